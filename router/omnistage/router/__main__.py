@@ -3,8 +3,8 @@
 from omnistage.host.memory import put_off_collection, tune_malloc
 from omnistage.host.structlog_import import import_structlog
 
-# Set before grpc is imported, because grpc allocates large messages. 16 arenas are the number that 2 cores have: the memory of the router
-# may be bounded.
+# Set before grpc is imported, because grpc allocates large messages. 16 arenas are as many as malloc makes on 2 cores: the memory of the
+# router may be limited, and every arena maps 64 MiB.
 tune_malloc(max_arenas=16)
 put_off_collection()
 import_structlog()

@@ -1,4 +1,4 @@
-"""The account of a request: when the request ends, one line in the log (docs/logs.md) and one span (docs/tracing.md) describe it."""
+"""The account of a request: at its end, one line in the log (docs/logs.md) and one span (docs/tracing.md) say how it ended."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _STANDARD = {"tokens": "gen_ai.usage.output_tokens", "prompt_tokens": "gen_ai.us
 
 
 class Account:
-    """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as far as the request comes, and `close`
-    in any case.
+    """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as the request gets that far, then
+    `ended` or `failed`, and `close` in any case.
 
     client: as `clients.client_text` gives it. Neither the line nor the span holds anything of the question or the answer.
     """
@@ -57,7 +57,7 @@ class Account:
         self.tally = Tally()
 
     def answers(self, session_id: str) -> None:
-        """Note that the stages are asked in this session."""
+        """The stages are about to be asked, in a session with this id."""
         self._session_id = session_id
 
     def ended(self) -> None:
@@ -65,8 +65,8 @@ class Account:
         self._error = {"reason": "OK"}
 
     def failed(self, error: StageError | None) -> None:
-        """Note that the request ended with this error; None: it ended by a bug. The account keeps texts only, nothing that leads to a
-        frame."""
+        """The request ended with this error; None: by a bug. The account keeps only the texts of the error, because the error itself would
+        keep its frames in memory."""
         self._error = BUG if error is None else error.for_log()
 
     @property
@@ -84,7 +84,7 @@ class Account:
         self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
 
     def _figures(self) -> dict[str, object]:
-        """Figures of the answer."""
+        """Figures of an answer that had a place, as fields of its log line."""
         assert self._place is not None
         tally = self.tally
         return {

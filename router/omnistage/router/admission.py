@@ -1,5 +1,5 @@
-"""The door: it lets a client in, makes a client wait a moment, or tells a client to come again. places.py holds the policy; this file has
-the clock and the events."""
+"""The door of the router: it gives a request a place, lets it wait for one a moment, or refuses it. places.py holds the policy; this file
+has the clock and the events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ may stall for `--stall-limit`."""
 
 
 class Place:
-    """One answer that runs, or that waits for its turn.
+    """The place of one answer, or one answer's wait for it.
 
-    taken_back: done when another client needs the place; the answer must end then. writing_since: time.monotonic() seconds at which the
-    client got an event that it has not read yet; None: it has read all. queued_s: seconds that the answer waited for the place.
+    given: set when the wait is over. taken_back: done when another client needs the place; the answer must end then. writing_since: moment
+    since which the client reads nothing, in time.monotonic() seconds; None: it reads. queued_s: seconds that the answer waited for the
+    place.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -38,7 +39,7 @@ class Admission:
     """Gives places to clients."""
 
     def __init__(self, limit: Callable[[], int], share: float) -> None:
-        """limit: returns the number of places; called anew each time. share: see Places."""
+        """limit: returns the number of places, which may change. share: greatest part of them that one client may hold (Places)."""
         self._limit = limit
         self._places = Places(limit(), share)
         self._open: dict[Ticket, Place] = {}
@@ -59,7 +60,7 @@ class Admission:
         return self._limit()
 
     def drain(self) -> None:
-        """Refuse those who come and those who wait."""
+        """From now on refuse all new requests, and those that wait for a place."""
         self._draining.set()
         for place in self._open.values():
             if not place.ticket.given:
@@ -90,7 +91,7 @@ class Admission:
                 self._idle.set()
 
     async def drains(self) -> None:
-        """Raises DRAINING when this router begins to."""
+        """Wait until this router drains, then raise DRAINING."""
         await self._draining.wait()
         raise _draining()
 
@@ -99,7 +100,7 @@ class Admission:
         await self._idle.wait()
 
     async def _wait(self, place: Place) -> None:
-        """Wait until the place is given; meanwhile, take places from clients that stall."""
+        """Wait until the place is given; meanwhile, take places from clients that stall. Raises OVERLOADED after WAIT_S, or DRAINING."""
         begun = time.monotonic()
         while not place.ticket.given:
             left = begun + WAIT_S - time.monotonic()
@@ -115,8 +116,8 @@ class Admission:
         place.queued_s = time.monotonic() - begun
 
     def _take_back(self) -> float:
-        """Take back the places of the clients that have stalled longest, as many as requests wait for one beyond those that are being
-        vacated already. Returns the seconds until another look makes sense."""
+        """Take back the places of the clients that have stalled longest: one for each waiting request, less the places that are being left
+        already. Returns the seconds until another look makes sense."""
         now = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
         leaving = sum(place.taken_back.done() for place in self._open.values())

@@ -75,8 +75,9 @@ class Generation:
         intake: Intake | None = None,
         room: OutputRoom | None = None,
     ) -> None:
-        """tally: counts this answer alone. intake: receives what the client streams; None: the client streams nothing. room: room that the
-        client gives for output; None: the router alone decides."""
+        """descriptions: of the stages, by kind. write: sends an event to the client. metadata: passed on to the stages. tally: counts this
+        answer alone. intake: receives what the client streams; None: the client streams nothing. room: how many chunks the client has room
+        for; None: the client sets no limit."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -90,13 +91,13 @@ class Generation:
         self._room = room
         self._writing_since: float | None = None
         self._dry_since: float | None = None
-        self._granted: dict[str, int] = {}
-        self._written: dict[str, int] = {}
+        self._granted: dict[str, int] = {}  # chunks that the stages may send, by port, counted from the start of the answer
+        self._written: dict[str, int] = {}  # chunks that have come, by port; those that the client wants were written to it
         self._suspected: set[str] = set()
         self.session_id = secrets.token_hex(16)
 
     async def run(self) -> None:
-        """Write Started, the chunks and Usage. Raises StageError; whatever happens, the stages are told to stop."""
+        """Ask the stages, and write Started, the chunks and Usage. Raises StageError; however it ends, the stages are told to stop."""
         link = self._link()
         try:
             opened = await link.open()
@@ -118,6 +119,7 @@ class Generation:
             await link.close()
 
     async def _pass_up(self, link: Link) -> None:
+        """Handle the events of the stages, chunks, reports and failovers, until the stages have ended."""
         async with aclosing(link.events()) as events:
             async for event in events:
                 match event.WhichOneof("event"):
@@ -129,12 +131,12 @@ class Generation:
                         await self._tell(event.failover, link)
 
     def _suspect(self, link: Link) -> None:
-        """Tell the placement, once each, of the replicas that gave no sign of life to this link or to one further behind."""
+        """Tell the placement, once for each, of the replicas that gave no sign of life to this link or to the link of a later stage."""
         self._placement.suspect(link.search.silent - self._suspected)
         self._suspected |= link.search.silent
 
     async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
-        """Tell the client and the placement that a stage, here or further behind, was replaced."""
+        """Tell the client and the placement that a replica, of the first stage or a later one, was lost and replaced."""
         self._tally.replaced(failover)
         self._placement.suspect([failover.lost])
         self._suspect(link)
@@ -151,6 +153,7 @@ class Generation:
             await self._make_room(link, chunk)
 
     async def _make_room(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
+        """Count a chunk that has been dealt with, and grant the stage more chunks of its port if it is time."""
         port = chunk.port
         if port not in self._granted:
             return  # A checkpoint port needs no credit.
@@ -161,7 +164,7 @@ class Generation:
             await self._grant(link, port)
 
     async def _grant(self, link: Link, port: str) -> None:
-        """Grant more for a port if half of its window was used, or if the client had allowed less than a window."""
+        """Grant more chunks of a port once half of its window or less is left, as far as the client has room for them."""
         most = self._most(port)
         if self._granted[port] - self._written[port] <= WINDOW // 2 and most > self._granted[port]:
             self._granted[port] = most
@@ -190,11 +193,12 @@ class Generation:
         try:
             yield
         finally:
-            let_go(passing)  # The grant fails only if the stream is over; the stream's reader reports that.
+            let_go(passing)  # This task fails only if the stream is over; then the reader of the stream raises the error.
             self._dry_since = None
             self._tell_place()
 
     def _tell_place(self) -> None:
+        """Tell the place since when the client reads nothing, or gives no room; None if it does both."""
         self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
@@ -209,6 +213,7 @@ class Generation:
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     def _link(self) -> Link:
+        """The link to the first stage, not opened yet, with the Open for that stage and the hops of all further stages."""
         stages = self._needed_stages()
         first, *rest = stages
         unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
@@ -278,7 +283,7 @@ class Generation:
 
 
 def trace_metadata(given: Metadata) -> Metadata:
-    """The client's W3C trace context, or a new one if the client sent none that is well-formed."""
+    """The client's W3C trace context; a new one if the client sent none that is well-formed."""
     return incoming_trace(given) or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
 
 

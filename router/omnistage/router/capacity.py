@@ -11,9 +11,9 @@ Sessions = dict[str, dict[str, int]]
 
 
 def capacity(placements: Collection[Placement]) -> int:
-    """The sum over all pipelines of the sessions that the scarcest stage of each one takes, counted over all known replicas that are not
-    draining. A lost replica counts too, because it may be back at once. The result is at least 1, because a stage explains best why it
-    takes nobody.
+    """How many answers all pipelines together can take at once. A pipeline takes as many as its scarcest stage takes sessions, over all
+    known replicas that are not draining. A lost replica counts too, because it may be back at once. The result is at least 1, because a
+    stage explains best why it takes nobody.
 
     A replica that several pipelines share counts once: all pipelines with a stage of one kind take no more together than all replicas of
     that kind.
@@ -39,4 +39,5 @@ def _sessions(placement: Placement) -> Sessions:
 
 
 def _scarcest(pipeline: Sessions) -> int:
+    """Sessions that all replicas of the scarcest kind take together; 0 without replicas."""
     return min((sum(replicas.values()) for replicas in pipeline.values()), default=0)

@@ -13,7 +13,7 @@ from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""The ability that a pipeline lacks without a stage, by the stage's kind."""
+"""What a pipeline cannot do if it has no stage of a kind, by kind."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""
@@ -77,7 +77,8 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
 
 
 def missing_ability(pipeline: PipelineFile, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
-    """The ability that a pipeline lacks without a stage of this kind, in words that need no knowledge of the contract."""
+    """What a pipeline cannot do because it has no stage of this kind, as a phrase such as "does not speak". is_verbatim: the request is a
+    text to speak. outputs: that the request names."""
     if kind == "diffusion":
         return _drawing(outputs)[2]
     if kind == "talker" and "thinker" in pipeline.kinds:
@@ -167,8 +168,8 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
 
 
 def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
-    """Turn a prompt into a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a film or a sound that the client
-    did not name: each takes minutes, and is no answer to a question."""
+    """Change a request that is a prompt into one for a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a
+    film or a sound that the client did not name: each takes minutes, and is no answer to a question."""
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
         told = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
@@ -193,7 +194,7 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
 
 
 def _deepest(field: str, value: object) -> str:
-    """The path of the first field that is set in a message."""
+    """The path of the first field that is set in a message, down to a value that is no message. field: path of the message `value`."""
     while isinstance(value, Message) and (said := value.ListFields()):
         descriptor, value = said[0]
         field += f".{descriptor.name}"

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 from grpc.aio import Metadata
 
 API_KEY = "x-api-key"
-"""Metadata of a call. The router keeps only a digest of the key; logs and traces show the beginning of the digest."""
+"""The key of a call's metadata whose value names the client. The router keeps only a digest of the value; logs and traces show the first
+digits of the digest."""
 
 _NAMES_KEY = secrets.token_bytes(32)
 """A secret of this process: without it, anybody could make the digests of all addresses and find an address by its name."""
@@ -23,7 +24,7 @@ SECRET_ID_CHARACTERS = 32
 
 
 class CallOrigin(Protocol):
-    """The facts that a call tells about its other end."""
+    """A call, as far as it tells who made it: the part of grpc.aio.ServicerContext that this file needs."""
 
     def peer(self) -> str: ...
 
@@ -60,11 +61,11 @@ def scope_of(client: Hashable) -> str:
 
 
 def request_of(call: CallOrigin, request_id: str) -> Hashable:
-    """The identity of a request: a call that asks the same request again takes the place of the first call.
+    """The identity of a request: a call with the identity of an earlier call takes that call's place.
 
-    With an API key it is the key and the id. Without a key a long id is enough, wherever the call comes from: after a lost connection a
-    client comes from another port and perhaps another address. Anybody may use the same short id, so a short id counts on its own
-    connection only.
+    With an API key the identity is the key and the id. Without a key a long id is enough, wherever the call comes from: after a lost
+    connection a client comes from another port and perhaps another address. A short id may be used by several clients, so it counts on
+    its own connection only.
     """
     key = _api_key(call)
     if key:
@@ -75,6 +76,7 @@ def request_of(call: CallOrigin, request_id: str) -> Hashable:
 
 
 def _api_key(call: CallOrigin) -> str:
+    """The SHA-256 of a call's API key, in hex; empty without a key."""
     given = next((value for name, value in call.invocation_metadata() or () if name == API_KEY), "")
     if not given:
         return ""
@@ -82,8 +84,8 @@ def _api_key(call: CallOrigin) -> str:
 
 
 def _host(peer: str) -> str:
-    """The host of a peer: `ipv4:HOST:PORT` without the port; `ipv6:[HOST]:PORT` as its network of 64 bits, because a host owns all
-    addresses of that network. All clients that come through a socket of the file system are one."""
+    """The host of a gRPC peer. `ipv4:HOST:PORT` gives HOST; `ipv6:[HOST]:PORT` gives the upper 64 bits of the address as a decimal number,
+    because a host owns all addresses of such a network. All peers on sockets of the file system are the host "local"."""
     if not peer.startswith(("ipv4:", "ipv6:")):
         return "local"
     host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")

@@ -37,11 +37,11 @@ Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 
 
 class ConverseCall:
-    """The messages of one call. For every turn: `next_turn`, `begin` with the intake, `listen` while the turn is answered; `close` in any
-    case."""
+    """The messages of one call. Use, for every turn: `next_turn`, `begin` with the intake, `listen` while the turn is answered. At the end:
+    `close`."""
 
     def __init__(self, context: Context, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """turn: held while a large message is decoded."""
+        """turn: makes a context manager that is entered while a large message is decoded (Turns.turn)."""
         self._context = context
         self._turn = turn
         self._writer = StreamWriter(partial(write, context))
@@ -77,7 +77,7 @@ class ConverseCall:
         return None
 
     def begin(self, intake: Intake) -> None:
-        """Receive the input ports of this turn by the intake."""
+        """Begin a turn: its chunks go to the intake from now on."""
         self._intake = intake
         self._is_answered = False
 
@@ -119,16 +119,18 @@ class ConverseCall:
         try:
             return reading.result()
         finally:
-            # The error of this task leads to this frame, and would keep the frame with its message.
+            # The error of this task refers to this frame, and the frame to the task: a cycle, which would keep the message in memory.
             del reading
 
     async def _receive_any(self) -> object:
+        """As `_receive`, but a StageError is returned."""
         try:
             return await self._receive()
         except StageError as error:
             return error
 
     async def _read(self) -> omni_pb2.ConverseRequest | None:
+        """Read and decode one message; None after the half-close. Raises StageError."""
         data: Any = await self._context.read()
         if data is grpc.aio.EOF:
             return None
@@ -168,7 +170,7 @@ class ConverseCall:
         await self._writer.write(omni_pb2.ConverseResponse(turn_failed=failed))
 
     async def discard(self) -> None:
-        """Before the call ends, read until the client writes nothing more."""
+        """Read before the call ends, until the client writes nothing more, at most for DISCARD_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 while await self._receive_any() is not None:
@@ -177,5 +179,5 @@ class ConverseCall:
     def close(self) -> None:
         """Read nothing more."""
         let_go(self._reading)
-        # A cancelled task leads to its frames, and those lead to this object: a cycle.
+        # A cancelled task refers to its frames, and they refer to this object: a cycle, if this object kept the task.
         self._reading = None

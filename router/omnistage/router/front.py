@@ -55,7 +55,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         session_limit_s: float,
         tracer: Tracer | None = None,
     ) -> None:
-        """served: all pipelines, by name. tracer: gets a span of every request; None: no spans are made."""
+        """served: all pipelines, by name. stall_limit_s: seconds that a client may leave its answer unread. session_limit_s: seconds that
+        one answer may take, and that a conversation may wait for its next turn. tracer: gets a span of every request; None: no spans."""
         self._served = served
         self._channels = channels
         self._admission = admission
@@ -95,7 +96,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def Converse(  # type: ignore[override]
         self, requests: object, context: ConverseContext
     ) -> None:
-        """Answer one turn after the other. An error of a turn is sent in the stream, unless it is an error of the call."""
+        """Answer the turns of one call, one after the other. An error of a turn is sent in the stream, and the next turn may come; an error
+        of OF_THE_CALL, or after a write that was given up, ends the call."""
         structlog.contextvars.clear_contextvars()
         conversation = ConverseCall(context, partial(self._turns.turn, client_of(context)))
         try:
@@ -114,7 +116,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del request  # The next one may come much later.
                 limit_s = self._session_limit_s
         except StageError as error:
-            if not in_turn:  # Otherwise the line of the turn has told the error.
+            if not in_turn:  # The error of a turn is in the turn's own log line.
                 log.info("conversation.failed", client=client_text(client_of(context)), **error.for_log())
             await conversation.discard()
             await abort(context, error)
@@ -122,7 +124,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             conversation.close()
 
     async def _next_turn(self, conversation: ConverseCall, limit_s: float) -> omni_pb2.GenerateRequest | None:
-        """The next turn of a client; None if the client wants no more turns. Raises StageError, also when this router drains."""
+        """The next turn of a client; None if the client wants no more turns. Raises StageError, such as DEADLINE after `limit_s` seconds
+        without a turn, and DRAINING when this router drains."""
         draining = asyncio.create_task(self._admission.drains())
         asking = asyncio.create_task(conversation.next_turn())
         try:
@@ -134,7 +137,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             raise StageError("DEADLINE", f"no turn came for {limit_s:g} s")
         finally:
             let_go(draining, asking)
-            # The errors of these tasks lead to this frame, and would keep it.
+            # The error of a task refers to this frame, and the frame to the task: a cycle, which would stay in memory.
             del draining, asking
 
     async def _turn(
@@ -144,7 +147,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         write: Write,
         conversation: ConverseCall | None = None,
     ) -> None:
-        """Answer one request, in a call of its own or in a conversation. Raises StageError for every end but a good one."""
+        """Answer one request, in a call of its own or in a conversation. read: returns the request. write: sends an event to the client.
+        conversation: None for a call of its own. Raises StageError for every end but a good one."""
         structlog.contextvars.clear_contextvars()
         client = client_of(context)
         span = self._tracer.begin("generate" if conversation is None else "turn", incoming_trace(_metadata(context)))
@@ -179,7 +183,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             account.close()
 
     def _valid(self, request: omni_pb2.GenerateRequest, account: Account) -> ValidRequest:
-        """The checked request. The account learns the request's id even if the request is refused."""
+        """The checked request. The account is told the request's id even if the request is refused."""
         if is_id(request.request_id):
             account.asks("", request.request_id)
         return validate(request, self._pipelines())
@@ -193,6 +197,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         conversation: ConverseCall | None,
         account: Account,
     ) -> None:
+        """Run the answer to a checked request that has a place, and count it in the metrics. Raises StageError."""
         served = self._served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
@@ -228,8 +233,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._metrics.count_answer(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: ConverseCall | None) -> None:
-        """Run an answer until one of these: it ends; its place is taken back; its client asks the same request again, as after a lost
-        connection, and the new call goes on instead; the client breaks the rules of a conversation."""
+        """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client asks the same
+        request again, as after a lost connection, and the new call goes on instead; the client breaks the rules of a conversation. request:
+        the identity of the request (clients.request_of); None without an id."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
         waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
@@ -238,7 +244,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             if listening is not None:
                 await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)
                 if listening.done() and not run.done():
-                    listening.result()  # The client half-closed: it only waits now.
+                    listening.result()  # Without an error: the client has half-closed or asked its next turn, and only waits now.
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
@@ -254,7 +260,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             try:
                 await asyncio.wait({run})
             finally:
-                # The errors of these tasks lead to this frame, and would keep it with the request.
+                # The error of a task refers to this frame, and the frame to the task: a cycle, which would keep the request in memory.
                 del run, listening, waiting
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:

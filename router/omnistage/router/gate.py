@@ -1,7 +1,7 @@
-"""The gate of a router: each client has a share of the calls, health checks have a share of their own, and a request must arrive in time.
+"""Bounds on the open calls of a router: for each client, and for health checks apart from other calls. A request must also arrive in time.
 
-gRPC bounds the calls of a server, but only those of all clients together. Calls that stay open, such as a watch over the health or a call
-whose request never comes, would soon take all of them.
+gRPC itself bounds only the calls of all clients together. Calls that stay open, such as a watch of the health or a call whose request never
+comes, would soon take all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from omnistage.wire.calls import as_stream
 from omnistage.wire.limits import MAX_CALLS
 
 MAX_OPEN = MAX_CALLS * 3 // 4
-"""Calls of all clients together. The calls that gRPC takes beyond all bounds of this file leave room for refusals."""
+"""Most calls of all clients together. It is below gRPC's own bound, so that there are calls left in which more clients can be refused."""
 
 MAX_HEALTH = MAX_CALLS // 16
-"""Calls of Check, and as many calls of Watch, over the health."""
+"""Most open calls of the health service's Check, and as many of its Watch."""
 
 CALLS_SHARE = 0.75
 """Greatest part of each bound that one client may have; see Places."""
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Sees every call before its service does."""
+    """An interceptor that takes a place for every call before its service runs, and refuses a call that gets none with OVERLOADED."""
 
     def __init__(self, request_limit_s: float = REQUEST_LIMIT_S) -> None:
         self._request_limit_s = request_limit_s
@@ -52,6 +52,9 @@ class Gate(grpc.aio.ServerInterceptor):
         return handler and self._gated(handler, self._health.get(details.method, self._open))
 
     def _gated(self, handler: Handler, places: Places) -> Handler:
+        """The same handler, which holds one of `places` for the caller as long as a call runs, and gives up a request that comes too
+        late."""
+
         @contextmanager
         def place(context: Context) -> Iterator[None]:
             try:

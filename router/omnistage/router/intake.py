@@ -3,8 +3,8 @@
     client --chunk--> Intake --send--> link (bounded log) --its credit--> first stage
     client <--credit-- Intake <------- as pieces go down
 
-A client may be WINDOW chunks ahead of what went down to the stage. The link keeps the last `replay_bytes` of what went down. A stage that
-is lost while the link still has everything is replaced as always; later the answer ends, and the client must ask again.
+A client may be WINDOW chunks ahead of what was sent to the stage. The link keeps the last `replay_bytes` of what was sent. While that is
+everything, a stage that is lost is replaced as always; later its loss ends the answer, and the client must ask again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from omnistage.wire.ports import Output, PortReader
 from omnistage.wire.tasks import let_go, look_at_error
 
 WINDOW = 16
-"""Chunks of all ports of a turn together that a client may be ahead; each port has at least 2."""
+"""Chunks that a client may be ahead, on all ports of a turn together; each port has at least 2."""
 
 LOOKS = 8
-"""How often the router looks whether the time of a client is over, within that time."""
+"""How many times the router looks, within the time that a client has for its next chunk, whether that time is over."""
 REPLAY_BYTES = 8 << 20
 """Most bytes of streamed input that one turn keeps for a replay."""
 
 ALL_REPLAY_BYTES = 256 << 20
-"""Most bytes of all turns of a process together; a turn beyond them keeps nothing."""
+"""Most bytes that all turns of a process keep together; a turn that finds none left keeps nothing."""
 
 Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 
 
 class ReplayRoom:
-    """Memory of a process for replays."""
+    """The memory of a process in which its turns keep streamed input for replays, in bytes."""
 
     def __init__(self, most_bytes: int = ALL_REPLAY_BYTES) -> None:
         self._left = most_bytes
@@ -56,7 +56,8 @@ class Intake:
     """The input ports of one turn."""
 
     def __init__(self, ports: Iterable[stage_pb2.Port], tell: Tell, *, stall_s: float, replay_bytes: int) -> None:
-        """ports: ports that the client fills. tell: sends the client credit. stall_s: seconds that the client may leave room unused."""
+        """ports: ports that the client fills. tell: sends the client credit. stall_s: seconds that the client may leave room unused.
+        replay_bytes: bytes of input that the link may keep for a replay."""
         self._payloads: Mapping[str, str] = {port.name: STREAMED[port.payload] for port in ports}
         self._readers = {port: PortReader(port) for port in self._payloads}
         self.window = max(WINDOW // max(len(self._readers), 1), 2)
@@ -88,10 +89,11 @@ class Intake:
             raise _said_to_clients(error, link.stage) from None
         finally:
             self._link = None
-            let_go(granting)  # It fails only if the call is over, which the call's reader tells.
+            let_go(granting)  # This task fails only if the call is over; then the reader of the call raises the error.
 
     async def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
+        """Check a chunk and send it to the first stage; it is dropped if the answer does not run any more. Raises PROTOCOL or
+        CREDIT_EXCEEDED for a chunk that may not come now."""
         self._since = time.monotonic()
         reader = self._readers.get(chunk.port)
         if reader is None:
@@ -106,16 +108,17 @@ class Intake:
             await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        """Note that the client wants no more of this answer."""
+        """Tell the stages that the client wants no more of this answer; if the answer does not run yet, once it does."""
         self._interrupt = interrupt
         if self._link is not None:
             await self._link.interrupt(interrupt)
 
     def patience_s(self) -> float | None:
-        """How long to wait for the client now; None: for ever, because the client owes nothing. Raises CLIENT_STALLED.
+        """Seconds to wait for the client before the next call of this; None: for ever, because all ports have ended. Raises CLIENT_STALLED
+        if the client left room unused for `stall_s`.
 
-        A process that was stopped or held up reads nothing, and that time is no silence of the client. So the router looks LOOKS times
-        while the time lasts, and does not count the delay of a look that came late."""
+        While this process is stopped or held up it reads nothing, which is no silence of the client. So the router looks LOOKS times in
+        that time, and does not count the delay of a look that came late."""
         now = time.monotonic()
         self._since = min(self._since + max(now - self._look_at, 0.0), now)
         if not self.waits_for:
@@ -132,7 +135,7 @@ class Intake:
         return wait_s
 
     async def _grant(self, link: Link) -> None:
-        """Give room for every port at once, and more as pieces of the port go down."""
+        """Send the client credit for every port at once, and more as pieces of the port are sent to the stage."""
         while self.waits_for:
             due = {
                 port: link.feed.sent(port) + self.window
@@ -143,18 +146,20 @@ class Intake:
                 self._readers[port].granted = total
                 self._since = time.monotonic()
                 telling = asyncio.create_task(self._tell(stage_pb2.Credit(port=port, total=total)))
-                telling.add_done_callback(look_at_error)  # A cancelled shield does not look at it.
+                telling.add_done_callback(look_at_error)  # Nobody else retrieves the task's error if the shield is cancelled.
                 try:
                     await asyncio.shield(telling)  # A write that is cut short ends the stream of writes.
                 finally:
-                    # The error of this task leads to this frame, and would keep it.
+                    # The error of this task refers to this frame, and the frame to the task: a cycle, which would stay in memory.
                     del telling
             if not due:
                 await link.feed.sends()
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:
-    """The error as a client needs it: to the client, which knows no log of the link, a stage was lost, and asking again helps."""
+    """The error as a client needs it. REPLAY_EXPIRED becomes STAGE_LOST: a client knows nothing of the log of a link, and asking again
+        helps.
+    stage: the name of the first stage."""
     if error.reason != "REPLAY_EXPIRED":
         return error
     message = f"the {stage} was lost after more had been streamed to it than this router keeps ({error.message}): ask and stream it again"

@@ -35,7 +35,7 @@ STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
 
 
 PROGRESS = "progress"
-"""The port that says how far something is: what is asked for comes without it too."""
+"""The port that tells how far the work is. A pipeline without this port still answers a request that names it beside other outputs."""
 
 
 class PipelineError(ValueError):
@@ -56,9 +56,9 @@ class StageSpec(BaseModel):
 
 
 class PipelineFile(BaseModel):
-    """One pipeline file. may_take: media that the pipeline takes if its first stage does, for stages whose checkpoint decides that.
+    """One pipeline file. inputs: media that the pipeline takes. may_take: further media that it takes if the first stage's checkpoint does.
     outputs: ports that a client gets. outputs_vary: the client gets only those outputs that the stages have, as the checkpoint decides.
-    on_request: ports that a client gets only if it names them. may_give: likewise, if the stages have them."""
+    on_request: ports that a client gets only if it names them. may_give: likewise, if the stages have them. defaults: params by kind."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,6 +75,7 @@ class PipelineFile(BaseModel):
 
     @model_validator(mode="after")
     def _chain(self) -> PipelineFile:
+        """Check the fields against each other. Raises ValueError."""
         if len({stage.kind for stage in self.stages}) != len(self.stages):
             raise ValueError("a kind may occur once in a pipeline")
         for number, stage in enumerate(self.stages):
@@ -92,8 +93,8 @@ class PipelineFile(BaseModel):
         return self.outputs + self.on_request
 
     def lacking(self, outputs: Collection[str]) -> list[str]:
-        """The outputs that a request names and the pipeline does not give. Progress counts only if it is named alone: it comes beside other
-        outputs, if the pipeline reports it."""
+        """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS is lacking only if the request
+        names nothing else: with another output it is left out if the pipeline has no such port."""
         named = {*outputs}
         return sorted(named - {*self.offered} - ({PROGRESS} if named != {PROGRESS} else set()))
 
@@ -129,11 +130,12 @@ class PipelineFile(BaseModel):
 
     @property
     def unsettled(self) -> PipelineFile:
-        """The pipeline with all that it could take and give, for as long as its stages have not described themselves."""
+        """A copy with all inputs and outputs that the pipeline could have. It stands for the pipeline until the stages describe
+        themselves."""
         return self._taking(self.could_take, self.could_give)
 
     def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> PipelineFile:
-        """The pipeline with what it takes and gives with these stages."""
+        """A copy with the inputs and outputs that the pipeline has with these stages. descriptions: of the stages, by kind."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
         outputs = tuple(each for each in self.outputs if each in gives) if self.outputs_vary else self.outputs
@@ -191,7 +193,8 @@ def shipped_pipelines() -> list[str]:
 
 
 def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
-    """Type-check every edge and output against what the stages say. Raises PipelineError naming the edge."""
+    """Check the inputs, the outputs and every edge between two stages against the descriptions of the stages, by kind. Raises
+    PipelineError, which names what does not fit."""
     seen: dict[str, str] = {}
     for stage in pipeline.stages:
         if descriptions[stage.kind].kind != KINDS[stage.kind]:
@@ -215,6 +218,7 @@ def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.
 
 
 def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[stage_pb2.Port], accepts: Sequence[stage_pb2.Port]) -> None:
+    """Check that the stage of kind `before` produces what `after` accepts. name: of the pipeline, for the error. Raises PipelineError."""
     produced = {port.name: port for port in produces}
     accepted = {port.name: port for port in accepts}
     if set(after.takes) != set(accepted):

@@ -54,7 +54,7 @@ STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "sta
 class PlacedReplica:
     """One stage server.
 
-    name: the DNS name under which the server was found; None: the configuration has its address. listed: the name still has the address.
+    name: the DNS name that gave the address; None: the configuration gave it. listed: the name still has the address.
     placed: sessions that this router gave the server since its last report, which may not count them yet. suspect: since the last report a
     link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the server
     counts as lost only because no report comes. rests: the router does not listen to the server now, and the load is that of the last
@@ -85,6 +85,7 @@ class PlacedReplica:
 
     @property
     def busy(self) -> int:
+        """Sessions that the server has: those it reported last, and those that it was given since."""
         return self.load.sessions + self.placed
 
     @property
@@ -108,8 +109,8 @@ class Placement:
         boot_id: str = "",
         lookup_period_s: float = LOOKUP_PERIOD_S,
     ) -> None:
-        """replicas: HOST:PORT or dns:///NAME:PORT by kind. resolve: finds the addresses of names; None: the system's resolver. boot_id: of
-        the host on which the first stage should be; empty: this host."""
+        """replicas: addresses by kind of stage, HOST:PORT or dns:///NAME:PORT. resolve: finds the addresses of a name; None: the system's
+        resolver. boot_id: names the host on which the first stage should be; empty: this host."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
         self._boot_id = boot_id or locality.boot_id()
@@ -139,7 +140,7 @@ class Placement:
         return self._changed
 
     async def descriptions(self) -> dict[str, stage_pb2.DescribeResponse]:
-        """The description by the first replica of every kind that takes sessions; waits for the slowest kind."""
+        """The descriptions of the stages, by kind, each from the first replica that takes sessions. Waits until every kind has one."""
         while True:
             changed = self.changed
             found = {
@@ -165,12 +166,13 @@ class Placement:
     # Placing -------------------------------------------------------------------------------------------------------------------------
 
     def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
-        """Addresses for a session, best first. Raises STAGE_LOST if no replica takes sessions now.
+        """Addresses of replicas for a session, best first; the session counts for the first one. Raises STAGE_LOST if no replica takes
+        sessions now.
 
-        near: boot id of the host of the hop before; empty: the router's host. A replica on that host comes before a less loaded one
-        elsewhere as long as its load is close to the least: at most one session and a quarter above it. A copy between hosts costs about as
-        much as that, and a larger preference would leave machines idle. revision: required revision, for a session that goes on; empty:
-        any. Suspect replicas come last.
+        near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes before
+        a less loaded one elsewhere if its sessions are at most one and a quarter above the least: a copy between hosts costs about as much,
+        and a larger preference would leave machines idle. revision: required revision, for a session that goes on; empty: any. Suspect
+        replicas come last.
         """
         serving = self._serving(kind, revision)
         host = near or self._boot_id
@@ -187,12 +189,12 @@ class Placement:
         return [replica.address for replica in serving[:MAX_ADDRESSES]]
 
     def others(self, kind: str, address: str, *, revision: str = "") -> list[str]:
-        """Addresses other than this one that take sessions and are not suspect. revision: as in `place`."""
+        """Addresses of a kind, other than `address`, that take sessions and are not suspect. revision: as in `place`."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica) and revision in ("", replica.revision)]
         return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
-        """Ask these replicas last until they report again: a link lost them, or heard no sign of life from them."""
+        """Place sessions at these replicas last until they report again: a link lost them, or heard no sign of life from them."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 if not replica.suspect and (known := replica.process.known()):
@@ -201,12 +203,13 @@ class Placement:
                 self.use()
 
     def known(self, kind: str, address: str) -> dict[str, object]:
-        """Fields for the log about a replica that gives no sign of life."""
+        """The state of a replica's process, as fields for a line of the log; empty if nothing is known."""
         found = (replica for replica in self._replicas[kind] if replica.address == address)
         return next((replica.process.known() for replica in found), {})
 
     def use(self) -> None:
-        """Somebody needs the state of the replicas: they report every second from now on, until RESTS_AFTER_S after the last session."""
+        """Call it when the state of the replicas is needed: from now on they report every second, until RESTS_AFTER_S have passed without a
+        session or such a call."""
         self._used_at = asyncio.get_running_loop().time()
         used, self._used = self._used, asyncio.Event()
         used.set()
@@ -230,9 +233,9 @@ class Placement:
     def _serving(self, kind: str, revision: str) -> list[PlacedReplica]:
         """The replicas that take sessions now. Raises STAGE_LOST if there are none.
 
-        If a replica has the revision, only replicas of that revision are asked, even while they are out of reach: they may be back at once.
-        If none has the revision, all are asked, and the stage says why it refuses. If no replica serves, the silent ones are asked: a
-        silent replica may only be busy, and the link that waits for it finds out."""
+        If any replica has the revision, only replicas of that revision count, even while they are out of reach: they may be back at once.
+        If none has it, all count, and the stage says why it refuses. If no replica serves, the silent ones are returned: a silent replica
+        may only be busy, and the link that waits for it finds out."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
             fitting = [replica for replica in fitting if replica.revision == revision]
@@ -244,6 +247,7 @@ class Placement:
         return serving
 
     def _fits(self, replica: PlacedReplica) -> bool:
+        """Whether a replica has described itself, and has the model and the ports that `pin` demands."""
         pinned, own = self._pinned.get(replica.kind), replica.description
         if own is None or pinned is None:
             return own is not None
@@ -309,7 +313,7 @@ class Placement:
         return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
 
     async def _rest(self, replica: PlacedReplica, connection: ConnectionWatch) -> bool:
-        """Wait until the replicas are used or the time for a look has come; True if the connection was lost before."""
+        """Wait until `use` is called or REST_S have passed. True if the connection was lost meanwhile, which ends the wait at once."""
         using = asyncio.create_task(self._used.wait())
         replica.rests = True
         try:
@@ -337,7 +341,8 @@ class Placement:
         return True
 
     def _note_refusal(self, replica: PlacedReplica, error: grpc.aio.AioRpcError) -> None:
-        """Log once what an operator must mend. The watch goes on: the stage may be started again with another token."""
+        """Log once that a replica refuses this router's token, which an operator must mend. The watch goes on: the stage may be started
+        again with another token."""
         refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
         if refused and not replica.refused:
             log.error("replica.refuses_our_token", stage=replica.kind, address=replica.address, why=error.details())
@@ -346,6 +351,7 @@ class Placement:
         replica.refused = refused
 
     def _take(self, replica: PlacedReplica, report: stage_pb2.WatchResponse) -> None:
+        """Set a replica's load and state by its report."""
         replica.load = report
         replica.placed = 0
         state = DRAINING if report.draining or not replica.listed else SERVING
@@ -357,6 +363,7 @@ class Placement:
         replica.process.heard()
 
     def _lose(self, replica: PlacedReplica, why: str) -> None:
+        """Count a replica as lost, if it has ever described itself. why: for the log."""
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
             known = replica.process.known() if replica.silent else {}
@@ -374,8 +381,8 @@ class Placement:
     # Names ---------------------------------------------------------------------------------------------------------------------------
 
     async def _follow(self, kind: str, name: Name, group: asyncio.TaskGroup) -> None:
-        """Look a name up again and again. A lookup that fails or finds nothing changes nothing: DNS is down more often than all replicas
-        are at once, and the watch notices lost replicas."""
+        """Look a name up again and again, and watch each new address in a task of `group`. A lookup that fails or finds nothing changes
+        nothing: DNS is down more often than all replicas are at once, and the watch notices lost replicas."""
         failing = False
         while True:
             found: Collection[str] = ()
@@ -394,8 +401,8 @@ class Placement:
             await asyncio.sleep(self._lookup_period_s)
 
     def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[PlacedReplica]:
-        """Take in the addresses of a name; returns the new replicas. A replica that the name no longer lists gets no new session, and is
-        watched until it is lost."""
+        """Note the addresses `found` for a name; returns the new replicas. A replica that the name no longer lists gets no new session, and
+        is watched until it is lost."""
         replicas = self._replicas[kind]
         known = {replica.address for replica in replicas}
         for replica in replicas:
@@ -414,13 +421,13 @@ class Placement:
 
 
 def _refusal(replicas: Collection[PlacedReplica]) -> str:
-    """The words for a replica that refuses this router's token; empty if none refuses it."""
+    """A phrase for an error, which names a replica that refuses this router's token; empty if none refuses it."""
     refusing = next((replica.address for replica in replicas if replica.refused), "")
     return f"at {refusing} refuses this router's token ({VARIABLE})" if refusing else ""
 
 
 async def _report(watch: Watch) -> object:
-    """The next report, or EOF. Raises TimeoutError and AioRpcError."""
+    """The next report of a watch, or EOF at its end. Raises TimeoutError and AioRpcError."""
     reading = asyncio.ensure_future(watch.read())
     try:
         for wait_s in (SILENCE_S, SECOND_LOOK_S):

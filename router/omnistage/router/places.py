@@ -5,8 +5,8 @@ places (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory 
 `share` of the places, the next client up to `share` of the rest, and so on. A client that holds nothing gets any free place.
 
 If all places are taken, a client that holds less than an equal share may wait; a client that holds more is refused at once. A freed place
-goes to the waiting client that holds the fewest places, and among equals to the one that has waited longest. So a client that holds nothing
-gets a place at the latest after as many places were freed as other requests waited before its own.
+goes to the waiting client that holds the fewest places, and among equals to the one that has waited longest. So if n requests wait when a
+client that holds nothing comes, the client gets one of the next n + 1 places that are freed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Places:
         return self.fill()
 
     def fill(self) -> list[Ticket]:
-        """Give free places to the tickets that wait; call it also when `limit` grew. Returns the tickets that got a place."""
+        """Give the free places to waiting tickets. Returns the tickets that got one. Call it also after `limit` grew."""
         given = []
         while self._waiting and self.taken < self.limit:
             # `min` takes the first of equals, which has waited longest.
@@ -99,6 +99,7 @@ class Places:
         return given
 
     def _may_take(self, client: Hashable, free: int) -> bool:
+        """Whether a client may have one of the `free` places, by the rule at the top of this file. The last one is for a client without."""
         held = self._held[client]
         if held == 0 or self._share >= 1:
             return True

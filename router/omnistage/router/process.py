@@ -25,8 +25,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """Figures of proc(5) stat. begun: start of the process, in ticks of the kernel. at: moment of the reading, in time.monotonic()
-    seconds."""
+    """A process as proc(5) stat shows it. begun: start of the process, in ticks of the kernel since the boot. at: moment of the reading, in
+    time.monotonic() seconds."""
 
     state: str
     major_faults: int
@@ -37,7 +37,7 @@ class ProcessSample:
 
 
 class ReplicaProcess:
-    """The process of one replica. Nothing here raises: if nothing can be learned, nothing is told."""
+    """The process of one replica. No method raises: if nothing can be learned about the process, `known` is empty."""
 
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
@@ -46,7 +46,7 @@ class ReplicaProcess:
         self._proven = -1
 
     def is_at(self, pid: int, boot_id: str) -> None:
-        """Note the process that the replica says it is, on the host with this boot id."""
+        """Note the process that the replica says it is, on the host with this boot id. A process on another host is not looked at."""
         pid = pid if boot_id == locality.boot_id() else 0
         if pid != self._pid:
             self._pid, self._heard, self._proven = pid, None, -1
@@ -63,13 +63,15 @@ class ReplicaProcess:
         return {"process": {**_told(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine()}
 
     def _is_its(self, sample: ProcessSample) -> bool:
-        """Whether the process listens at the address. Looked up once for each process, because the table of sockets may be long."""
+        """Whether the sampled process listens at the replica's port. This is looked up until it is so and then remembered, because the
+        table of sockets may be long."""
         if self._proven != sample.begun and _listens(self._pid, self._port):
             self._proven = sample.begun
         return self._proven == sample.begun
 
 
 def _told(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]:
+    """Fields for the log: the state now, and what the process did since the sample before, if it is the same process."""
     told: dict[str, object] = {"state": now.state, "threads": now.threads}
     if before is not None and before.begun == now.begun:
         told["since_s"] = round(now.at - before.at, 3)
@@ -79,6 +81,7 @@ def _told(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]
 
 
 def _sample(pid: int) -> ProcessSample | None:
+    """Read the figures of a process now; None if it has ended or may not be read, or for pid 0."""
     if pid <= 0:
         return None
     try:
@@ -107,7 +110,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _descriptors(pid: int) -> set[str]:
-    """Targets of a process's descriptors, without those that the process closes meanwhile."""
+    """The targets of a process's open descriptors, such as socket:[1234]."""
     targets = set()
     for descriptor in (PROC / str(pid) / "fd").iterdir():
         with suppress(FileNotFoundError):
@@ -116,7 +119,8 @@ def _descriptors(pid: int) -> set[str]:
 
 
 def _sleeps_in(pid: int) -> Mapping[str, str]:
-    """The kernel's function in which the process sleeps; the kernel shows 0 if this process may not read it."""
+    """The field `wchan`: the kernel's function in which the process sleeps; empty if it is not known. The kernel shows 0 to those who may
+    not read it."""
     try:
         name = (PROC / str(pid) / "wchan").read_text()
     except OSError:
@@ -125,8 +129,8 @@ def _sleeps_in(pid: int) -> Mapping[str, str]:
 
 
 def _machine() -> dict[str, object]:
-    """Load of the last minute, and the share in percent of the last ten seconds in which some task waited for the processor, disk or
-    memory."""
+    """Fields for the log: the machine's load of the last minute, and the percentages of the last ten seconds in which some task waited for
+    the processor, the disk or memory."""
     told: dict[str, object] = {}
     try:
         told["load"] = round(os.getloadavg()[0], 2)

@@ -26,10 +26,10 @@ DRAWN_SEEDS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request. outputs: the ports that the client gets. params: params of every stage, with defaults filled in. resume: what the
-    client holds of an interrupted answer; the stages check its contents. revisions: revisions of the stages that began that answer; empty:
-    any. batches: the client takes several chunks in one message. ports: ports that the request's parts name; their contents are still to
-    come."""
+    """A checked request. outputs: the ports that the client gets. params: of every stage, by kind, with defaults filled in. resume: what
+    the client holds of an interrupted answer; the stages check its contents. revisions: of the stages that began that answer, in their
+    order; empty: any. batches: the client takes several chunks in one message. ports: ports on which the client will stream parts of the
+    request."""
 
     pipeline: PipelineFile
     outputs: frozenset[str]
@@ -43,7 +43,7 @@ class ValidRequest:
 
 
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
-    """The request in these bytes. turn: held while a large request is read.
+    """The request in these bytes. turn: makes a context manager that is entered while a large request is decoded.
 
     Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises the errors of `turn`."""
     try:
@@ -91,6 +91,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
 
 
 def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pipeline: PipelineFile) -> None:
+    """Raise BAD_REQUEST unless `resume` and `revisions` fit the request's seed and outputs. outputs: ports that the client gets."""
     if not request.HasField("resume"):
         if request.revisions:
             raise bad_request("revisions", "belong to a request with resume")
@@ -105,6 +106,7 @@ def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pi
 
 
 def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[str, stage_pb2.StageParams]:
+    """The params of every stage, by kind: the pipeline's defaults, overwritten by the values of the request."""
     params = pipeline.default_params()
     for kind, values in params.items():
         given = getattr(request, kind)
@@ -126,8 +128,8 @@ _SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 
 
 def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
-    """A client that sends sampling params sends all of them, except those that it can leave absent: for these the pipeline's values
-    stay."""
+    """Clear the pipeline's sampling params (`defaults`) that the client's replace. A client that sends sampling sends all its fields but
+    `repetition_penalty` and `top_p`, which may be absent: their defaults stay."""
     kept = stage_pb2.Sampling()
     if defaults.HasField("repetition_penalty"):
         kept.repetition_penalty = defaults.repetition_penalty

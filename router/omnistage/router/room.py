@@ -1,8 +1,9 @@
-"""Room for output that a client of Converse gives: chunks of a port, counted over the whole conversation.
+"""The credit that a client of Converse gives for output: chunks of a port, counted over the whole conversation.
 
     client --credit--> OutputRoom --of()--> Generation --its grant--> link ... producer
 
-For a port without such room the router itself grants as it writes. Checkpoint ports, such as text, need no credit (see `Run`).
+For a port without a client's credit the router itself grants chunks as it writes. Checkpoint ports, such as text, need no credit (see
+`Run`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from omnistage.wire.limits import MAX_PORTS
 
 
 class OutputRoom:
-    """Room in one conversation. Call `give` at any time, `begin` with every turn, and `wrote` after each chunk of the turn."""
+    """The room in one conversation. Call `give` when credit comes, `begin` with every turn, and `wrote` after each chunk of the turn."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
@@ -28,20 +29,21 @@ class OutputRoom:
         self._dry = asyncio.Event()
 
     def give(self, credit: stage_pb2.Credit) -> None:
-        """Note that the client has room for this many chunks of a port. Raises PROTOCOL for too many ports."""
+        """Note that the client has room for `credit.total` chunks of a port, counted from the start of the conversation. Raises PROTOCOL
+        for too many ports."""
         if credit.port not in self._totals and len(self._totals) >= MAX_PORTS:
             raise protocol_error(f"credit for more than {MAX_PORTS} ports")
         self._totals[credit.port] = max(self._totals.get(credit.port, 0), credit.total)
         self._tell()
 
     def begin(self, ports: Iterable[str]) -> None:
-        """Begin a turn whose answer has these ports, without checkpoint ports."""
+        """Begin a turn whose answer has these ports; checkpoint ports are left out."""
         self._before = dict(self._written)
         self._unended = set(ports)
         self._tell()
 
     def of(self, port: str) -> int | None:
-        """Chunks of this turn, from its beginning, that the client has room for; None: the router decides."""
+        """How many chunks of a port the client has room for, counted from the beginning of this turn; None: the client sets no limit."""
         total = self._totals.get(port)
         return None if total is None or port not in self._unended else max(total - self._before.get(port, 0), 0)
 
@@ -64,12 +66,12 @@ class OutputRoom:
         return sorted(port for port in self._unended if port in self._totals and self._written[port] >= self._totals[port])
 
     async def changes(self) -> None:
-        """Return when room was given or used since the last call. Only one task may call this."""
+        """Wait until room was given or used, or a turn began, since the last call. Only one task may call this."""
         await self._changed.wait()
         self._changed.clear()
 
     async def runs_out(self) -> str:
-        """Return when a port waits for room from the client; returns the port's name."""
+        """Wait until a port needs more room from the client. Returns the port's name."""
         await self._dry.wait()
         return self.used_up[0]
 

@@ -10,13 +10,14 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
 
 PATIENCE_S = 5.0
-"""Patience for a replica that comes back: a small model is served again in less time, and the answer goes on. A large model takes longer;
-after this time the client is told so, and when to ask again."""
+"""Seconds to wait for a replica that comes back. A small model is served again in less time, and the answer goes on. A large model takes
+longer: then the client is told that the stage is lost, and when to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A stage behind the first one, without its replicas."""
+    """A stage after the first one, without its replicas. takes: ports of the stage before that go into it. checkpoints: its compact ports.
+    unwanted: its ports that nobody needs."""
 
     kind: str
     model: str
@@ -28,7 +29,8 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRoute:
-    """The Route of a link, beginning with the first stage."""
+    """The Route (link.route) of a link to the first stage, whose replicas the placement chooses. first: kind of that stage. behind: the
+    stages after it."""
 
     placement: Placement
     first: str
@@ -41,7 +43,8 @@ class PlacedRoute:
         return KINDS[self.first]
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
-        """Place each hop near the best replica of the hop before it."""
+        """Addresses of the first stage, and the hops after it, each placed near the best replica of the stage before. revisions: as in
+        Route."""
         revision = dict(enumerate(revisions))
         addresses = self.placement.place(self.first, revision=revision.get(0, ""))
         before = (self.first, addresses[0])

@@ -1,4 +1,4 @@
-"""A pipeline of this router from its start on: at first as its file describes it, then as its stages do too."""
+"""A pipeline of this router: at first only its file describes it, and once its replicas answer, its stages do too."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omnistage.wire.errors import StageError
 
 
 class ServedPipeline:
-    """pipeline: what the pipeline takes and gives; until it is ready, what it could. descriptions: what the stages said of themselves when
-    the pipeline became ready. misfit: why these stages cannot serve the pipeline; empty: no reason is known."""
+    """A pipeline with its replicas. pipeline: what it takes and gives; until it is ready, all that it could. descriptions: of its stages,
+    by kind, as of the moment when it became ready. misfit: why these stages cannot serve it; empty: no reason is known."""
 
     def __init__(self, pipeline: PipelineFile, placement: Placement) -> None:
         self.pipeline = pipeline.unsettled
@@ -37,8 +37,8 @@ class ServedPipeline:
         raise StageError("STARTING", f"{message}; try again", metadata={"pipeline": name})
 
     async def get_ready(self, misfits: Callable[[str], None]) -> None:
-        """Wait until a replica of every stage serves and all of them fit the file. misfits: told why they do not fit, once for each reason;
-        after a misfit the replicas are checked again whenever one of them changes."""
+        """Wait until a replica of every stage serves and all of them fit the file. misfits: called with the reason why they do not fit,
+        once for each new reason. After a misfit the replicas are checked again whenever one of them changes."""
         while True:
             changed = self.placement.changed
             descriptions = await self.placement.descriptions()

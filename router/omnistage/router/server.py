@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class RouterServer:
-    """Watches the replicas; ready when one pipeline fits its stages."""
+    """The service of a router process (host.process.Service). It watches the replicas, and is ready when one pipeline fits its stages."""
 
     name = SERVICE
     max_calls: int | None = MAX_CALLS
@@ -48,7 +48,7 @@ class RouterServer:
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """token: the token that the stages are shown. tracer: see Front."""
+        """pipelines: as their files describe them, by name. token: shown to the stages. tracer: see Front."""
         takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(credentials, settings.max_message_bytes + HOP_ROOM_BYTES, token)
@@ -130,7 +130,8 @@ class RouterServer:
 
 
 def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, list[str]]:
-    """Replicas of every stage: from the command line, else from the file. Raises StartError for a stage without one."""
+    """The addresses of a pipeline's replicas, by kind of stage: from the command line, else from the file. Raises StartError for a stage
+    without an address."""
     addresses: dict[str, list[str]] = {}
     for stage in pipeline.stages:
         given = [address for name, address in settings.stages if name in (stage.kind, f"{pipeline.name}/{stage.kind}")]
@@ -143,8 +144,8 @@ def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, li
 async def _told_to_start(fd: int) -> None:
     """Wait until the other end of the pipe `fd` is closed; return at once if `fd` is negative.
 
-    The starter of a stack starts all processes at once, so that the router has imported what it needs when the stages are there. A router
-    that looked for the stages earlier would find them late: gRPC waits up to a second between two attempts to connect."""
+    A program that starts a whole stack starts the router together with the stages, so that it has imported its modules when they listen.
+    If the router looked for them earlier, it would find them late: gRPC waits up to a second between two attempts to connect."""
     if fd < 0:
         return
     told = asyncio.Event()

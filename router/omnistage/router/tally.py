@@ -13,7 +13,8 @@ from omnistage.wire.kinds import KINDS, kind_name
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A replica that was lost and replaced. at_s: time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
+    """A replica that was lost and replaced. lost, replica: addresses of the two. at_s: moment when this router heard of it, in
+    time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
 
     stage: str
     lost: str
@@ -24,7 +25,7 @@ class Loss:
 
     @property
     def attributes(self) -> Attributes:
-        """The loss as the event of a trace shows it."""
+        """Attributes for the event of a trace."""
         told: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
         return {f"omnistage.{name}": value for name, value in told.items()}
 
@@ -41,13 +42,13 @@ class Tally:
         self.tokens = 0
         """Tokens of text that were made, wanted or not."""
         self.thought_tokens = 0
-        """Those tokens of `tokens` that were thought before the answer."""
+        """How many of `tokens` are thoughts before the answer."""
         self.prompt_tokens: int | None = None
         """Tokens of the prompt; None: no stage has told them yet. A stage tells them when it is done."""
         self.cached_tokens: int | None = None
-        """Those tokens of the prompt that needed no computing; None: likewise."""
+        """How many of `prompt_tokens` were found already computed; None: no stage has told it yet."""
         self.unspoken = 0
-        """Characters of the text that the voice has no sound for, as far as the stages that are done have told."""
+        """Characters of the text that the voice has no sound for, as told by the stages that are done."""
         self.sound_s = 0.0
         """Seconds of sound that the client got."""
         self.last_sound_s = 0.0
@@ -105,8 +106,8 @@ class Tally:
         return loss
 
     def reported(self, report: stage_pb2.Report) -> None:
-        """Note that a stage is done. The report gives the replica's own name for itself: only the neighbour of a stage knows the address
-        that it called."""
+        """Note that a stage is done. The report holds the address that the replica itself gives; the address that was called is known for
+        the first stage alone, from `opened`."""
         self.reports[report.kind] = report
         if report.HasField("prompt_tokens"):
             self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens

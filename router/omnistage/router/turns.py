@@ -1,4 +1,5 @@
-"""Turns at work that one thread does for all clients. One request per client is queued; a client's other requests wait behind it."""
+"""Turns at decoding large requests, one request at a time. Only one request of each client queues; the client's others wait for that
+one."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from omnistage.router.places import Places, Refused
 from omnistage.wire.tasks import within
 
 MAX_LARGE = 64
-"""Large requests of all clients together that are held until they are read."""
+"""Most large requests of all clients together that are decoded or wait for it."""
 
 LARGE_SHARE = 0.75
-"""Greatest part of them that one client may have; see Places."""
+"""Greatest part of MAX_LARGE that one client may have; see Places."""
 
 TURN_LIMIT_S = 30.0
 """Longest wait for a turn."""
 
 
 class Turns:
-    """One turn at a time. A client's further requests wait behind its first."""
+    """Gives one turn at a time. All requests of one client together wait like one."""
 
     def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -32,7 +33,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it. Raises OVERLOADED with a delay."""
+        """A context manager: wait for a turn, and hold it. Raises OVERLOADED with a delay."""
         try:
             ticket = self._places.take(client)
         except Refused:
