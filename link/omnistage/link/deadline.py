@@ -1,4 +1,4 @@
-"""The end of a request's time, and its meaning for a stream that ends."""
+"""The end of a request's time, and the error of a stream that ends: lost, or out of time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class StreamLost(StageError):
 
 
 class Deadline:
-    """The end of a request's time. A link asks it first: a stream that ended at the deadline was not lost."""
+    """The end of a request's time. It makes the error of every stream that ends, because a stream that ends at the deadline was not
+    lost."""
 
     def __init__(self, at: float) -> None:
         """at: in time.monotonic() seconds."""
@@ -39,13 +40,13 @@ class Deadline:
         return self.remaining_s <= LAST_S
 
     def silence(self, stage: str, message: str) -> StageError:
-        """The error of a stream whose replica this end gave up."""
+        """The error of a stream whose replica was given up because it was silent: DEADLINE near the end of the time, else StreamLost."""
         if self.is_near:
             return StageError("DEADLINE", f"{message}, until the time of the request was over", metadata={"stage": stage})
         return self.loss(stage, message)
 
     def loss(self, stage: str, message: str) -> StageError:
-        """The error of a stream that ended without Ended."""
+        """The error of a stream that ended without Ended: DEADLINE at the end of the time, else StreamLost."""
         if self.remaining_s <= 0.01:
             return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": stage})
         return StreamLost(stage, message)

@@ -1,4 +1,4 @@
-"""The way down of one link: it sends the input of every port within the credit of the stage, and keeps the input for a replay."""
+"""The way down of one link: sends the input of every port within the credit of the stage, and keeps it for a replay."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from omnistage.wire.batches import Batch
 from omnistage.wire.ports import Output
 
 MAX_UNSENT = 256
-"""Pieces that a link holds for a stage without credit; then `send` waits. This bounds how far text runs ahead of sound."""
+"""Pieces that a link holds until the stage gives credit for them; then `send` waits. This bounds how far text runs ahead of sound."""
 
 MAX_UNSENT_CODES = 1
-"""The same for pieces of codes. The client's credit ends here: once a client plays no more sound, the Talker makes only these codes, the
-codes on their way, and those that it may be ahead of its own link."""
+"""The same for pieces of codes. By this bound a client's credit reaches the Talker: once a client plays no more sound, the Talker makes
+only these codes, the codes on their way, and those that it may be ahead of its own link."""
 
 REPLAY_BYTES = 64 << 20
 """Bytes of sent input that a link keeps for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
 
 
 class Feed:
-    """Use: `restart` with every stream of the link, `stop` when that stream is lost, `close` at the end; `send` at any time."""
+    """The input of one link, by port. Use: `restart` with every stream of the link, `stop` when that stream is lost, `close` at the end;
+    `send` at any time."""
 
     def __init__(self, max_unsent: int, replay_bytes: int) -> None:
         self._max_unsent = max_unsent
@@ -32,12 +33,12 @@ class Feed:
         self._inputs: dict[str, InputLog] = {}
         self._stream: Stream | None = None
         self._sender = Sender(None)
-        """Sender of the last stream: tensors are placed there even while there is no stream."""
+        """Sender of the last stream: it stores tensors even while there is no stream."""
         self._room = asyncio.Event()
         self._pumping = False
         self._over = False
         self.needs: Mapping[str, int] = {}
-        """First item that the stage needs of each input port; 0 for a port that is not named."""
+        """Number of the first item that the stage needs, by input port; 0 for a port that is not in it."""
 
     def begin_at(self, port: str, first: int) -> None:
         """Begin the input port with item `first`: the stage needs nothing before it. Call it before the first `send` on the port."""
@@ -112,7 +113,7 @@ class Feed:
         return sum(inputs.unsent for inputs in self._inputs.values())
 
     def _next_message(self, stream: Stream) -> stage_pb2.RunRequest | None:
-        """The next chunk to send, with the small chunks behind it that may go in the same message; None if there is none."""
+        """The next chunk to send, with the small chunks after it that may go in the same message; None if there is none."""
         batch = Batch(together=stream.opened.batches)
         for port, inputs in self._inputs.items():
             credit = stream.allowance.total(port)

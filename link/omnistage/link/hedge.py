@@ -1,4 +1,4 @@
-"""How many Opens a process may ask of a second replica before the first one has answered or is lost."""
+"""How many Opens a process may send to a second replica before the first one has answered or is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Hedges:
         self._left = min(self._left + SHARE, BURST)
 
     def take(self) -> bool:
-        """Whether one more Open may be asked elsewhere; if so, it is counted."""
+        """Whether one more Open may be sent to a second replica; if so, it is counted."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

@@ -1,10 +1,10 @@
-"""One edge to a next stage, over as many replicas as it takes.
+"""The connection to the next stage of a route, through one replica after the other if replicas are lost.
 
 The router has a link to the first stage of an answer; a stage has a link to the next hop. A link opens one of the replicas, sends the input
 of its user within the credit of that replica, passes credit on, and ends with the handshake `Ended`, half-close, status. When the replica
 is lost, the link opens another one, which goes on exactly where the lost one stopped. No other place knows about replay.
 
-    caller --feed--> Feed (bounded) --credit--> Stream --> replica           on a loss: Search, and what the next one needs, again
+    caller --feed--> Feed (bounded) --credit--> Stream --> replica           on a loss: the next replica gets again what it needs
     caller <--events()-- OutputAccount <------- Stream <-- replica           on a loss: positions and checkpoints, in Open.resume
 """
 
@@ -57,8 +57,8 @@ class Link:
         revisions: Sequence[str] = (),
     ) -> None:
         """request: without route and offers, which the link fills in; with `resume` if the caller itself goes on with a session. sender:
-        makes the sender of one stream's tensors. deadline: in time.monotonic() seconds. metadata: trace context to pass on. revisions: of
-        the stages that began the session, if another link of the caller did."""
+        makes the sender of one stream's tensors. deadline: in time.monotonic() seconds. metadata: trace context to pass on. max_unsent,
+        replay_bytes: see Feed. revisions: of the stages that began the session, if it began on an earlier link of the caller."""
         self._channels = channels
         self._route = route
         self.stage = kind_name(route.kind)
@@ -79,11 +79,11 @@ class Link:
         self._inline_only = False
         self.failovers = 0
         self.revisions = revisions
-        """Revisions of this stage and all behind it, as of the last Opened."""
+        """Revisions of this stage and all stages after it, as of the last Opened."""
 
     @property
     def address(self) -> str:
-        """The replica that has the session now; empty before the first."""
+        """The address of the replica that has the session now; empty if none has it."""
         return self._stream.address if self._stream is not None else ""
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
@@ -94,6 +94,7 @@ class Link:
         return stream.opened
 
     async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], may_hedge: Callable[[], bool]) -> Stream:
+        """Open the session at one replica and go on there; see search.Ask. Raises StageError."""
         request = self._next_request(hops)
         stream = await Stream.open(
             self._channels,
@@ -153,13 +154,13 @@ class Link:
 
     @property
     def _binding(self) -> Sequence[str]:
-        """Revisions that the next replicas must have; empty while nothing of the answer is out, because then any will do."""
+        """Revisions that the next replicas must have; empty while no output has come, because then any will do."""
         return () if self._account is not None and self._account.empty else self.revisions
 
-    # Down: what the caller sends beside its input -----------------------------------------------------------------------------------
+    # Down: what the caller sends apart from its input -------------------------------------------------------------------------------
 
     async def grant(self, port: str, total: int) -> None:
-        """Pass on credit for an output port of the stage, or of a stage behind it. total: chunks since this link was opened. Raises
+        """Pass on credit for an output port of the stage, or of a stage after it. total: chunks since this link was opened. Raises
         PROTOCOL for too many ports."""
         if total <= self._granted.get(port, 0):
             return
@@ -169,7 +170,7 @@ class Link:
         stream, account = self._stream, self._account
         if account is not None:
             account.expect(port)
-        if stream is not None and account is not None:  # Without a stream it goes with the next Open.
+        if stream is not None and account is not None:  # Without a stream the credit goes with the next Open.
             await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
@@ -192,7 +193,7 @@ class Link:
             self._end()
 
     async def _next_event(self) -> stage_pb2.RunResponse | None:
-        """The next event for the caller; None at the end."""
+        """The next event for the caller, a Failover if the replica was replaced meanwhile; None at the good end. Raises StageError."""
         assert self._stream is not None
         try:
             while True:
@@ -214,7 +215,7 @@ class Link:
             return await self._replace(error)
 
     async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
-        """Take note of a message. Return whether the caller gets it too."""
+        """Do what a message of the stage asks of the link. Return whether the caller gets the message too."""
         assert self._account is not None
         match message.WhichOneof("event"):
             case "chunk" | "chunks":
@@ -261,7 +262,8 @@ class Link:
         )
 
     async def _catch_up(self, granted: Mapping[str, int]) -> None:
-        """Send what Open could not carry: credit that came since, an interrupt, and the input that the replica needs again."""
+        """Send what Open could not carry: credit that came since, an interrupt, and the input that the replica needs again. granted: the
+        credit by port, before Open."""
         stream, account = self._stream, self._account
         assert stream is not None and account is not None
         for port, total in tuple(self._granted.items()):  # Other tasks may grant while this writes.
@@ -302,5 +304,6 @@ class _Losses:
 
 
 def _remaining_credit(account: OutputAccount, port: str, total: int) -> stage_pb2.Credit:
-    """Credit as the present stream counts it. Never below 0: a checkpoint needs no credit, so it may be further than the caller's grant."""
+    """The credit that the present stream needs: `total`, less the chunks that came on earlier streams. Never below 0: a checkpoint port
+    needs no credit, so more chunks of it may have come than the caller granted."""
     return stage_pb2.Credit(port=port, total=max(total - account.earlier(port), 0))

@@ -1,4 +1,4 @@
-"""Decides about a replica that says nothing: the stream leaves it, or, if there is no other replica, waits for it and logs that."""
+"""Decides what a stream does about a replica that says nothing: leave it, or, if there is no other replica, wait for it and log that."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Patience:
     def __init__(
         self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
     ) -> None:
-        """is_alone: whether there is no other replica to go to. known: returns fields of the log about the replica."""
+        """is_alone: returns whether there is no other replica to go to. known: returns what is known of the replica, as fields for a log
+        line."""
         self._stage = stage
         self._address = address
         self._deadline = deadline
         self._known = known
         self._since: float | None = None
-        # The asking task belongs to all sessions; the log lines belong to the session that made this object.
+        # `may_leave` is called from a task that all sessions share. Its log lines need the context of the session that made this object.
         self._session = copy_context()
         self.is_alone = is_alone
 
@@ -45,7 +46,7 @@ class Patience:
         self._end(answers=True)
 
     def over(self) -> None:
-        """The stream has ended, or is opened elsewhere: it waits for this replica no longer."""
+        """The stream has ended, or its Open went elsewhere: it waits for this replica no longer."""
         self._end(answers=False)
 
     def _end(self, answers: bool) -> None:

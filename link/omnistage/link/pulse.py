@@ -31,7 +31,7 @@ SILENCE = 10
 """Ticks without a beat after which a stage is left."""
 
 HESITATION = 2
-"""Ticks without a beat, beyond its period, after which it is better to send an Open elsewhere."""
+"""Ticks without a beat, beyond the stage's period, after which it is better to send an Open to another replica."""
 
 PERIODS = 3
 GAPS = 4
@@ -44,7 +44,8 @@ DECAY = 0.995
 
 LINGER_S = 3.0
 MEMORY_S = 60.0
-"""How long a stage is watched after its last stream, and how long a silent one, which meanwhile is asked last."""
+"""How long a stage is watched after its last stream: one that beats, and one that is quiet. As long as it is known to be quiet, other
+replicas are asked first."""
 
 RETRY_S = 0.2
 """Seconds before a Watch that broke off is made again."""
@@ -68,8 +69,8 @@ class Rhythm:
         self.quiet += 1
 
     def beat(self, period_s: float) -> None:
-        """Note a beat. period_s: longest time to the next beat, as the peer says; the contract has no more than a second, so a longer one
-        buys no patience. The time that it slept through as a silent peer is no gap of its rhythm."""
+        """Note a beat. period_s: longest time to the next beat, as the peer says; more than a second, which the contract does not have,
+        counts as a second. A gap in which the peer could be given up as silent does not count as part of its rhythm."""
         if self.quiet < self.silence:
             self._longest = max(float(self.quiet), DECAY * self._longest)
         self._period = min(max(1, round(period_s / TICK_S)), SILENCE)
@@ -98,24 +99,25 @@ class Attendance:
         self._told = told
 
     def now_tells(self, told: Told) -> None:
-        """The stream has come a step further: from now on it reports to another callable, and reports silence only, not hesitation."""
+        """Report to `told` from now on, and only silence, not hesitation: the stream has come a step further."""
         self._may_hedge = None
         self._told = told
 
     def leave(self) -> None:
-        """Its owner may be in a cycle with it, so it drops everything else."""
+        """Stop listening. References to other objects are dropped, because this object may be in a cycle with its owner."""
         patience, self._patience, self._may_hedge = self._patience, None, None
         if patience is not None:
             patience.over()
         self._pulse.leave(self)
 
     def hear(self) -> None:
-        """The peer has beaten."""
+        """Called when the peer beats again after it was quiet."""
         if self._patience is not None:
             self._patience.answers()
 
     def look(self, rhythm: Rhythm) -> None:
-        """Silence from before the stream began does not count against the peer: it may just have woken."""
+        """Give the stream up if the peer has been quiet for too long. Time before the stream began does not count: the peer may just have
+        woken."""
         quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
         if quiet >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(quiet))):
             self._give_up(quiet)
@@ -166,14 +168,14 @@ class Pulse:
         return attendance
 
     def leave(self, attendance: Attendance) -> None:
-        """Idempotent."""
+        """Stop listening on behalf of a stream. Idempotent."""
         if attendance in self._attending:
             self._attending.remove(attendance)
             if not self._attending:
                 self._end_later()
 
     def _end_later(self) -> None:
-        """No stream attends: time stands still here, and after a while the Watch ends."""
+        """Called when no stream attends any more: count no more ticks, and end the Watch after a while."""
         self._pulses.stop_ticks(self)
         if self._end is not None:
             self._end.cancel()
@@ -187,6 +189,7 @@ class Pulse:
                 attendance.look(self._rhythm)
 
     def _beat(self, report: stage_pb2.WatchResponse) -> None:
+        """Note a report of the peer as a beat, and tell the streams if it was quiet before."""
         was_quiet = self.is_quiet
         self._rhythm.beat(report.period.seconds + report.period.nanos / 1e9 if report.HasField("period") else 1.0)
         if was_quiet and not self._attending:
@@ -195,7 +198,8 @@ class Pulse:
             attendance.hear()
 
     async def _listen(self) -> None:
-        """Watch until dropped. A peer without a Watch, or with one that fails, still answers: it is mute, not silent."""
+        """Receive the reports of the peer until this pulse is dropped. A peer that has no Watch, or whose Watch fails, still answers: it is
+        mute, which does not count as quiet."""
         request = stage_pb2.WatchRequest(period=duration(TICK_S))
         while True:
             try:
@@ -217,7 +221,7 @@ class Pulses:
         metadata: Metadata = (),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """channel: returns the channel of an address. metadata: sent with every call. sleep: lets time pass."""
+        """channel: returns the channel of an address. metadata: sent with every call. sleep: waits for seconds."""
         self._channel = channel
         self._metadata = metadata
         self._sleep = sleep
@@ -226,12 +230,13 @@ class Pulses:
         self._ticking: asyncio.Task[None] | None = None
 
     def of(self, address: str) -> Pulse:
+        """The pulse of an address, made and listened to if there is none yet."""
         if address not in self._pulses:
             self._pulses[address] = Pulse(self, address, self._channel(address), self._metadata)
         return self._pulses[address]
 
     def is_quiet(self, address: str) -> bool:
-        """Whether the address is known to give no sign of life: then ask others first."""
+        """Whether the address is known not to beat in time: then ask other replicas first."""
         pulse = self._pulses.get(address)
         return pulse is not None and pulse.is_quiet
 
@@ -262,7 +267,7 @@ class Pulses:
             await asyncio.wait(tasks)
 
     async def _tick(self) -> None:
-        """Look at all attended pulses, until there is none."""
+        """Tick all pulses that streams attend to, every TICK_S, until there is none."""
         loop = asyncio.get_running_loop()
         while self._ticked:
             due = loop.time() + TICK_S

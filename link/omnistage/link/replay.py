@@ -27,6 +27,8 @@ class ReplayExpired(StageError):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
+    """A piece of input with the items `first` to `end`. A tensor is in `parcel`, other content in `payload`. size: bytes of the content."""
+
     first: int
     count: int
     last: bool
@@ -79,12 +81,12 @@ class InputLog:
 
     @property
     def can_cut(self) -> bool:
-        """Whether `cut` may be called: an entry was sent, and it is more than the bare end of the port. The end stays, because a replica
-        that needs no more items would wait for it for ever."""
+        """Whether `cut` may be called: the oldest entry was sent, and is more than the bare end of the port. The end must stay, because a
+        replica that needs no more items would wait for it for ever."""
         return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
 
     def add(self, output: Output, sender: Sender) -> None:
-        """Take a piece. A tensor gets its memory here, before anything is awaited, so that a cancelled session knows all memory that it
+        """Append a piece. A tensor is stored here at once, before anything is awaited, so that a cancelled session knows all memory that it
         owns."""
         if self._ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
@@ -108,15 +110,15 @@ class InputLog:
         return self._pending[0] if self._pending[0].seq < credit else None
 
     def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The same chunk; it counts as sent from now on."""
+        """The chunk that `peek` returns; it counts as sent from now on."""
         chunk = self.peek(sender, credit)
         if chunk is not None:
             self._pending.popleft()
         return chunk
 
     def _load(self, sender: Sender, credit: int) -> bool:
-        """Make chunks of the next entry that the stage needs. Return whether there was one. An entry that ends before the first needed item
-        is skipped."""
+        """Make the chunks of the next entry. Return False if there is none, or no credit for it. An entry that ends before the first item
+        that the stage needs is skipped."""
         while self._next < len(self._entries):
             if self._writer.seq >= credit:
                 return False
@@ -172,11 +174,11 @@ class InputLog:
 
 
 class OutputAccount:
-    """Everything that came up from a stage and all hops behind it: the position of every port, and the checkpoints, from which another
-    replica rebuilds the stage."""
+    """The output that came up from a stage and all stages after it: the position of every port, and the chunks of the checkpoint ports,
+    from which another replica rebuilds the stage."""
 
     def __init__(self, expected: Iterable[str], checkpoints: Iterable[str], resume: stage_pb2.Resume | None = None) -> None:
-        """expected: ports that must end. resume: what the caller already had when it opened this link."""
+        """expected: ports that must end. checkpoints: ports whose chunks are kept. resume: output that the caller had before this link."""
         self._expected = set(expected)
         self._history: dict[str, list[chunk_pb2.Chunk]] = {port: [] for port in checkpoints}
         self._ports: dict[str, PortReader] = {}
@@ -191,7 +193,7 @@ class OutputAccount:
         self._stream_began = dict(self._begin)
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take the next chunk of a port. Raises PROTOCOL for a gap or a repeat."""
+        """Count the next chunk of a port, and keep that of a checkpoint port. Raises PROTOCOL for a gap or a repeat."""
         reader = self._ports.get(chunk.port)
         if reader is None:
             if len(self._ports) >= MAX_PORTS:
@@ -238,7 +240,8 @@ class OutputAccount:
 
 
 def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
-    """Other possible texts, the text of each single token, and thoughts rebuild nothing."""
+    """The chunk without the fields that no replica needs to rebuild a stage: other possible tokens, the text of each token, and
+    thoughts."""
     if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.HasField("thought"):
         return chunk
     kept = chunk_pb2.Chunk()
@@ -250,7 +253,8 @@ def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
 
 
 def merge_chunks(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
-    """Join consecutive chunks of text or codes from item 0 into one; None if there is no chunk. Afterwards the list holds only that one."""
+    """Join chunks of text or codes, consecutive from item 0, into one chunk, which then is the only one in the list; None for an empty
+    list."""
     if not chunks:
         return None
     whole = chunk_pb2.Chunk()

@@ -20,24 +20,24 @@ class Route(Protocol):
 
     @property
     def places_anew(self) -> bool:
-        """Whether `place` can also find other replicas for the hops behind: then the loss of one of those is worth another try here."""
+        """Whether `place` can choose other replicas for the later stages too: then trying again helps after the loss of one of them."""
 
     @property
     def patience_s(self) -> float:
         """How long to go on asking for a replica while none takes the session."""
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
-        """Addresses for the next attempt, best first, and the hops behind. revisions: the session is bound to them, of this stage and those
-        behind it; empty: any will do. Raises STAGE_LOST if there is no address."""
+        """Addresses for the next attempt, best first, and the hops after this stage. revisions: to which the session is bound, for this
+        stage and each stage after it; empty: any will do. Raises STAGE_LOST if there is no address."""
 
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
-        """Known addresses beside this one that may take the session now; this places nobody there. revisions: as in `place`."""
+        """Known addresses, apart from this one, that may take the session now; no session is placed there. revisions: as in `place`."""
 
     def lost(self, address: str) -> None:
-        """A replica was lost."""
+        """Note that the replica at this address was lost."""
 
     def known(self, address: str) -> Mapping[str, object]:
-        """Fields of the log about a replica that gives no sign of life; empty if nothing is known."""
+        """The state of the process of a replica that gives no sign of life, as fields for a log line; empty if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

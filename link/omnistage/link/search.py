@@ -1,4 +1,5 @@
-"""Finds a replica that takes a session: the order and the duration in which the replicas of a route are asked, and when to ask the next."""
+"""Finds a replica that takes a session: in which order the replicas of a route are asked, how long each has to answer, and when to give
+up."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ LONGEST_PAUSE_S = 0.2
 """Between two rounds through the replicas."""
 
 Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Stream]]
-"""Opens a stream. It gets the address, the hops behind it, and a function that says whether to leave a replica that does not answer at
-once."""
+"""Opens a stream to a replica. It gets the address, the hops after it, and a function that says whether to leave the replica if it does not
+answer at once."""
 
 
 class Search:
-    """The search of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life,
-    including those of the hops behind."""
+    """The search of one link, for its first replica and after every loss. silent: addresses of replicas that gave no sign of life when they
+    were asked, for this stage or a later one."""
 
     def __init__(self, channels: Channels, route: Route, deadline: Deadline) -> None:
         self._channels = channels
@@ -46,7 +47,8 @@ class Search:
         self.silent: set[str] = set()
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
-        """Ask the replicas, round after round while it may help. revisions: as in Route.place. Raises the error of the last one."""
+        """Ask the replicas, in rounds, until one takes the session. revisions: as in Route.place. Raises the error of the last replica if
+        no further round can help, or the time for them is over."""
         begun = time.monotonic()
         give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
@@ -63,8 +65,8 @@ class Search:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def can_mend(self, error: StageError) -> bool:
-        """Whether another replica of this stage can help at all: after a loss behind it, only a route that places the hops behind anew
-        can."""
+        """Whether another replica of this stage can help after an error. If a later stage was lost, it helps only on a route that can
+        choose other replicas for the later stages."""
         return not error.meaning.behind or self._route.places_anew
 
     def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
@@ -72,21 +74,20 @@ class Search:
         return all(self._channels.pulses.is_quiet(other) for other in self._route.others(address, revisions))
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
-        """Whether there is a replica now that was not there to be asked, for example after a long wait for the only one. True once for
-        each."""
+        """Whether a replica has come since the last call, for example during a long wait for the only one. Each new replica counts once."""
         known, self._known = self._known, self._known.union(self._route.others("", revisions))
         return known != self._known
 
     def lose(self, address: str) -> None:
-        """The replica there cannot be reached, is silent, or is lost."""
+        """Note that the replica at this address cannot be reached, is silent, or is lost."""
         self._lost_at[address] = time.monotonic()
         self._route.lost(address)
         if self._channels.pulses.is_quiet(address):
             self.silent.add(address)
 
     async def _round(self, revisions: Sequence[str], ask: Ask, until: float) -> Stream:
-        """One round, in which only the first replica is asked after `until`. Raises the error of the last replica, or at once an error that
-        no other replica would change."""
+        """Ask each replica of the route once; after `until`, in time.monotonic() seconds, ask only the first one. Raises the error of the
+        last replica, or at once an error that no other replica would change."""
         addresses, hops = self._route.place(revisions)
         said = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
@@ -108,15 +109,17 @@ class Search:
         raise said.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
-        """The order to ask in: replicas without a sign of life come last, and before those that this link lost, the latest last."""
+        """Key for sorting the replicas. Quiet ones come last; before them come those that this link lost, the one lost latest at the
+        end."""
         return self._channels.pulses.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
-        """Whether to withdraw an Open that its replica does not answer: another replica must be there, and few Opens may be asked twice."""
+        """Whether to withdraw an Open that its replica does not answer at once. One of `others` must not be quiet, and only few Opens may
+        be sent twice."""
         return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _as_lost(self, address: str, error: StageError) -> StageError:
-        """The error for those above about a replica that refuses this process's token: for them the replica is absent, and their own
-        credentials are right."""
+        """The error for the callers of this process if a replica refuses this process's token: STAGE_LOST, because their own credentials
+        are right."""
         message = f"{self._stage} at {address} refuses its caller: {error.message}"
         return StageError("STAGE_LOST", message, metadata={"stage": self._stage})

@@ -23,22 +23,23 @@ CONNECT_TIMEOUT_S = 5.0
 
 OPEN_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_BEHIND_S = 15.0
-"""Time for Opened of a replica that gives signs of life, and the additional time for each hop behind it: the innermost link gives up first,
-and its error names the stage that did not answer. A silent replica is left much sooner. The only replica has all the time of the
-request."""
+"""Time for Opened of a replica that gives signs of life, and the additional time for each stage after it: so the link next to a stage that
+does not answer gives up first, and its error names that stage. A silent replica is left much sooner. The only replica has all the time of
+the request."""
 
 LOOK_S = 0.2
 """Seconds between two checks whether a replica that takes too long may be left."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended: a busy caller still reads earlier output. Meanwhile only the stream itself is held."""
+"""Time for the half-close after Ended: a busy caller may still be reading earlier output. Only the stream itself is held so long."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]
 
 
 class Stream:
-    """An open stream. `opened` is the stage's first answer. allowance: credit for what goes down."""
+    """An open `Run` stream to one replica. opened: the stage's first message. sender: of tensors to the stage. allowance: credit for chunks
+    to the stage."""
 
     def __init__(
         self,
@@ -82,9 +83,10 @@ class Stream:
         may_hedge: Callable[[], bool],
         patience: Patience,
     ) -> Stream:
-        """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if true, the Open is withdrawn.
-        patience: asked when the replica is silent for longer, now and as long as the session runs, or does not answer in time. Raises
-        StageError: StreamLost if the replica cannot be reached, is silent or is lost, else the error with which it answered."""
+        """Open a session at one replica. stage: its name, for errors. open_timeout_s: time to answer if another replica can be asked.
+        may_hedge: asked when the replica gives no sign of life at once; if true, the Open is withdrawn. patience: asked when the replica is
+        silent for longer, now and as long as the session runs, or does not answer in time. Raises StageError: StreamLost if the replica
+        cannot be reached, is silent or is lost, else the error with which it answered."""
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
         opening = _Opening(deadline.remaining_s, open_timeout_s, patience)
@@ -128,7 +130,7 @@ class Stream:
             raise self._deadline.silence(self._stage, f"{self._stage} was lost: {self._silent}") from None
 
     def _fall_silent(self, why: str) -> None:
-        """Wake readers and writers by the end of the call."""
+        """Cancel the call of a silent replica, which wakes those who read or write. why: for the error."""
         self._silent = why
         self._call.cancel()
 
@@ -166,10 +168,11 @@ class Stream:
 
 
 class _Limit:
-    """A limit of seconds, which also ends when the replica is given up: an asynchronous context manager that then raises TimeoutError. why:
-    the reason for which it was given up; empty: it was not.
+    """An asynchronous context manager that raises TimeoutError after `within_s` seconds, or as soon as `give_up` was called. why: the
+    reason given to `give_up`; empty: it was not called.
 
-    While it lasts it refers to the task, which may end with an error whose frame refers to this. Afterwards that cycle is broken."""
+    It refers to its task only while its block runs. Later that would be a cycle: the task may end with an error whose frame refers to
+    this."""
 
     def __init__(self, within_s: float) -> None:
         self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)
@@ -191,10 +194,10 @@ class _Limit:
 
 
 class _Opening(_Limit):
-    """The time of one Open. It also ends when the answer takes too long and there is another replica."""
+    """The limit of one Open. The replica is also given up when its answer takes too long and there is another replica."""
 
     def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
-        """answer_s: time for an answer, if there is another replica."""
+        """within_s: time in any case. answer_s: time for an answer if there is another replica."""
         super().__init__(within_s)
         self._answer_s = answer_s
         self._patience = patience
@@ -211,6 +214,7 @@ class _Opening(_Limit):
         await super().__aexit__(kind, error, trace)
 
     def _is_slow(self) -> None:
+        """Called when the answer is late: give the replica up, or ask again soon whether that is allowed."""
         why = f"no answer within {self._answer_s:g} s"
         if self._patience.may_leave(why):
             self.give_up(why)
@@ -231,6 +235,7 @@ async def _connect(channel: grpc.aio.Channel, address: str, patience: Patience) 
 
 
 async def _read(call: Call, stage: str, deadline: Deadline) -> stage_pb2.RunResponse:
+    """The next message of a call. Raises StageError for an end without Ended and for bytes that are no message, and gRPC's own errors."""
     message = await call.read()
     if message is grpc.aio.EOF:
         raise deadline.loss(stage, f"{stage} closed the stream without Ended")
@@ -253,7 +258,7 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
 
 
 async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
-    """Half-close, then wait for the status; but not for a peer that falls silent now: it has said everything."""
+    """Half-close, then wait for the status, at most for HANDSHAKE_TIMEOUT_S and not if the peer falls silent: it has said everything."""
     limit = _Limit(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
         attendance.now_tells(limit.give_up)
