@@ -82,14 +82,15 @@ def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
     except socket.gaierror:
         raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
     refusals = [_refusal(family, name, kept) for family, _, _, _, name in candidates]
-    # A name may stand for addresses of which this machine has only some, such as ::1 without IPv6: one is enough to listen.
+    # Some addresses of a name may not exist on this machine, such as ::1 without IPv6: one that exists is enough to listen.
     number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
     if number:
         raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
 
 
 def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool) -> int:
-    """The error number of listening there, 0 for none. kept: as in `check_can_listen`."""
+    """The error number (errno) that a server would get if it listened at the socket address `name`; 0 for none. kept: as in
+    `check_can_listen`."""
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         # Servers set this too: connections that ended a minute ago do not count, a listener does.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +104,7 @@ def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool)
 
 
 def _is_listened_to(family: socket.AddressFamily, name: tuple[object, ...]) -> bool:
-    """Whether a listener is there, on this machine; a listener whose queue of connections is full counts too."""
+    """Whether a process of this machine listens at the socket address `name`, even if its queue of connections is full."""
     with socket.socket(family, socket.SOCK_STREAM) as caller:
         caller.settimeout(CONNECT_LIMIT_S)
         try:
@@ -116,6 +117,7 @@ def _is_listened_to(family: socket.AddressFamily, name: tuple[object, ...]) -> b
 
 
 def _reason(number: int, host: str, port: int) -> str:
+    """The words for an error number (errno) of listening."""
     if number == errno.EADDRINUSE:
         return f"the port is taken by {listener(port)}"
     if number == errno.EADDRNOTAVAIL:

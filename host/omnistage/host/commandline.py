@@ -19,15 +19,16 @@ from omnistage.host.faults import fault_found
 S = TypeVar("S", bound=BaseSettings)
 
 METAVARS: Mapping[object, str] = {int: "N", float: "X"}
-"""Stand for a value in --help, unless the field names another one by `json_schema_extra={"metavar": ...}`, as a field with a unit must."""
+"""The words that stand for a value in --help, by the type of the field. A field can name another word by
+`json_schema_extra={"metavar": ...}`; a field with a unit must do so."""
 
 MAX_SHOWN = 80
 """Most characters of a bad value that an error quotes."""
 
 
 def read(kind: type[S], words: Sequence[str], program: str) -> S:
-    """Read the settings from the words and the environment; --help prints and exits. Raises StartError that names the option or the
-    variable."""
+    """Read settings of class `kind` from the words of the command line and from the environment; --help prints and exits. program: its name
+    in --help. Raises StartError, which names the option or the variable."""
     fields = kind.model_fields
 
     def add_argument(parser: argparse.ArgumentParser, *names: str, **keywords: Any) -> argparse.Action:
@@ -66,7 +67,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _describe(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) -> str:
-    """Describe one mistake: where it came from, and what is wrong."""
+    """Describe one mistake that pydantic found: the option or the variable that it came from, and what is wrong."""
     field = str(details["loc"][0])
     flag, variable = f"--{field.replace('_', '-')}", f"OMNISTAGE_{field.upper()}"
     if details["type"] == "missing":

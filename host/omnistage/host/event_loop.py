@@ -16,14 +16,15 @@ PERIOD_S = 2.0
 """Seconds between two questions, and between two checks for the answer: an answer wakes no thread."""
 
 PATIENCE_S = 2.0
-"""Time to answer a question. The loop is watched more closely only after it, so a loop that answers costs two wake-ups in a period."""
+"""Time to answer a question. Only a loop that takes longer is watched more closely, so a loop that answers costs two wake-ups in a
+period."""
 
 STEP_LIMIT_S = 60.0
 """Seconds that one callback may compute, beyond PATIENCE_S."""
 
 
 class EventLoop:
-    """The running event loop, to be given to a Watchdog; a context manager. A thread asks it for a sign once in PERIOD_S.
+    """The running event loop as a Watched thread, for a Watchdog; a context manager. Another thread asks it for a sign once in PERIOD_S.
 
     answers: count of all answers. steps: count of late answers. busy: the loop owes an answer that is late.
     """
@@ -68,7 +69,7 @@ class EventLoop:
             self.answers += 1
 
     def _wait(self, answered: threading.Event) -> None:
-        """Here the answer itself wakes this thread, and the loop has no work from then on."""
+        """Wait for an answer that is late. Meanwhile the loop counts as busy. Here the answer itself wakes this thread."""
         self.busy = True
         self._tell()
         while not (answered.wait(PERIOD_S) or self._stopped.is_set()):

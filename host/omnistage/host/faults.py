@@ -24,11 +24,11 @@ FORMS = {
 """The right form of a value, by pydantic's kind of fault. The places in braces are filled from the context that pydantic gives."""
 
 WHOLE = {"missing": "is missing", "extra_forbidden": "is no name of a setting here"}
-"""The same for kinds without a context."""
+"""The whole description of a fault, by pydantic's kind of fault, for kinds that are not about a form."""
 
 
 def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
-    """Describe a fault that pydantic reports. shown: the value, if it may be quoted."""
+    """Describe a fault, one entry of pydantic's `errors()`. shown: the value, if it may be quoted."""
     if fault["type"] in WHOLE:
         return WHOLE[fault["type"]]
     must = FORMS.get(fault["type"])

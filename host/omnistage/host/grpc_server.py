@@ -38,7 +38,7 @@ class GrpcService(process.Service, Protocol):
     """Most calls of any kind at once; gRPC refuses one more before its request is read. None: any number."""
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
-    """The interceptor that sees every call first."""
+    """Interceptors, which see every call before the service does."""
 
     def register(self, server: grpc.aio.Server) -> None: ...
 
@@ -53,7 +53,7 @@ async def serve(
 
 
 class GrpcListener:
-    """A gRPC server with its health."""
+    """The port of a GrpcService (process.Listener): a gRPC server with health and reflection."""
 
     def __init__(self, settings: ServerSettings, credentials: Credentials, service: GrpcService) -> None:
         self._settings, self._credentials, self._name = settings, credentials, service.name
@@ -89,6 +89,7 @@ class GrpcListener:
 
 
 def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, kept: bool = False) -> str:
+    """Take the port of HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. kept: as in `check_can_listen`. Raises StartError."""
     host, _, wanted = address.rpartition(":")
     if kept:
         check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
@@ -103,8 +104,8 @@ def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, ke
 
 @asynccontextmanager
 async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
-    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Returns its address;
-    empty: channelz is off."""
+    """Serve channelz while the block runs, on a port of its own: channelz names all connections of this process, so it is not for clients.
+    address: HOST:PORT; empty: off. Yields the address with its port."""
     if not address:
         yield ""
         return

@@ -35,7 +35,7 @@ def _folders(tasks: Path) -> list[Path]:
 
 
 def _thread(folder: Path) -> KernelThread | None:
-    """A thread, proc(5) stat and schedstat; None if it has ended."""
+    """Read a thread from its folder /proc/PID/task/NUMBER, proc(5) stat and schedstat; None if it has ended."""
     try:
         stat = (folder / "stat").read_text()
         if DELAYS_ARE_TOLD:
@@ -58,4 +58,4 @@ def _delays_are_told() -> bool:
 
 
 DELAYS_ARE_TOLD = _delays_are_told()
-"""If not, run times are those of the ticks of the kernel's clock, and delays are 0."""
+"""Whether this kernel counts delays. If not, run times are whole ticks of the kernel's clock, and delays are 0."""

@@ -1,5 +1,4 @@
-"""Tasks that run as long as their process. The end of one ends the process, as the end of a thread does, unless the process can do without
-the task's work."""
+"""Tasks that run as long as their process. If such a task ends, the process ends too, unless it can do without the task's work."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ log = structlog.get_logger(__name__)
 
 
 class LastingTasks:
-    """Build it in a running event loop. `broken` is done, with the reason, when a task has ended before `close`."""
+    """The lasting tasks of a process, made in its running event loop. broken: done, with the reason, when a task has ended before
+    `close`."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,7 +46,7 @@ class LastingTasks:
         self.broken.set_result(f"task {task.get_name()} ended")
 
     async def close(self) -> None:
-        """End them all. From now on the end of a task breaks nothing."""
+        """Cancel all tasks and wait for their end, which breaks nothing any more."""
         self.broken.cancel()
         tasks = tuple(self._tasks)
         for task in tasks:

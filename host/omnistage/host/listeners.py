@@ -13,8 +13,8 @@ MAX_COMMAND = 60
 
 
 def listener(port: int) -> str:
-    """The program and pid that listens there, in words; "another program" if the kernel does not tell, for example of another user's
-    process."""
+    """The program that listens on a port, with its pid, in words; "another program" if the kernel does not tell, for example because the
+    process is another user's."""
     sockets = {f"socket:[{inode}]" for inode in _listening(port)}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):
@@ -40,7 +40,7 @@ def _open_files(process: Path) -> Iterator[str]:
 
 
 def _command(process: Path) -> str:
-    """`python -m omnistage.router` without further words; other programs by the beginning of their command line."""
+    """The name of a process: `python -m MODULE` without further words; for other programs the beginning of the command line."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:

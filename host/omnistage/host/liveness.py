@@ -1,4 +1,4 @@
-"""Answers of the event loop to the process that started this one, which asks whether the loop still turns."""
+"""Answers the process that started this one, which asks whether the event loop still turns: the loop itself answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MAX_QUESTIONS = 4096
-"""Bytes read at a time, which get an answer of one byte."""
+"""Most bytes, each a question, that are read at a time and get one byte as their answer."""
 
 
 @contextmanager
 def answering(fd: int) -> Iterator[None]:
-    """Answer on the socket `fd` while the block runs. -1: nobody asks."""
+    """Answer questions on the socket with this descriptor while the block runs. fd: -1: nobody asks."""
     if fd < 0:
         yield
         return

@@ -14,7 +14,7 @@ MAX_WAITING = 10_000
 """Lines that may wait to be written. Further lines are dropped and counted."""
 
 AGAIN_S = 1.0
-"""Pause after a failure other than that of the file, for example when no memory is left; the line is lost."""
+"""Pause after an error that is not the file's, for example when no memory is left; the line is lost."""
 
 FLUSH_S = 1.0
 """Most seconds that an ending process waits for its last lines."""
@@ -33,7 +33,7 @@ class LogWriter:
 
     def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
         self.words: Callable[[int], str] = plain_words
-        """Makes a line, without its end, from the number of lines that were dropped. It has the form of the other lines."""
+        """Makes the line that stands for dropped lines, without its end, from their number. It must have the form of the other lines."""
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
@@ -41,7 +41,7 @@ class LogWriter:
         start_spare("omnistage-log", self._write_for_ever, again_s=AGAIN_S)
 
     def write(self, line: str) -> int:
-        """Queue a line, with its end; drop it if too many wait."""
+        """Queue a line, which has its end; drop it if too many wait. Returns its length, as files do."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -50,7 +50,7 @@ class LogWriter:
         return len(line)
 
     def flush(self) -> None:
-        """For loggers, which call it after every line."""
+        """Do nothing: loggers call this after every line."""
 
     def drain(self, limit_s: float = FLUSH_S) -> None:
         """Wait until all earlier lines are written, at most `limit_s`."""

@@ -47,20 +47,20 @@ def configure_logs(level: str, style: str) -> None:
 
 
 def _words_shown(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor: text from others does not steer the terminal to which the line goes. JSON escapes by itself. A value that is not text is
-    shown by its `repr`, which escapes as well."""
+    """A processor of structlog that escapes control characters in the texts of an event, so that text from others does not steer the
+    terminal which shows the line. A log in JSON, and the `repr` of a value that is not text, escape them anyway."""
     return {shown(name): shown(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def somebody_is_there(record: logging.LogRecord) -> bool:
-    """Filter of log records. If a client leaves just before the last status of its call, gRPC logs an error with a traceback. That is not
-    worth a line, as a client that leaves a moment earlier is not. All other records pass."""
+    """A filter of log records that drops one of gRPC's: the error, with a traceback, for a client that leaves just before the last status
+    of its call. It is not worth a line, just as a client that leaves a moment earlier is not. All other records pass."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, cygrpc.ExecuteBatchError) and UNREAD_STATUS in str(error))
 
 
 def _event_of_dropped(lines: int) -> str:
-    """The line of a JSON log for dropped lines."""
+    """The line of a JSON log that stands for dropped lines. lines: how many."""
     event: structlog.typing.EventDict = {"event": "log.dropped", "lines": lines, "why": "nobody read them"}
     structlog.processors.add_log_level(None, "warning", event)
     structlog.processors.TimeStamper(fmt="iso", utc=True)(None, "warning", event)

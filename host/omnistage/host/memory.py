@@ -46,8 +46,8 @@ def tune_malloc(max_arenas: int = 0) -> bool:
 def put_off_collection() -> None:
     """Let the garbage collector rest while a server imports and loads. Call this first, and `collect_from_now_on` after loading.
 
-    Nearly all objects that are made meanwhile stay as long as the process. Walking through them repeatedly, as they become more, takes a
-    sixth of a server's start.
+    Nearly all objects that a start makes stay as long as the process. If the collector walked through them again and again, as they become
+    more, that would take a sixth of the start.
     """
     gc.disable()
 
@@ -55,8 +55,8 @@ def put_off_collection() -> None:
 def collect_from_now_on() -> None:
     """Collect what loading left behind, then let the garbage collector work on new objects only.
 
-    It looks at no older object. Otherwise a full collection in the middle of an answer would stop all threads while it walks through
-    everything that torch has imported; so would the last collection, at the end of the process.
+    Otherwise a full collection in the middle of an answer would stop all threads while it walks through everything that torch has imported;
+    so would the last collection, at the end of the process.
     """
     gc.collect()
     gc.freeze()
@@ -68,8 +68,8 @@ def use_huge_pages() -> int:
 
     The kernel frees the memory of a killed process before it closes its sockets, and each page costs it time: a Thinker of 600 MB in pages
     of 4 KiB was gone 50 ms after the signal, in huge pages after 7 ms. Matrix products also miss the TLB less often. Memory that loading
-    left behind is given back first. Only private memory without a file is moved, and of it only blocks of 2 MiB of which the greater part
-    is in memory: a block that is hardly used would become a whole page of 2 MiB.
+    left behind is given back first. Only private memory without a file is moved, in blocks of 2 MiB, and only a block with at least half of
+    its pages in memory: a block that is hardly used would become a whole page of 2 MiB.
 
     Returns the number of bytes that are then in huge pages; 0 if the kernel or the C library has no huge pages, and then nothing is lost.
     Takes up to a second for a GB.

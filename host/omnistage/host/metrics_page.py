@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 SILENCE_S = 10.0
-"""A connection on which nobody asks for this long is closed, because each holds a thread and a descriptor."""
+"""A connection without a request for this long is closed, because each connection holds a thread and a descriptor."""
 
 MAX_VISITORS = 64
-"""Most visitors at once. One more takes the place of the one that has been silent for longest; if all have asked and not read their answer,
-the new one is closed."""
+"""Most visitors at once. A further visitor takes the place of the one that has been silent for longest; if all have asked and not read
+their answer, the further visitor is closed."""
 
 BACKLOG = 128
 """Connections that the kernel keeps until the server accepts them."""
@@ -43,11 +43,13 @@ _NEVER_S = 86_400.0
 
 
 class _Server(ThreadingWSGIServer):
+    """The HTTP server of the page: a thread for each visitor, and at most MAX_VISITORS. A visitor is an open connection."""
+
     request_queue_size = BACKLOG
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self._silent: dict[socket.socket, None] = {}
-        """Visitors that have not asked yet, the oldest first. Only the accepting thread adds to it."""
+        """Visitors that have not sent a request yet, the oldest first. Only the accepting thread adds visitors."""
         self._visitors: set[socket.socket] = set()
         super().__init__(*args, **named)
 
@@ -75,7 +77,7 @@ class _Server(ThreadingWSGIServer):
         """Close the connection that has been silent for longest. Return whether there was one; its thread ends soon, and its place is free
         now."""
         for oldest in list(self._silent):
-            if self._silent.pop(oldest, oldest) is None:  # It has not asked in this moment.
+            if self._silent.pop(oldest, oldest) is None:  # It was still silent.
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
                 self._visitors.discard(oldest)
@@ -83,7 +85,7 @@ class _Server(ThreadingWSGIServer):
         return False
 
     def note_request(self, request: socket.socket) -> None:
-        """This visitor is silent no more."""
+        """Note that this visitor has sent a request: it is silent no more."""
         self._silent.pop(request, None)
 
     def shutdown_request(self, request: Any) -> None:
@@ -100,6 +102,8 @@ class _Server6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
+    """The handler of one visitor's connection."""
+
     timeout = SILENCE_S
 
     def handle(self) -> None:
@@ -116,7 +120,8 @@ class _Handler(WSGIRequestHandler):
 
 
 def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
-    """Serve from now on. Returns the port. host: without brackets. Raises OSError if this process cannot listen there."""
+    """Serve the page from now on, on threads of its own. Returns the port. host: without brackets. port: 0 takes a free one. Raises OSError
+    if this process cannot listen there."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     kind = _Server6 if family is socket.AF_INET6 else _Server
     server = make_server(host, port, _app(registry), kind, _Handler)

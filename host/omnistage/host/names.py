@@ -58,7 +58,8 @@ class SystemResolver:
         self._lookups: dict[Name, asyncio.Task[list[str]]] = {}
 
     async def __call__(self, name: Name) -> list[str]:
-        """A lookup that takes too long goes on, and the next call waits for it: a thread that waits for DNS cannot be stopped."""
+        """The addresses of a name, HOST:PORT. Raises OSError, also if the lookup takes too long. It goes on then, and the next call waits
+        for it: a thread that waits for DNS cannot be stopped."""
         lookup = self._lookups.get(name) or asyncio.create_task(_look_up(name))
         self._lookups[name] = lookup
         await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
@@ -70,7 +71,8 @@ class SystemResolver:
 
 
 async def _look_up(name: Name) -> list[str]:
-    """A records, or AAAA records if there are none: with both, every replica would be there twice."""
+    """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be there
+    twice."""
     found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     by_family = {
         family: [address for also, _, _, _, (address, *_) in found if also == family] for family in (socket.AF_INET, socket.AF_INET6)

@@ -48,9 +48,10 @@ class OtlpTracer(Tracer):
     """Records what the sampler chooses: by default everything except traces that their caller does not record."""
 
     def __init__(self, url: str, service: str) -> None:
-        """url: http:// or https:// and HOST:PORT. Raises StartError for an environment variable of OpenTelemetry that makes no sense."""
+        """url: http:// or https:// and HOST:PORT. service: name of this program in the traces. Raises StartError for an environment
+        variable of OpenTelemetry that makes no sense."""
         self._url = url
-        # It logs every attempt as a warning, and a lost batch as an error: one line is enough.
+        # The exporter logs every attempt as a warning, and a lost batch as an error: only the error is wanted.
         logging.getLogger(_EXPORTER_LOG).setLevel(logging.ERROR)
         named = {} if os.environ.get(OTEL_SERVICE_NAME) else {"service.name": service}
         try:
@@ -67,7 +68,7 @@ class OtlpTracer(Tracer):
         return _Recorded(self, self._tracer.start_span(name, context, SpanKind.SERVER, attributes))
 
     def phase(self, name: str, parent: OtelSpan, begun_ns: int, ended_ns: int, attributes: Attributes, reason: str) -> None:
-        """Add a finished span below another one."""
+        """Add a finished span below another one. begun_ns, ended_ns: nanoseconds since 1970."""
         span = self._tracer.start_span(name, set_span_in_context(parent), attributes=attributes, start_time=begun_ns)
         _fail(span, reason)
         span.end(max(ended_ns, begun_ns))
@@ -86,7 +87,7 @@ class OtlpTracer(Tracer):
 
 
 class _Recorded(Span):
-    """A span of OpenTelemetry. Past parts and events get their times from the clock with which the span began."""
+    """A span of OpenTelemetry. The times of its phases and events are turned into times of day by the one moment at which it began."""
 
     def __init__(self, tracer: OtlpTracer, span: OtelSpan) -> None:
         carrier: dict[str, str] = {}
@@ -111,7 +112,7 @@ class _Recorded(Span):
         self._span.end()
 
     def _ns(self, at_s: float) -> int:
-        """Nanoseconds since 1970; never before the span begins, nor after now."""
+        """A time.monotonic() time as nanoseconds since 1970; never before the span begins, nor after now."""
         return min(max(self._begun_ns + int((at_s - self._begun_s) * 1e9), self._begun_ns), time.time_ns())
 
 

@@ -60,7 +60,7 @@ class Service(Protocol):
     """Background work; the service closes it."""
 
     def bound(self, address: str) -> None:
-        """The server listens there. Called once, before `start`."""
+        """Note that the server listens at this address. Called once, before `start`."""
 
     async def start(self) -> None:
         """Load, check and warm up. Health says SERVING only afterwards."""
@@ -83,10 +83,10 @@ class Listener(Protocol):
     """The port of a service."""
 
     def bind(self) -> str:
-        """Take the port; HOST:PORT of it. Called once, first. Raises StartError."""
+        """Take the port. Returns its HOST:PORT. Called once, before everything else. Raises StartError."""
 
     async def open(self) -> None:
-        """Take calls. Health answers that the service does not serve."""
+        """Take calls. Health says NOT_SERVING until `say`."""
 
     async def say(self, *, serves: bool) -> None:
         """Set the answer of health."""
@@ -123,7 +123,7 @@ async def _live(
     line: dict[str, object],
     breakage: _Breakage,
 ) -> None:
-    """Get ready, serve until told to stop, drain. line: said when it serves."""
+    """Get ready, serve until told to stop, drain. line: fields of the ready line, which is logged and written to `ready_fd`."""
     starting = asyncio.create_task(_start(service))
     stopping = asyncio.create_task(stopped.wait())
     either: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
@@ -163,8 +163,8 @@ def _settle() -> None:
 
 
 async def _last_tasks() -> None:
-    """Wait until gRPC hears of the end of the calls that `stop` cut off. If the loop has ended by then, gRPC logs an error that is no
-    bug."""
+    """Wait until gRPC has heard that the calls which the stop of the server cut off have ended. If the loop ended before, gRPC would log an
+    error that is no bug."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=LAST_TASKS_S)
@@ -179,7 +179,7 @@ class _Breakage:
         self.broken: asyncio.Future[str] = self._loop.create_future()
 
     def by_an_error(self, ended: threading.ExceptHookArgs) -> None:
-        """For threading.excepthook."""
+        """Called by threading.excepthook when a thread ends by an error. Only a spare thread may: the others break the process."""
         if is_spare(ended.thread):
             log.warning("thread.failed", thread=ended.thread.name if ended.thread else "", exc_info=ended.exc_value)
             return
@@ -189,7 +189,7 @@ class _Breakage:
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread} ended by an error")
 
     def by_hanging(self, thread: Watched, reason: str) -> None:
-        """For a Watchdog."""
+        """Called by a Watchdog when a thread hangs."""
         self._last_resort()
         log.critical("thread.wedged", thread=thread.name, step=thread.steps, reason=reason)
         if isinstance(thread, EventLoop):  # The loop itself hangs, so it cannot receive the report.
@@ -197,13 +197,13 @@ class _Breakage:
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
     def by_an_end(self, lasting: asyncio.Future[str]) -> None:
-        """For LastingTasks.broken."""
+        """Called when LastingTasks.broken is done: a lasting task has ended."""
         if not lasting.cancelled():
             self._last_resort()
             self._fail(lasting.result())
 
     def _last_resort(self) -> None:
-        """First, because the rest may hang."""
+        """Make sure that the process ends within BROKEN_LIMIT_S. Called before everything else, because the rest may hang."""
         timer = threading.Timer(BROKEN_LIMIT_S, _exit)
         timer.daemon = True
         try:
@@ -230,7 +230,7 @@ def _breakage(service: Service) -> Iterator[_Breakage]:
 
 
 async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Future[str]) -> None:
-    """Run to the end, or raise Broken at once."""
+    """Run `life` to its end. Raises Broken as soon as `broken` is done."""
     living = asyncio.create_task(life)
     either: set[asyncio.Task[None] | asyncio.Future[str]] = {living, broken}
     try:
@@ -244,8 +244,8 @@ async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Futu
 
 
 def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
-    """asyncio.run with the exit code of a server: 0, or 1 with the reason on stderr if the server cannot start. A process that breaks ends
-    with BROKEN.
+    """Run `main` in an event loop. Returns the exit code: 0, or 1 with the reason on stderr if the server cannot start. A process that
+    breaks ends with BROKEN.
 
     ready_fd: gets one line of JSON, {"error"}, if the server cannot start.
     """
@@ -264,7 +264,7 @@ def cannot_start(error: StartError) -> int:
 
 
 async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
-    """End a broken process: asyncio would wait for tasks and threads that may never end."""
+    """Run `main`. If it raises Broken, end the process at once: asyncio would wait for tasks and threads that may never end."""
     try:
         await main()
     except Broken as error:
@@ -279,6 +279,7 @@ def _exit() -> None:
 
 
 def _metrics(address: str, registry: CollectorRegistry) -> str:
+    """Serve the metrics page at HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. Raises StartError."""
     host, port = host_and_port(address)
     try:
         bound = serve_metrics(host, port, registry)
@@ -289,6 +290,7 @@ def _metrics(address: str, registry: CollectorRegistry) -> str:
 
 
 def _stop_event(lifeline_fd: int) -> asyncio.Event:
+    """An event that is set by SIGTERM, by SIGINT, and when the other end of the pipe `lifeline_fd` is closed."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -306,6 +308,7 @@ def _lifeline_ended(loop: asyncio.AbstractEventLoop, fd: int, stopped: asyncio.E
 
 
 def _tell(ready_fd: int, line: Mapping[str, object]) -> None:
+    """Write a line of JSON to `ready_fd` and close it; a negative number is nobody."""
     if ready_fd >= 0:
         with os.fdopen(ready_fd, "w") as pipe:
             pipe.write(json.dumps(line) + "\n")

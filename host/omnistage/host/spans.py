@@ -1,5 +1,5 @@
-"""Spans: what one process does for one request in a trace. The spans here belong to a process that traces nothing; `otlp` has those that go
-to a collector, and `tracing` chooses. docs/tracing.md explains their meaning."""
+"""Spans: the work of one process for one request, as part of a trace. The classes here are for a process that traces nothing; `otlp` has
+the classes whose spans go to a collector, and `tracing` chooses. docs/tracing.md explains the spans."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NO_ATTRIBUTES: Attributes = {}
 class Span:
     """The work of one process for one request. This class is for a process that traces nothing: it only passes on the context that came.
 
-    metadata: for the calls that are part of the work. trace_id: 32 hex digits; empty if nothing is recorded. Seconds are those of
-    time.monotonic().
+    metadata: to send with the calls that are part of the work. trace_id: 32 hex digits; empty if nothing is recorded. All times are in
+    time.monotonic() seconds.
     """
 
     trace_id = ""
@@ -40,5 +40,5 @@ class Tracer:
     """Begins spans. This one begins spans that record nothing."""
 
     def begin(self, name: str, parent: Metadata, attributes: Attributes = NO_ATTRIBUTES) -> Span:
-        """parent: metadata of the call that the span answers; without a trace context in it, the span begins a trace."""
+        """Begin a span. parent: metadata of the call that the span answers; without a trace context in it, the span begins a trace."""
         return Span(parent)

@@ -17,7 +17,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 SHORTAGES = (OSError, MemoryError, RuntimeError)
-"""Errors that Python raises if a process has no descriptor, memory or further thread left; for threads it is a RuntimeError."""
+"""Errors that Python raises if a process has no descriptor (OSError), no memory or no further thread (RuntimeError) left."""
 
 LONGEST_PAUSE_S = 3600.0
 
@@ -30,10 +30,10 @@ def is_spare(thread: threading.Thread | None) -> bool:
 
 
 def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = None) -> threading.Thread:
-    """Do `work` on a daemon thread that the process can do without. If it fails, the log says so, and that is all.
+    """Do `work` on a daemon thread that the process can do without. If it fails, the log says so, and the process goes on.
 
-    again_s: after a failure try again after this time, then after twice as long, and so on; None: do not try again. If no thread can be
-    started, the log says so, and the returned thread never runs.
+    again_s: seconds after which a failure is followed by another try, twice as many after the next failure, and so on; None: no other try.
+    If no thread can be started, the log says so, and the returned thread never runs.
     """
     thread = threading.Thread(target=_work, args=(name, work, again_s), name=name, daemon=True)
     _SPARE.add(thread)
@@ -46,7 +46,7 @@ def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = 
 
 @contextmanager
 def starting_spare() -> Iterator[None]:
-    """Mark the threads that are started meanwhile as spare. For libraries, which start threads of their own."""
+    """Mark the threads that start while the block runs as spare. For libraries, which start threads of their own."""
     before = set(threading.enumerate())
     try:
         yield

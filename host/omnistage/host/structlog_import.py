@@ -1,6 +1,6 @@
 """The first import of structlog, without rich.
 
-structlog imports rich wherever it is installed, for tracebacks in colour that no log of ours has: a fifth of the start of a server.
+structlog imports rich if it is installed, for tracebacks in colour that no log of ours has. That takes a fifth of the start of a server.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from importlib import import_module
 
 
 def import_structlog() -> None:
-    """Import structlog. Code that needs rich can import it afterwards. Ends the process with a line if structlog is not installed."""
+    """Import structlog without rich. Code that needs rich can import it afterwards. Ends the process with a message if structlog is not
+    installed."""
     if "rich" in sys.modules:
         return
-    sys.modules["rich"] = None  # type: ignore[assignment]  # As Python has it for what cannot be imported.
+    sys.modules["rich"] = None  # type: ignore[assignment]  # None makes an import of rich fail.
     try:
         import_module("structlog")
     except ModuleNotFoundError as error:

@@ -15,7 +15,7 @@ from typing import TextIO
 
 ESCAPES: Mapping[int, str] = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"},
-    # They turn the direction of a line, and with it our words beside them.
+    # They turn the direction of a line, also of our own words in it.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
     # Bytes of a name that is not UTF-8. With some settings Python writes them unchanged.
     **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
@@ -45,7 +45,7 @@ class Guarded(io.TextIOWrapper):
 
 
 def guard_standard_streams() -> None:
-    """Guard stdout and stderr, each where it is a terminal."""
+    """Guard each of stdout and stderr that is a terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, Guarded) and stream.isatty():
@@ -54,6 +54,6 @@ def guard_standard_streams() -> None:
 
 
 def steered(stream: TextIO) -> TextIO:
-    """For code that draws: the stream on which sequences steer the terminal. Text from others goes through `shown` before it is written
-    there."""
+    """The stream below a guarded one, for code that draws: its control sequences steer the terminal. Such code must pass text from others
+    through `shown`. Any other stream is returned as it is."""
     return stream.below if isinstance(stream, Guarded) else stream

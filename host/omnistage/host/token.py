@@ -39,12 +39,12 @@ def read_token(file: str, environment: Mapping[str, str]) -> Token | None:
 
 
 def new_token() -> Token:
-    """256 random bits."""
+    """A token of 256 random bits."""
     return Token(secrets.token_urlsafe(_RANDOM_BYTES))
 
 
 def make_file(path: Path) -> bool:
-    """Write a new token to a new file, mode 0400. Return False if the file exists. A reader meanwhile finds no file or the whole."""
+    """Write a new token to a new file, mode 0400. Return False if the file exists. The file appears with its whole content at once."""
     if path.exists():
         return False
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

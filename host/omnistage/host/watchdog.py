@@ -1,12 +1,14 @@
 """Finds a computing thread that hangs: it has work, and does nothing.
 
-A thread hangs if it has work and, within one step, used no CPU for IDLE_S, or if one step took longer than its family allows. A busy
-machine makes no thread hang. A look that came late itself does not count, because then this process was held up as a whole (by a full
-machine, SIGSTOP, or a call that keeps Python's lock). In the other looks the time does not count in which a thread waited for a CPU, by the
-kernel's count (run delay): the watched thread, or a thread that the watched one may wait for. A thread that waits for Python's lock wakes
-every few milliseconds and so uses CPU, however little. A model's thread may sleep while native threads compute for it, such as those of
-torch's pool; so their work counts, while that of Python's threads, such as the event loop, does not. The work of other processes that the
-thread names, such as the other ranks of a model, counts too. While no thread has work, the watchdog sleeps.
+A thread hangs if it has work and, within one step, used no CPU for IDLE_S, or if one step took longer than its family allows. So that a
+busy machine makes no thread look as if it hangs, some time does not count:
+- Time before a look that came late: this process as a whole was held up (by a full machine, SIGSTOP, or a call that keeps Python's lock).
+- Time in which the watched thread, or a thread that it may wait for, waited for a CPU, by the kernel's count (run delay).
+
+A thread that waits for Python's lock is not idle: it wakes every few milliseconds and so uses a little CPU. A model's thread may sleep
+while native threads compute for it, such as those of torch's pool, or threads of other processes that it names, such as the other ranks of
+a model. It is not idle then either. Work of Python's other threads, such as the event loop, does not count for it. While no thread has
+work, the watchdog sleeps.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ IDLE_S = 1.5
 
 class Watched(Protocol):
     """A thread that computes. thread_id: its number in the kernel, None until it runs. steps: how many it has done. busy: it has work.
-    step_limit_s: most seconds of a step, without the time in which it waits for a CPU. helped: native threads may compute while it sleeps.
-    processes: ids of other processes whose threads may do so too."""
+    step_limit_s: most seconds of a step, without the time in which it waits for a CPU. helped: native threads may compute for it while it
+    sleeps. processes: ids of other processes whose threads may compute for it too."""
 
     @property
     def name(self) -> str: ...
@@ -87,6 +89,7 @@ class Watchdog:
             self._awake.set()
 
     def _watch(self) -> None:
+        """Look at the threads every PERIOD_S while one of them has work, until one hangs or the watchdog ends."""
         seen: Mapping[int, KernelThread] = {}
         while True:
             self._awake.wait()
@@ -108,7 +111,8 @@ class Watchdog:
                 seen = {}  # The next look would be too long after this one.
 
     def _read_threads(self) -> Mapping[int, KernelThread]:
-        """Empty if the threads cannot be read, for example because no descriptor is left: then no thread is judged."""
+        """All threads that matter, by number; empty if they cannot be read, for example because no descriptor is left: then no thread is
+        judged."""
         try:
             seen = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})
         except SHORTAGES as error:
@@ -121,7 +125,8 @@ class Watchdog:
 
 
 class _Judge:
-    """The state of one thread's present step. active: it had work at the last look, or did some before it."""
+    """Judges one thread at every look, and keeps the times of its present step. active: the thread had work at the last look, or did a step
+    since the look before."""
 
     def __init__(self, thread: Watched) -> None:
         self.thread = thread
@@ -132,7 +137,7 @@ class _Judge:
         self._step_s = 0.0
 
     def judge(self, look: _Look) -> str:
-        """Judge the time since the last look. Return why the thread hangs, empty if it does not."""
+        """Add up the time since the last look. Return why the thread hangs; empty if it does not."""
         steps_before, self._steps = self._steps, self.thread.steps
         busy = self.thread.busy
         self.active = busy or self._steps != steps_before
@@ -158,7 +163,7 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The work of one thread between two looks. state: at the end."""
+    """What one thread did between two looks: seconds on a CPU, and seconds of waiting for one. state: at the end, as in KernelThread."""
 
     state: str
     cpu_s: float
@@ -167,10 +172,10 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The work of the process's threads, and of those that help it, in a time.
+    """What the threads of this process, and of the processes that help it, did between two looks.
 
-    uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. idle_s: how much of it no native thread
-    computed either.
+    uses: by the kernel's number of a thread. counted_s: seconds in which none of the threads waited for a CPU. idle_s: seconds in which no
+    native thread computed either.
     """
 
     uses: Mapping[int, _Use]
@@ -179,7 +184,7 @@ class _Look:
 
 
 def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> _Look:
-    """elapsed_s: how long the watchdog waited between the two."""
+    """Compare two readings of the threads. elapsed_s: seconds that the watchdog waited between them; if it waited too long, none count."""
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
@@ -193,6 +198,7 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
 
 
 def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
+    """Compare two readings of one thread, `elapsed_s` apart."""
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
     # The kernel counts a wait for a CPU when it is over. A present wait shows in a thread that could run and did not.
     waits = after.state == "R" and not delay_s and (not cpu_s or not kernel_threads.DELAYS_ARE_TOLD)
