@@ -10,15 +10,15 @@ from omnistage.wire.errors import protocol_error
 from omnistage.wire.limits import MAX_BATCH
 
 MAX_BATCH_BYTES = 32 << 10
-"""Most bytes of the chunks that a sender puts into one message. Beyond it the bytes cost more than the message, so fewer messages save
-nothing."""
+"""Most bytes of the chunks that a sender puts into one message. In a larger message the bytes cost more than the message itself, so fewer
+messages would save nothing."""
 
 Message = stage_pb2.RunRequest | stage_pb2.RunResponse | omni_pb2.GenerateResponse
 M = TypeVar("M", stage_pb2.RunRequest, stage_pb2.RunResponse, omni_pb2.GenerateResponse)
 
 
 class Batch:
-    """Chunks that go in one message: at most MAX_BATCH, and MAX_BATCH_BYTES together. The first chunk always fits: one that is greater
+    """Chunks that go in one message: at most MAX_BATCH, and MAX_BATCH_BYTES together. The first chunk always fits, so a larger chunk
     travels by itself."""
 
     def __init__(self, *, together: bool) -> None:
@@ -28,7 +28,7 @@ class Batch:
         self._bytes = 0
 
     def add(self, *chunks: chunk_pb2.Chunk) -> bool:
-        """Take all of these chunks or none of them. Return whether the batch has them now."""
+        """Add all of these chunks or none of them. Return whether they were added."""
         size = sum(chunk.ByteSize() for chunk in chunks)
         if self._chunks and (len(self._chunks) + len(chunks) > self._most or self._bytes + size > MAX_BATCH_BYTES):
             return False

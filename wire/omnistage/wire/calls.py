@@ -40,8 +40,9 @@ async def write(context: Context, message: Any) -> None:
 
 
 def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager[None]], request_limit_s: float) -> Handler:
-    """Make a stream of this call. hold: returns what is held while the call is open; a StageError from it refuses the call.
-    request_limit_s: time for the request to arrive, if the call has only one."""
+    """The same handler as one for a stream of requests, whatever kind of call it serves. hold: makes a context manager that is entered
+    while a call is open; a StageError from it refuses the call. request_limit_s: time for the request to arrive, if the call has only
+    one."""
 
     async def serve(requests: AsyncIterator[Any], context: Context) -> None:
         try:
@@ -75,7 +76,7 @@ def leave_nothing(serve: Serve) -> Serve:
         except asyncio.CancelledError as cancelled:
             forget_traceback(cancelled)
             raise
-        raise asyncio.CancelledError  # gRPC itself ends such a call so.
+        raise asyncio.CancelledError  # In this way gRPC itself ends a call whose caller is gone.
 
     return serve_and_forget
 
@@ -92,7 +93,7 @@ class _Served:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._has_begun = False
-        self._first: asyncio.Task[None] | None = None  # Only while it runs: its error would refer to this, and this to it.
+        self._first: asyncio.Task[None] | None = None  # Only while it runs: later its error would make a cycle.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -136,6 +137,7 @@ async def _request(context: Context, limit_s: float) -> Any:
 
 
 async def _answer(handler: Handler, asked: Any, context: Context) -> None:
+    """Call the method behind a handler, and write what it returns or yields. asked: the request, or an iterator over the requests."""
     # grpcio's stubs have the types of servers with threads.
     behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if isasyncgenfunction(behavior):

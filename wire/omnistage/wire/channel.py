@@ -22,8 +22,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 MAX_PENDING_CALLS = 8192
 MAX_PENDING_S = 600
-"""Limits of one server. Its loop takes calls as fast as it can, and the code that counts sessions refuses them with a reason; a call that
-still waits for that ends by the deadline of its caller."""
+"""Most calls that wait until a server's loop takes them, and most seconds that one waits. The limits are high: the loop takes calls as fast
+as it can, and the code that counts sessions refuses them with a reason. A call that waits too long ends by the deadline of its caller."""
 
 IDLE_LIMIT_MS = 300_000
 """A connection without a call is closed after this time: it may be a stranger's, and without pings nobody finds that its other end is gone.
@@ -42,13 +42,13 @@ TAKEN_S = 1.0
 _SERVER_PINGS_MS = 5000
 _SERVER_PING_LIMIT_MS = 5000
 _CLIENT_PINGS_MS = _CLIENT_PING_LIMIT_MS = 3_600_000
-"""A client sends no pings without calls, but gRPC still wakes at this period. The limit is for an answer to any ping: gRPC sends some of
-its own, to measure."""
+"""A client sends no pings without calls, but gRPC still wakes at this period. The limit is for the answer to any ping, also to the pings
+that gRPC sends for its own measurements."""
 
 _KEEPALIVE: Options = [
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 0),  # An idle stack is silent. The caller of the next call finds out soon enough.
+    ("grpc.keepalive_permit_without_calls", 0),  # An idle stack is silent. The next call soon finds a lost connection.
 ]
 
 
@@ -82,7 +82,8 @@ def server_options(
     kept_port: bool = False,
     max_connections: int = MAX_CONNECTIONS,
 ) -> Options:
-    """Options of a stage's or a router's server. max_request_bytes: most bytes of a request, if it is less than that of an answer.
+    """Options of a stage's or a router's server. max_message_bytes: most bytes of an answer. max_request_bytes: most bytes of a request; 0:
+    as many.
 
     kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, so the server needs that option to listen there.
     Elsewhere the option is off: a second server on a port would silently take half of its calls."""
@@ -120,7 +121,7 @@ async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
 
 
 async def is_taken(address: str) -> bool:
-    """Whether anything accepts connections at HOST:PORT. For a stopped process its kernel does."""
+    """Whether anything accepts connections at HOST:PORT. For a stopped process the kernel accepts them."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(TAKEN_S):

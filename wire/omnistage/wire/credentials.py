@@ -19,7 +19,7 @@ class Credentials:
         return grpc.aio.insecure_channel(address, options=options)
 
     def blocking_channel(self, address: str, options: Options) -> grpc.Channel:
-        """The same for a process without an event loop."""
+        """As `channel`, for a process without an event loop."""
         return grpc.insecure_channel(address, options=options)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:

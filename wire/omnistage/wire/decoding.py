@@ -55,8 +55,9 @@ class _MoreFields(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field that the walk has to look into. most: elements in the whole request; 0: the field does not repeat. size: most bytes of each;
-    0: any. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: the fields of a message, by tag."""
+    """A field that the walk has to look into. most: most elements in the whole request; 0: the field does not repeat. size: most bytes of
+    one element; 0: any. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: if the field is a message, the
+    fields to look into in it, by tag."""
 
     name: str
     full_name: str
@@ -67,7 +68,8 @@ class _Field:
 
 
 async def decode(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> M:
-    """Return the message in these bytes. turn: held while a large message is decoded; all large messages of the process wait in one line.
+    """Return the message in these bytes. turn: makes a context manager that is entered while a large message is decoded; the large messages
+    of a process are decoded one at a time.
 
     Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and the errors of `turn`."""
     shape = _shape(cast(Descriptor, kind.DESCRIPTOR))
@@ -80,6 +82,7 @@ async def decode(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncCon
 
 
 def _decode_large(data: bytes, kind: type[M], shape: Mapping[int, _Field]) -> M:
+    """Return the message in these bytes, of any size up to MAX_FIELDS. Raises TooLarge and DecodeError. Runs in a thread."""
     try:
         _walk(data, shape, MAX_FIELDS)
     except _MoreFields:
@@ -88,9 +91,10 @@ def _decode_large(data: bytes, kind: type[M], shape: Mapping[int, _Field]) -> M:
 
 
 def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
-    """Return if the message may be parsed. Raises TooLarge, DecodeError or _MoreFields."""
-    seen: dict[str, int] = {}
-    outer: list[tuple[int, Mapping[int, _Field], str]] = []
+    """Look at the fields of a message and return if it may be parsed. shape: the fields to look into, by tag. Raises TooLarge, DecodeError,
+    or _MoreFields if it has more than `most_fields`."""
+    seen: dict[str, int] = {}  # elements so far, by full name of the field
+    outer: list[tuple[int, Mapping[int, _Field], str]] = []  # the messages around the present one: end, shape, and name of each
     at, end, name, left = 0, len(data), "", most_fields
     try:
         while True:
@@ -148,7 +152,7 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a tag or a length. Returns it and the position behind it."""
+    """Read the tag or length at this position. Returns it and the position after it."""
     value = 0
     for shift in range(0, 7 * _MAX_TAG_BYTES, 7):
         byte = data[at]
@@ -160,7 +164,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
-    """Count the elements that one occurrence of a repeated field brings."""
+    """How many elements of a repeated field the bytes from `start` to `end` hold. The number is exact unless it is above `field.most`."""
     if field.packed < 0:
         return 1
     if field.packed:
@@ -171,6 +175,7 @@ def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
 
 
 def _count(field: _Field, seen: dict[str, int], more: int, outer: list[tuple[int, Mapping[int, _Field], str]], name: str) -> None:
+    """Count `more` elements of a field. Raises TooLarge. seen, outer, name: see `_walk`."""
     total = seen.get(field.full_name, 0) + more
     if total > field.most:
         raise TooLarge(_path(outer, name, field), f"at most {field.most} in all")
@@ -178,7 +183,7 @@ def _count(field: _Field, seen: dict[str, int], more: int, outer: list[tuple[int
 
 
 def _path(outer: list[tuple[int, Mapping[int, _Field], str]], name: str, field: _Field) -> str:
-    """Spell a path as the kinds of stages do, for example `thinker.stop` for open.params.thinker.stop."""
+    """The path of a field, spelled as in the errors of stages, for example `thinker.stop` for open.params.thinker.stop."""
     path = ".".join(filter(None, [*(each[2] for each in outer), name, field.name])).removeprefix("turn.")
     for envelope in ("open.params.", "open.resume."):
         if path.startswith(envelope):
@@ -190,8 +195,8 @@ _shapes: dict[str, dict[int, _Field]] = {}
 
 
 def _shape(message: Descriptor) -> dict[int, _Field]:
-    """Fields of the message that repeat, are bytes, or hold such fields, by tag. Raises KeyError for a field that limits.py does not
-    list."""
+    """The fields of a type of message that the walk looks into, by tag: they repeat, are bytes, or hold such fields. Raises KeyError for a
+    field that limits.py does not list."""
     shape = _shapes.get(message.full_name)
     if shape is None:
         shape = _shapes[message.full_name] = {}
@@ -202,7 +207,8 @@ def _shape(message: Descriptor) -> dict[int, _Field]:
 
 
 def _entries(field: FieldDescriptor) -> list[tuple[int, _Field]]:
-    """Return what the walk must know of a field, by tag. A repeated number has two tags, because a parser takes it packed or not."""
+    """The entries of a field in a shape, with their tags; none if the walk need not look into it. A repeated number has two entries,
+    because a parser takes it packed or not."""
     assert field.containing_type is not None
     full_name = f"{field.containing_type.name}.{field.name}"
     most = COUNTS[full_name] if field.is_repeated else 0

@@ -35,8 +35,8 @@ class Reason:
 
     code: status of a call that ends with it. retry_delay_s: seconds after which asking again makes sense; None: never, or not by waiting.
     another_replica: one replica refuses a session for this reason; another one may take it. passes: the same replica may take it in a
-    moment. reopens: a running session that ends with it can go on elsewhere. behind: the trouble is further down the route, so the two
-    above hold only for a caller that can choose other replicas there too.
+    moment. reopens: a running session that ends with it can go on elsewhere. behind: a later stage of the route is in trouble, so `passes`
+    and `reopens` hold only for a caller that can choose other replicas for that stage.
     """
 
     code: grpc.StatusCode
@@ -68,7 +68,7 @@ REASONS: Mapping[str, Reason] = {
 """Keys are names of `ErrorReason` without their prefix; error.proto says what each one is about."""
 
 LOST_HERE = Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=True, reopens=True, retry_delay_s=0.5)
-"""STAGE_LOST as the end of the stream itself sees it: no Ended came. The next stage is lost, not one behind it."""
+"""STAGE_LOST if this process itself saw its stream break off, without Ended: the next stage is lost, not a later one."""
 
 BUG = Reason(grpc.StatusCode.INTERNAL)
 """The meaning of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
@@ -137,20 +137,20 @@ class StageError(Exception):
 
 
 def _shorten(message: str) -> str:
-    """Cut a message that is too long. Most stay as they are, but one that quotes a caller may have any length."""
+    """Cut a message to MAX_TEXT_BYTES: a message that quotes a caller may have any length."""
     encoded = message.encode()
     return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def bad_request(field: str, description: str, **place: str) -> StageError:
-    """A bad field of a request; `field` in proto spelling. place: which of several values it is, as in
-    omnistage.models.interface.BadRequest; clients have their own name for the field."""
+    """The error of a bad field of a request; `field` in proto spelling. place: tells which of several values is bad, such as port="x", as
+    in omnistage.models.interface.BadRequest. It is apart from `field`, for which clients have their own names."""
     message = ": ".join([field, *(f"{name} {which}" for name, which in place.items()), description])
     return StageError("BAD_REQUEST", message, metadata={"field": field, **place})
 
 
 def protocol_error(message: str, **metadata: str) -> StageError:
-    """The other end broke the rules of `Run`: a bug of the sender, never retried."""
+    """The error of an other end that broke the rules of the stream: a bug of the sender, never retried."""
     return StageError("PROTOCOL", message, metadata=metadata)
 
 

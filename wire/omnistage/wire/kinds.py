@@ -17,4 +17,4 @@ _NUMBERS = cast("list[stage_pb2.StageKind]", stage_pb2.StageKind.values())
 """The generated stub says int."""
 
 KINDS: Mapping[str, stage_pb2.StageKind] = {kind_name(kind): kind for kind in _NUMBERS if kind != stage_pb2.STAGE_KIND_UNSPECIFIED}
-"""In the order of a pipeline."""
+"""The kinds by name, in the order of a pipeline."""

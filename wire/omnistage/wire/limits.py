@@ -1,7 +1,7 @@
 """The most that a request may hold: the one table, enforced before a message is parsed (wire/decoding.py). docs/limits.md is made from it.
 
-The users of values check their ranges. This table has counts and sizes: they decide how much memory and time a message costs before anybody
-has looked at a value.
+The code that uses a value checks its range. This table has counts and sizes: they decide how much memory and time a message costs before
+any value is looked at.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_FIELDS = 1 << 19
-"""Fields of one request on the wire, known or not, that are looked at: this bounds the time which that takes. A message whose type has no
-repeated field and no bytes is skipped as a whole: protobuf makes one object of it, whatever it holds."""
+"""Most fields of one request on the wire, known or not: this bounds the time of the walk over them. A message whose type has no repeated
+field and no bytes counts as one field, because protobuf makes one object of it, whatever it holds."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Most characters in all messages of one request together."""
@@ -27,7 +27,7 @@ MAX_CALLS = 4096
 """Calls of any kind at a router at once. gRPC refuses one more before its request is read."""
 
 MAX_PORTS = 64
-"""Ports of one stage and all hops behind it; a pipeline has a handful."""
+"""Ports of one stage and all stages after it; a pipeline has a handful."""
 
 MAX_HOPS = 8
 MAX_ADDRESSES = 8

@@ -1,4 +1,4 @@
-"""Numbers on a port: positions of outgoing chunks, and credit, which limits how many may go."""
+"""The numbers of the chunks on a port, and the credit that limits how many chunks may be sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Payload = MessagePayload | NDArray[np.generic]
 """The content of a chunk. An array becomes a Tensor when the transport of the stream is known."""
 
 Content = MessagePayload | list[tensor_pb2.Tensor] | None
-"""The same once the transport is known: a tensor is one message, or one for each of its parts."""
+"""The content of a chunk once the transport is known: a tensor is one message, or one message for each of its parts."""
 
 _FIELDS = {
     type(getattr(chunk_pb2.Chunk(), field.name)): field.name for field in chunk_pb2.Chunk.DESCRIPTOR.oneofs_by_name["payload"].fields
@@ -37,7 +37,7 @@ _FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_
 
 
 def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
-    """Whether a stage that wants rows of one element type takes rows of the other: it converts floating types."""
+    """Whether a stage that wants rows of the element type `wanted` takes rows of the type `given`: it converts floating types."""
     return given == wanted or (given in _FLOATING and wanted in _FLOATING)
 
 
@@ -54,7 +54,7 @@ class Output:
 
 
 class PortWriter:
-    """Gives the pieces of one port their `seq` and `first`."""
+    """Makes the chunks of one port, numbered one after the other. seq: number of the next chunk. first: number of its first item."""
 
     def __init__(self, port: str, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
         """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
@@ -83,7 +83,8 @@ class PortWriter:
 
 
 class PortReader:
-    """Checks that the chunks of one port come without gap or repeat, and within the credit that was given for them."""
+    """Checks that the chunks of one port come without gap or repeat, and within the credit that was given for them. seq, first: as in
+    PortWriter, for the chunk that must come next. granted: how many chunks may come in all."""
 
     def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
         """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
@@ -94,7 +95,7 @@ class PortReader:
         self.granted = granted
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
-        """Raise PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
+        """Count a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
         if self.ended:
             raise protocol_error(f"chunk after the last one of port {self.port!r}", port=self.port)
         if chunk.seq != self.seq or chunk.first != self.first:
@@ -114,7 +115,8 @@ class PortReader:
 
 
 class Allowance:
-    """Absolute credit of the ports of one stream, and a way to wait for it. Totals only grow; an older total changes nothing."""
+    """The credit that this end has for the ports of one stream, as total numbers of chunks, and a way to wait for more. Totals only grow; a
+    lower total changes nothing."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
@@ -130,13 +132,13 @@ class Allowance:
         return self._totals.get(port, 0)
 
     def close(self, reason: str, message: str) -> None:
-        """No more credit will come. Every present and later `wait` gets an error of this reason, a new one each time: an error that is kept
-        would keep the frames that it passed through."""
+        """Note that no more credit will come. From now on a `wait` for credit raises a StageError with this reason, a new one each time: an
+        error that is kept would keep the frames that it passed through."""
         self._closed = reason, message
         self._grown.set()
 
     async def wait(self, port: str, seq: int) -> None:
-        """Return when chunk `seq` of the port may be sent."""
+        """Return when chunk number `seq` of the port may be sent. Raises the error given to `close` if it never may."""
         while seq >= self._totals.get(port, 0):
             if self._closed is not None:
                 raise StageError(*self._closed)

@@ -15,15 +15,15 @@ from typing import Any
 from omnistage.wire.errors import StageError
 
 LOOKS = 8
-"""How often `within` checks whether this process was held up."""
+"""How many times `within` checks, in its time, whether this process was held up."""
 
 
 class within:
     """`async with within(seconds, late)`: raises the error that `late` returns if the block takes longer. The error refers to no task,
-    unlike that of `asyncio.timeout`, so a task may end with it.
+    unlike the error of `asyncio.timeout`, so a task may end with it.
 
-    It measures patience with a peer. So time in which this process was stopped, or its loop held up, does not count: this process would not
-    have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
+    The limit is for waiting for a peer. So time in which this process was stopped, or its loop held up, does not count: this process would
+    not have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
     """
 
     def __init__(self, seconds: float, late: Callable[[], StageError], *, counts_all: bool = False) -> None:
@@ -42,8 +42,8 @@ class within:
             self._next_look = asyncio.get_running_loop().call_later(self._wait_s, self._look)
 
     def _look(self) -> None:
-        """Extend the limit by the time by which this look comes too late. If two moments have both passed, the loop takes the earlier one
-        first, so it runs this before the end of the limit."""
+        """Extend the limit by the seconds that this look comes too late. If the loop was held up past both this look and the end of the
+        limit, it runs this look first, because its time is the earlier one."""
         if self._limit is None or self._next_look is None or (ends := self._limit.when()) is None or self._limit.expired():
             return
         late_s = asyncio.get_running_loop().time() - self._next_look.when()
@@ -66,7 +66,7 @@ class within:
 
 
 def look_at_error(task: asyncio.Task[Any]) -> None:
-    """Take an error that does not matter any more; asyncio complains of errors that nobody looked at."""
+    """Retrieve the error of a task that has ended; it does not matter any more, and asyncio logs an error that nobody retrieved."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,5 @@
-"""The token of a stack. Its servers show it to each other, so that a stage takes calls from the router and its neighbours only.
+"""The token of a stack. The servers of the stack show it to each other, so that a stage takes calls from the router and its neighbours
+only.
 
 It travels as metadata of every call of StageService. It is no password for people and no key for encryption: whoever can read the wire can
 read it.
@@ -38,7 +39,7 @@ class Token:
         return self._secret
 
     def matches(self, shown: str | bytes) -> bool:
-        """Compare in a time that does not tell how much of it is right."""
+        """Whether this is the token. The time of the comparison does not tell how much of it is right."""
         return hmac.compare_digest(self._secret.encode(), shown if isinstance(shown, bytes) else shown.encode(errors="replace"))
 
     def __repr__(self) -> str:

@@ -12,8 +12,8 @@ Message = TypeVar("Message")
 class StreamWriter(Generic[Message]):
     """Lets many tasks write to one stream, in the order in which they came.
 
-    It has a lock instead of a queue with a task: a message without competitors is written without a switch of tasks, and the writer feels
-    the stream's own flow control. The way up has a queue, see `stage/outbox.py`.
+    It has a lock instead of a queue with a task: a message without competitors is written without a switch of tasks, and a task that writes
+    waits as long as the stream's own flow control demands. The way up has a queue, see `stage/outbox.py`.
     """
 
     def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:
