@@ -1,13 +1,14 @@
-"""An imagined listener who plays the sound that Code2Wav makes. The player counts the times without anything to play."""
+"""An imagined player that plays the sound which Code2Wav makes, and counts when it has nothing left to play."""
 
 from __future__ import annotations
 
 GRACE_S = 0.02
-"""Nobody notices a sound that is late by less: the way to the listener takes as long."""
+"""Sound that is late by less does not count as late: its way to the listener takes as long."""
 
 
 class Playhead:
-    """Plays in real time, beginning `prebuffer_s` after the first sound. Times are seconds of one clock."""
+    """Plays in real time, beginning `prebuffer_s` after the first sound came. Times are seconds of one clock. underruns: how often there
+    was nothing left to play. starved_s: for how many seconds in all."""
 
     def __init__(self) -> None:
         self._dry_at: float | None = None
@@ -15,7 +16,7 @@ class Playhead:
         self.starved_s = 0.0
 
     def hear(self, now: float, seconds: float, prebuffer_s: float = 0.0) -> None:
-        """Note that this many seconds of sound came. prebuffer_s: told with the first sound."""
+        """Note that `seconds` of sound came at the time `now`. prebuffer_s: counts only with the first sound."""
         if self._dry_at is None:
             self._dry_at = now + prebuffer_s
         elif (late := now - self._dry_at) > GRACE_S:
@@ -25,6 +26,6 @@ class Playhead:
         self._dry_at += seconds
 
     def pause(self, seconds: float) -> None:
-        """Note that the listener took no sound for this long, and does not lack it."""
+        """Note that the listener itself took no sound for so many seconds, so that they do not count as starved."""
         if self._dry_at is not None:
             self._dry_at += seconds

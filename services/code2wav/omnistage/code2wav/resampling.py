@@ -1,9 +1,9 @@
 """Sound at another sample rate than the model's, by soxr. The bits are the same wherever a session goes on.
 
-A stream of soxr has a history: its output depends on where it began. So sound is converted in blocks at fixed places. A call of its own
-converts each block from the block's samples and some samples around it, and only the block is kept. The bits of a sample depend only on its
-number and on the model's samples, never on how those came or where a session began. Before the first sample and after the last, soxr's own
-padding stands.
+The output of a stream of soxr depends on where the stream began. So sound is converted in blocks at fixed places, each as a sound of its
+own: soxr gets the block's samples and some samples around them, and only the block is kept. The bits of a sample depend only on its number
+and on the model's samples, never on the pieces in which those came or on where a session began. Before the first sample and after the last
+one stands soxr's own padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 FIELD = "code2wav.sample_rate_hz"
 QUALITY = "VHQ"
 BLOCKS_PER_S = 100
-"""Blocks have this length or a little more: a first packet waits for part of a block, and each block costs a call."""
+"""A block lasts 1 / BLOCKS_PER_S seconds or a little more: a first packet waits for part of a block, and each block costs work of its
+own."""
 MIN_COMMON_HZ = 25
 """Blocks are whole numbers of samples at both rates: rates with a smaller common divisor would have blocks of more than 40 ms."""
 CONTEXT_PERIODS = 128
@@ -75,16 +76,17 @@ class Conversion:
         raise BadRequest(FIELD, f"{rate_hz} is not possible; {can}, or leave it out for the model's own")
 
     def count(self, samples: int) -> int:
-        """Samples that this many samples of the model become in all."""
+        """How many samples a whole sound of so many samples of the model becomes."""
         return (2 * samples * self.rate_hz + self.source_hz) // (2 * self.source_hz)
 
     def first_needed(self, sample: int) -> int:
-        """The first sample of the model that is needed to make this sample and those after it."""
+        """Number of the model's first sample that is needed to make sample number `sample` of the result and those after it."""
         return self._begin(sample // self.output_block)
 
     def convert(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
-        """Convert the blocks from `first` to before `until`; returns [n, channels]. held: all samples of the model that these blocks need;
-        `held_first` is the number of the first one. The result is clipped to full scale, which filtered sound may exceed."""
+        """Convert block number `first` and those after it, up to but without `until`; returns samples [n, channels]. held: all samples of
+        the model that these blocks need, [m, channels]; `held_first` is the number of the first one. The result is clipped to full scale,
+        which filtered sound may exceed."""
         channels = held.shape[1]
         parts = [np.empty((0, channels), np.float32)]
         while first < until:
@@ -102,7 +104,7 @@ class Conversion:
         return np.clip(np.concatenate(parts), -1, 1)
 
     def _begin(self, block: int) -> int:
-        """The first sample of the model in the window of a block."""
+        """Number of the model's first sample in the window of a block: the block with its context."""
         return max(block * self.block - self.context, 0)
 
 
@@ -112,7 +114,7 @@ def _whole(least: float, period: int) -> int:
 
 
 def _resampled(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
-    """Convert sounds of equal length, [samples, n], each as if it were alone."""
+    """Convert n sounds of equal length, [samples, n], each as if it were alone; returns [samples at rate_hz, n]."""
     import soxr  # Needed only if somebody asks for another rate.
 
     made: Samples = soxr.resample(np.ascontiguousarray(columns), source_hz, rate_hz, QUALITY)
@@ -121,28 +123,28 @@ def _resampled(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
 
 class Resampler:
     """The sound of one session, from sample `first` on. Call `push` with the model's samples from `conversion.first_needed(first)` on, then
-    `end`. Besides the samples of the last push it holds at most a block and the context on both sides."""
+    `end`. Apart from the samples of the last push it holds at most a block and the context on both sides."""
 
     def __init__(self, conversion: Conversion, channels: int, first: int) -> None:
         self._conversion = conversion
         self._block = first // conversion.output_block
         self._held = np.empty((0, channels), np.float32)
         self._held_first = conversion.first_needed(first)
-        self._known = first - self._block * conversion.output_block
+        self._known = first - self._block * conversion.output_block  # samples of the next block that come before `first`
 
     @property
     def first_needed(self) -> int:
-        """The first sample of the model that is still needed, here or by a session that goes on after the sound given so far."""
+        """Number of the model's first sample that is still needed, here or by a session that goes on after the sound returned so far."""
         return self._held_first
 
     def push(self, samples: Samples) -> Samples:
-        """Take the model's next samples [n, channels]; returns the samples that are final now."""
+        """Take the model's next samples [n, channels]; returns the converted samples [m, channels] that are final now."""
         self._held = np.concatenate([self._held, samples])
         received = self._held_first + len(self._held)
         return self._take((received - self._conversion.context) // self._conversion.block)
 
     def end(self) -> Samples:
-        """The rest of the sound: no samples follow. Raises BadRequest if the sound ends before `first`."""
+        """Return the rest of the sound: no samples of the model follow. Raises BadRequest if the sound ends before `first`."""
         first, conversion = self._block * self._conversion.output_block + self._known, self._conversion
         count = conversion.count(self._held_first + len(self._held))
         if count < first:
@@ -154,7 +156,7 @@ class Resampler:
         return self._take(-(-count // conversion.output_block))[: count - first]
 
     def _take(self, until: int) -> Samples:
-        """Convert the blocks to before `until`, without the samples that the listener had before."""
+        """Convert the blocks before block number `until`, without samples before `first`, and drop what no later block needs."""
         if until <= self._block:
             return self._held[:0]
         made = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
@@ -168,8 +170,8 @@ async def convert_sounds(
     sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, needed: int
 ) -> AsyncGenerator[Sound, None]:
     """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from `conversion.first_needed(first)`
-    on. needed: the first item that the model needed for that. `Sound.needs` of each result includes the context before it. Raises
-    BadRequest if the sound ends before `first`."""
+    on. needed: number of the first input item that the model needed for them. `Sound.needs` of each result allows for the context before
+    it. Raises BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
     reached, needs, told = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
     async for sound in sounds:
@@ -185,7 +187,7 @@ async def convert_sounds(
 
 
 async def warm_up(own_hz: int) -> None:
-    """Load soxr if it is installed."""
+    """Convert a little sound from the rate `own_hz`, so that soxr is loaded if it is installed."""
     for rate_hz in possible_rates_hz(own_hz):
         if rate_hz != own_hz:
             await asyncio.to_thread(Resampler(Conversion(own_hz, rate_hz), 1, 0).push, np.zeros((own_hz // 10, 1), np.float32))

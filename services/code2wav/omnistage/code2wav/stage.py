@@ -18,7 +18,7 @@ from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 KEPT_FRAMES = 16
-"""Frames that must have become needless before the caller is told so: one message for many chunks."""
+"""How many more frames must not be needed any more before the caller is told so: one message for many chunks."""
 
 
 class Code2WavStage(ModelStage[Code2WavModel[P]]):
@@ -48,7 +48,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: needed})
 
     def _first_frame(self, prepared: P, conversion: Conversion | None, sample: int) -> int:
-        """The first frame from which the sound from `sample` on is made."""
+        """Number of the first frame that is needed to make the sound from sample number `sample` on, at the requested rate."""
         return self._model.first_frame(prepared, sample if conversion is None else conversion.first_needed(sample))
 
     async def _run(
@@ -60,6 +60,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         timing: SessionTiming,
         start: Start,
     ) -> AsyncGenerator[Output | Kept, None]:
+        """Yield the sound that is still to come, and a Kept whenever the caller may forget more frames."""
         timing.drew = self._model.info.draws
         wanted = start.wanted([self._output])
         if not wanted:
@@ -88,7 +89,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
     async def _sounds(
         self, prepared: P, conversion: Conversion | None, frames: AsyncIterator[Piece], first: int
     ) -> AsyncIterator[AsyncGenerator[Sound, None]]:
-        """The sound from sample `first` on, at the requested rate."""
+        """Hold the generator of the sound from sample number `first` on, at the requested rate, and close it at the end of the block."""
         name = self._output.name
         if conversion is None:
             async with aclosing(self._model.decode(prepared, frames, {name: first})) as made:

@@ -1,9 +1,9 @@
-"""`python -m omnistage.diffusion`: a server of that kind."""
+"""`python -m omnistage.diffusion`: a Diffusion server."""
 
 from omnistage.host.memory import put_off_collection, tune_malloc
 from omnistage.host.structlog_import import import_structlog
 
-tune_malloc()  # Before grpc is imported: it pays for large messages.
+tune_malloc()  # Set before grpc is imported, which allocates large messages.
 put_off_collection()
 import_structlog()
 

@@ -56,7 +56,7 @@ MAX_PART_BYTES = 1 << 20
 
 
 class DiffusionStage(ModelStage[DiffusionModel[P]]):
-    """A DiffusionModel as a stage. It has one port at most for each content but tensors; their names are the model's."""
+    """A DiffusionModel as a stage. It has at most one port for each kind of content, except tensors; the model names the ports."""
 
     kind = stage_pb2.STAGE_KIND_DIFFUSION
 
@@ -77,13 +77,14 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         return Work(partial(self._run, prepared))
 
     def _check_places(self, prepared: P, start: Start) -> None:
+        """Raise BAD_REQUEST if a port should go on after its last item."""
         for port, count in self._model.items(prepared).items():
             if (first := start.first.get(port, 0)) > count:
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start) -> AsyncGenerator[Output, None]:
-        """Progress begins anew with a resumed session, and depends on no input. The place at which rows of a port begin is known only
-        now."""
+        """Draw, and yield what is still to come. In a resumed session progress begins anew; for progress alone nothing is drawn. The places
+        are checked again, because only now it is known where the rows of a port begin."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
@@ -101,6 +102,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
             yield Output(name, 0, None, last=True)
 
     def _outputs(self, drawn: Drawn) -> Iterator[Output]:
+        """The outputs for one result of the model. Raises TypeError if the model breaks its interface."""
         match drawn:
             case StepsDone(step, steps):
                 if Content.PROGRESS in self._ports:
@@ -123,6 +125,8 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)
 
     def _image(self, data: bytes, header: chunk_pb2.ImageChunk, count: int) -> Iterator[Output]:
+        """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the whole: 0 for a
+        preview."""
         for part, whole in _parts(data):
             chunk = chunk_pb2.ImageChunk(data=part)
             chunk.MergeFrom(header)
@@ -130,7 +134,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
 
 def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
-    """Parts of at most 1 MiB, and whether each is the last: only the last part counts as items."""
+    """The data in parts of at most 1 MiB, and for each part whether it is the last one."""
     size = len(data)
     for offset in range(0, size, MAX_PART_BYTES):
         part = data[offset : offset + MAX_PART_BYTES]
@@ -138,7 +142,7 @@ def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
 
 
 def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
-    """Checked parameters. Raises BAD_REQUEST with the field that is bad."""
+    """Check the parameters of a drawing. Raises BAD_REQUEST with the field that is bad."""
     if not params.prompt.strip():
         raise bad_request("diffusion.prompt", "a prompt is needed")
     for name in ("prompt", "negative_prompt"):
@@ -213,6 +217,6 @@ def _check_options(options: Mapping[str, str]) -> None:
 
 
 def _at_most(value: float, most: float, name: str, *, least: float = 0) -> None:
-    """Check a value against its range, from `least` on; 0 on the wire says that the field was left out. NaN is in no range."""
+    """Raise BAD_REQUEST for a value below `least` or above `most`, and for NaN. 0 always passes: it means that the field was left out."""
     if not math.isfinite(value) or (value and not least <= value <= most):
         raise bad_request(f"diffusion.{name}", f"must be from {least} to {most}")

@@ -1,4 +1,4 @@
-"""The other end of one `Run` stream: its messages, the queue of messages to it, and the end on which both agree."""
+"""The other end of one `Run` stream: its messages, the queue of messages to it, and the handshake that closes the stream."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Context = grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
 """A call whose requests come as bytes: wire/decoding.py makes messages of them."""
 
 Taker = Callable[[stage_pb2.RunRequest | None], Awaitable[None]]
-"""Takes one message of the caller after the other, and None at the half-close."""
+"""Called with each message of the caller, one after the other, and with None at the half-close."""
 
 
 class Caller:
-    """One call of `Run`: `receive_open`, `read`, `end`, and `close` in any case.
+    """One call of `Run`. Call `receive_open`, `read`, `end`, and `close` in any case.
 
     deadline: end of the call's time, in time.monotonic() seconds. outbox: messages to the caller.
     """
@@ -106,7 +106,7 @@ class Caller:
     def close(self) -> None:
         """Read and write nothing more. Awaits nothing: a second cancellation would cut it short there."""
         let_go(self._reader)
-        # A cancelled task leads to its frames, and those lead to the session and to this object: a cycle.
+        # A cancelled task refers to its frames, and they refer to the session and to this object: a cycle, if this object kept the task.
         self._reader = None
         self.outbox.cancel()
 

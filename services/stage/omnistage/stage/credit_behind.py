@@ -1,4 +1,4 @@
-"""The credit of the hops behind a stage: how much they may still send up to its caller."""
+"""How much the later stages of a route may still send up to the caller of this stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 
 
 class CreditBehind:
-    """The caller's credit for ports of the hops behind a stage, and the part of it that is used up. It matters only after the half-close,
+    """The caller's credit for the ports of later stages, and the part of it that is used up. It matters only after the caller's half-close,
     when no more credit can come."""
 
     def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
@@ -22,20 +22,20 @@ class CreditBehind:
         self._relayed: dict[str, int] = {}
 
     def grant(self, credit: stage_pb2.Credit) -> None:
-        """Note credit. total: chunks since the session began, as in Credit."""
+        """Note credit of the caller; `credit.total` counts chunks since the session began."""
         if credit.port not in self._uncredited and credit.port not in self._ended:
             self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
 
     def relayed(self, chunk: chunk_pb2.Chunk) -> None:
-        """Count a chunk of a hop behind that was passed up."""
+        """Count a chunk of a later stage that was passed up."""
         self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
         if chunk.last:
             self._granted.pop(chunk.port, None)
             self._ended.add(chunk.port)
 
     def check(self) -> None:
-        """Raises HALF_CLOSED if the session can never end now that the caller has half-closed and can grant nothing more: if a port has
-        used up its credit and has not ended, or if no port has any credit, because the last hop has at least one port that needs some."""
+        """Called after the half-close. Raises HALF_CLOSED if the session can never end without more credit: a port has used up its credit
+        and has not ended, or no port was given any, although the last stage has at least one port that needs credit."""
         if not self._granted and not self._ended - self._uncredited:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted.items():

@@ -1,4 +1,4 @@
-"""From a model's own description to the proto's."""
+"""Turns a model's own description (ModelInfo) into the answer of Describe."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def describe(kind: stage_pb2.StageKind, info: ModelInfo) -> stage_pb2.DescribeRe
 
 
 def _port(port: PortSpec, *, is_input: bool) -> stage_pb2.Port:
+    """A port of a model as the contract describes it."""
     payload = stage_pb2.Payload.Value(f"PAYLOAD_{port.content.name}")
     is_tensor = port.content is Content.TENSOR
     replay = stage_pb2.REPLAY_WINDOW if port.window else stage_pb2.REPLAY_ALL

@@ -12,7 +12,7 @@ _DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_
 
 
 def convert_rows(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
-    """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. Bits of bfloat16 are uint16."""
+    """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. A bfloat16 array is uint16 bits."""
     if given == wanted:
         return rows
     values = _of_bfloat16(rows) if given == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
@@ -23,6 +23,7 @@ def convert_rows(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.
 
 
 def _of_bfloat16(bits: Array) -> NDArray[np.float32]:
+    """The values of bfloat16 numbers, which come as uint16 bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -15,7 +15,7 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import kind_name
 
 OnPost = Callable[[str, int], None]
-"""Called with the way and the bytes of a tensor; see Sender."""
+"""Called with the name of a tensor's transport and the tensor's size in bytes; see Sender."""
 
 
 class NewSender(Protocol):
@@ -43,8 +43,9 @@ class SessionEnvironment:
         on_made: Callable[[str, int], None] = lambda port, items: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """trusted_uids: users besides our own from whose shared memory tensors are taken, by copies. on_post: see Sender. on_made: called
-        with the port and the number of items whenever items are made. tracer: gets a span of every session; None: no spans are made."""
+        """trusted_uids: ids of users, apart from our own, from whose shared memory tensors are read, by copies. on_post: see Sender.
+        on_made: called with the port and the number of items whenever items are made. tracer: gets a span of every session; None: no spans
+        are made."""
         self.logic = logic
         self.description = description
         self.channels = channels
@@ -61,8 +62,9 @@ class SessionEnvironment:
         self.kind = kind_name(description.kind)
 
     def new_senders(self) -> NewSender:
-        """Returns a function that makes the senders of one session and also tells `on_post` of each tensor. All senders of a session have
-        one share of the arena: the log of a replaced stream lives on, and its successor must not bring another share."""
+        """Returns a function that makes the senders of one session, which report each tensor to this object's `on_post` too. All senders of
+        a session have one share of the arena: when a stream is replaced, its log lives on, so the new stream must not bring another
+        share."""
         share = self.arena.share() if self.arena is not None else None
 
         def new_sender(on_post: OnPost | None = None) -> Sender:

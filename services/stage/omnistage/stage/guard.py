@@ -1,5 +1,4 @@
-"""The guard of a stage: it takes calls that show the token of the stack. Health and reflection are for everybody who reaches the port, up
-to a number of calls.
+"""Refuses calls that do not show the token of the stack. Only calls of health and reflection need no token, up to a number of open calls.
 
 A stage without a token is open, and then it listens on loopback addresses only. Every call is served as wire/calls.py does.
 """
@@ -27,7 +26,7 @@ from omnistage.wire.token import KEY, VARIABLE, Token
 log = structlog.get_logger(__name__)
 
 OPEN_TO_ALL = (HEALTH_NAME, "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
-"""Services that need no token; every other service does, channelz too."""
+"""Services that need no token; every other service needs it, channelz too."""
 
 RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
 
@@ -35,11 +34,11 @@ REFUSAL_LIMIT_S = 2.0
 """Time for the half-close of a refused caller; it holds nothing but its stream meanwhile."""
 
 MAX_TOKENLESS = 256
-"""Calls at once by callers without the token, for each method: so watchers of the health take nothing from those who check it. Sessions,
-and callers that show the token, are not counted."""
+"""Most calls of one method at once without the token. The methods count apart, so that watchers of the health take no room from those who
+check it. Sessions, and callers that show the token, are not counted."""
 
 REQUEST_LIMIT_S = 2.0
-"""Time for the request of such a call, if the call has exactly one."""
+"""Time for the request of a call without the token, if the call has exactly one."""
 
 TRUSTED_REQUEST_LIMIT_S = 30.0
 """Time for the request of a call with the token."""
@@ -56,7 +55,8 @@ def refusal(shown: bool) -> StageError:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Sees every call before its service does. token: None: every caller is accepted."""
+    """An interceptor that sees every call before its service does, and refuses calls without the right token. token: None: every caller is
+    accepted."""
 
     def __init__(self, token: Token | None) -> None:
         self._token = token
@@ -88,8 +88,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return as_stream(handler, place, REQUEST_LIMIT_S)
 
     def _refusing(self, method: str, error: StageError) -> Handler:
-        """A handler that ends the call without reading its messages. It is a stream for every kind of call, because a stream waits for no
-        message. The status is the usual one; a link gets Ended too, because it takes a stream without Ended for a loss."""
+        """A handler that ends a call with `error`, without using its messages. It serves every kind of call as a stream, because a stream
+        begins without a message. A call of Run gets Ended before the status, because a link takes a stream without Ended for a loss."""
 
         async def refuse(requests: object, context: Context) -> None:
             if method == RUN:
@@ -103,6 +103,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _one_more(self, method: str) -> Iterator[None]:
+        """Count a call of the method as open while the block runs."""
         self._tokenless[method] += 1
         try:
             yield
@@ -111,7 +112,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def _half_close(context: Context) -> None:
-    """Wait a while for the caller's half-close."""
+    """Wait for the caller's half-close, at most for REFUSAL_LIMIT_S."""
     try:
         async with asyncio.timeout(REFUSAL_LIMIT_S):
             while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]

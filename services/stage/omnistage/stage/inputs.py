@@ -23,7 +23,7 @@ MEDIA_WINDOW = 8
 """The same for a port of encoded media, of which a model has several: 2 MiB each."""
 
 CODES_WINDOW = 2
-"""The same for a port of codes: Code2Wav needs the codes of its next window only, and the Talker computes beside it."""
+"""The same for a port of codes: Code2Wav needs the codes of its next window only, and the Talker computes at the same time."""
 
 _WINDOWS = {stage_pb2.PAYLOAD_MEDIA: MEDIA_WINDOW, stage_pb2.PAYLOAD_CODES: CODES_WINDOW}
 
@@ -46,6 +46,7 @@ class Inputs:
     """The inputs of one session as an async iterator, in the order in which they came, until every port has ended."""
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
+        """ports: the input ports of the stage. receiver: of tensors. reply: sends a message to the caller."""
         self._specs = {port.name: port for port in ports}
         self._windows = {port.name: min(window, _WINDOWS.get(port.payload, window)) for port in ports}
         self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}
@@ -61,19 +62,20 @@ class Inputs:
         self._needs: Mapping[str, int] = {}
         self._began: set[str] = set()
         self.items = dict.fromkeys(self._readers, 0)
+        """Items that the stage has taken, by port."""
 
     def credits(self) -> list[stage_pb2.Credit]:
         """The first credit of every port, for Opened."""
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
     def go_on_from(self, needs: Mapping[str, int]) -> None:
-        """Note that the session was begun on another replica. needs: the first item that this replica needs of each port; earlier items are
-        cut off."""
+        """Call it if the session was begun on another replica, so that its input comes again. needs: number of the first item that this
+        replica needs, by port; earlier items are cut off."""
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a bad chunk. After `close`
-        chunks are dropped unseen: the caller may not have read Ended yet."""
+        """Check a chunk of the caller and queue it. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a bad chunk. After
+        `close` chunks are dropped unseen: the caller may not have read Ended yet."""
         if self._closed:
             return
         reader = self._readers.get(chunk.port)
@@ -156,7 +158,8 @@ class Inputs:
         await self._give_memory_back()
 
     async def _took(self, chunk: chunk_pb2.Chunk) -> None:
-        """Grant more credit when half of the window was taken, so that one message grants many chunks."""
+        """Count a chunk that the stage took. Grant more credit when half of the window was taken, so that one message grants many
+        chunks."""
         port = chunk.port
         reader = self._readers[port]
         self._taken[port] += 1
@@ -184,6 +187,7 @@ class Inputs:
         return convert_rows(view.array, view.element_type, self._specs[chunk.port].element_type)
 
     def _view_of(self, chunk: chunk_pb2.Chunk) -> TensorView | None:
+        """The checked tensor of a chunk; None while parts of it are still to come. Raises PROTOCOL or STALE_REFERENCE."""
         spec = self._specs[chunk.port]
         try:
             view = self._receiver.unpack(chunk.tensor, port=chunk.port)
@@ -224,6 +228,7 @@ def _cut(piece: Input, needed: int) -> Input:
 
 
 def _message(chunk: chunk_pb2.Chunk) -> InputPayload | None:
+    """The payload of a chunk that is not a tensor."""
     field = chunk.WhichOneof("payload")
     message: InputPayload | None = None if field is None else getattr(chunk, field)
     return message

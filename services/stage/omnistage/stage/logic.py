@@ -1,4 +1,4 @@
-"""The interface of a kind of stage to its shell: a function from chunks to chunks that knows no neighbour."""
+"""The interface between a kind of stage and the server around it (the shell): it makes outputs from inputs and knows no other stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ InputPayload = (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One piece of one input port. An array is a view into the sender's memory: valid until the next input is requested."""
+    """One piece of one input port. first: number of its first item. count: how many items. last: the port ends with it. An array in
+    `payload` is a view of the sender's memory: valid until the next input is requested."""
 
     port: str
     first: int
@@ -60,7 +61,7 @@ class SessionTiming:
     drew: bool | None = None
 
     def not_spoken(self, runs: Iterable[str]) -> None:
-        """These characters of the text have no sound."""
+        """Count characters of the text that have no sound. runs: each a text of neighbouring characters."""
         for run in runs:
             if told := run[: max(MOST_UNSPOKEN - self.unspoken, 0)]:
                 self.unspoken_runs.append(told)
@@ -74,8 +75,8 @@ class SessionTiming:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An output of a logic that says: once the outputs before this one are out, no replica of this revision needs items of input `port`
-    before `first`."""
+    """Yielded by a logic among its outputs: once the outputs before it are sent, no replica of this revision needs items of input `port`
+    with a number below `first`."""
 
     port: str
     first: int
@@ -85,9 +86,9 @@ class Kept:
 class Start:
     """Where the outputs of a session go on; all empty for a new one.
 
-    first: the first item to come of each output port; 0 for a port that is not named. ended: ports that ended already or that nobody takes;
-    nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item 0 to where the
-    port goes on; `Resumption` checks that.
+    first: number of the first item to come, by output port; 0 for a port that is not in it. ended: ports that ended already or that nobody
+    takes; nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item 0 to
+    where the port goes on; `Resumption` checks that.
     """
 
     first: Mapping[str, int] = field(default_factory=dict)
@@ -106,8 +107,8 @@ Transform = Callable[[AsyncIterator[Input], SessionTiming, Start], AsyncGenerato
 class Work:
     """A session that was checked and can begin.
 
-    run: from its inputs to its outputs, which go on exactly where Start says. Closing the generator frees everything it holds. needs: the
-    first needed item of each input port; 0 for a port that is not named.
+    run: makes the outputs from the inputs; they go on exactly where Start says. Closing the generator frees everything that it holds.
+    needs: number of the first item that it needs, by input port; 0 for a port that is not in it.
     """
 
     run: Transform
@@ -131,8 +132,8 @@ class StageLogic(Protocol):
         """Check `params`, and the parts of `start` about ports that go to the caller, once and for all. Raises StageError(BAD_REQUEST) with
         the bad field. Long work is not done on the event loop.
 
-        start: as in `Work.run`, but without the ports that go to the next hop only: that hop has not said yet where it needs them to
-        begin."""
+        start: as in `Work.run`, but without the ports that go to the next hop alone, which has not said yet from which item it needs
+        them."""
 
     async def warm_up(self) -> None: ...
 

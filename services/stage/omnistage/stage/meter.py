@@ -12,7 +12,7 @@ from omnistage.wire.ports import Output
 
 
 class Meter:
-    """Counts from `opened` on. timing: figures that only the logic knows."""
+    """Measures one session from `opened` on. timing: figures that only the logic knows."""
 
     def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
         """ports: output ports of the stage. on_made: see SessionEnvironment."""
@@ -24,7 +24,7 @@ class Meter:
         self.timing = SessionTiming()
 
     def opened(self) -> None:
-        """Note that the session can begin."""
+        """Note that the session begins: Opened is about to be sent."""
         self._opened_at = self._last_output_at = time.monotonic()
 
     def made(self, output: Output) -> None:
@@ -47,7 +47,7 @@ class Meter:
         return self._first_output_at - self._opened_at if self._first_output_at else None
 
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
-        """replica: address of this replica. failovers: how often the next hop was replaced."""
+        """The report of the session as of now. replica: address of this replica. failovers: how often the next hop was replaced."""
         first = self._first_output_at or self._last_output_at
         told = stage_pb2.Report(
             kind=kind,

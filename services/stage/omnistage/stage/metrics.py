@@ -46,8 +46,8 @@ class StageMetrics:
     def watch(
         self, description: stage_pb2.DescribeResponse, load: Callable[[], Load], sessions: Callable[[], int], arena: Arena | None
     ) -> None:
-        """Show from now on how busy the stage is, read at each scrape, and count what it makes. load, sessions: any thread may call them.
-        arena: None: tensors do not go through shared memory."""
+        """Show from now on how busy the stage is, and count what it makes. load, sessions: called at each scrape, from any thread. arena:
+        None: tensors do not go through shared memory."""
         self.registry.register(_Now(self._labels, load, sessions, lambda: description.max_sessions, arena))
         tokens, sound, pictures = stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_IMAGE
         made = {port.payload for port in description.produces}
@@ -74,13 +74,14 @@ class StageMetrics:
         return Counter(name, meaning, tuple(self._labels), registry=self.registry).labels(**self._labels)
 
     def _by_transport(self, name: str, meaning: str) -> Counter:
+        """A counter with a further label, `transport`, that shows 0 for each transport from now on."""
         counter = Counter(name, meaning, (*self._labels, "transport"), registry=self.registry)
         for transport in TRANSPORTS:
             counter.labels(**self._labels, transport=transport)
         return counter
 
     def sent(self, transport: str, size: int) -> None:
-        """Count a tensor that went to the next stage. transport: inline or shared_memory."""
+        """Count a tensor that went to the next stage. transport: inline or shared_memory. size: in bytes."""
         if self._tensors is not None and self._tensor_bytes is not None:
             self._tensors.labels(**self._labels, transport=transport).inc()
             self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
@@ -96,7 +97,7 @@ class StageMetrics:
         self._ended.labels(**self._labels, reason=reason).inc()
 
     def heard(self, timing: SessionTiming) -> None:
-        """Count, once at the end of a session, its figures about the listener and about what the listener does not hear."""
+        """Count, once at the end of a session, how often and how long its listener had nothing to play, and the characters not spoken."""
         if self._unspoken is not None:
             self._unspoken.inc(timing.unspoken)
         if self._underruns is not None and self._starved is not None:
@@ -105,7 +106,7 @@ class StageMetrics:
 
 
 class _Now(Collector):
-    """Figures that are read at each scrape: sessions and their limit, and those of queue, cache and batches that the model has."""
+    """Figures that are read at each scrape: of the sessions, and of the queue, the cache, the arena and the batches if there are such."""
 
     def __init__(
         self, labels: dict[str, str], load: Callable[[], Load], sessions: Callable[[], int], places: Callable[[], int], arena: Arena | None

@@ -1,4 +1,4 @@
-"""A model behind the shell: the common part of the four kinds of stages, and the start of a server of a kind."""
+"""A model as the logic of a stage: the common part of the four kinds of stages, and the start of a server of a kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=Model)
 
 
 class ModelStage(ABC, Generic[M]):
-    """A model as the StageLogic of its kind; a kind adds `prepare`."""
+    """A model as a StageLogic. The subclass for each kind of stage adds `prepare`."""
 
     kind: ClassVar[stage_pb2.StageKind]
 

@@ -1,4 +1,4 @@
-"""The rest of the route as one session sees it: a link to the next hop, and the relay of what the hops behind send to the caller."""
+"""The rest of the route as one session sees it: a link to the next hop, and the relay of all that comes up through it to the caller."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from omnistage.wire.ports import Output
 
 
 class NextHop:
-    """Call `open` and `feed`; then `link.feed.send`, `grant`, `link.interrupt` and `relay` from different tasks; and `link.close` in any
-    case."""
+    """The link of one session to the next hop. Call `open` and `feed`; then `link.feed.send`, `grant`, `link.interrupt` and `relay` from
+    different tasks; and `link.close` in any case."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class NextHop:
         replay_bytes: int,
         on_lost: Callable[[stage_pb2.Failover], None],
     ) -> None:
-        """opening: has a route. own_ports: output ports of this stage; all other ports belong to hops behind. on_lost: called when the
+        """opening: has a route. own_ports: output ports of this stage; all other ports belong to later stages. on_lost: called when the
         replica of the next hop itself was replaced. The other arguments are as in Link."""
         request, resumption = opening.request, opening.resumption
         hop, *rest = request.route
@@ -74,13 +74,13 @@ class NextHop:
         )
 
     async def open(self) -> Sequence[str]:
-        """Open the next hop, which opens those behind it; returns their revisions. Raises StageError."""
+        """Open the next hop, which opens the hop after it, and so on; returns the revisions of all of them. Raises StageError."""
         opened = await self.link.open()
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
-        """Send the next hop the earlier output as if it had just been made. Returns the item with which each port goes on that only the
-        next hop gets."""
+        """Send the next hop the earlier output of the checkpoint ports as if it had just been made. Returns, by port, for ports that only
+        the next hop gets, the number of the item with which each goes on."""
         takes = self._opening.takes
         begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
         for port, first in begins.items():
@@ -91,13 +91,13 @@ class NextHop:
         return begins
 
     async def grant(self, credit: stage_pb2.Credit) -> None:
-        """Pass on the caller's credit for a port of a hop behind. Raises PROTOCOL for too many ports."""
+        """Pass on the caller's credit for a port of a later stage. Raises PROTOCOL for too many ports."""
         await self.link.grant(credit.port, credit.total)
         self._credit.grant(credit)
 
     async def relay(self, outbox: Outbox) -> None:
-        """Pass everything up, unchanged, until the next hop has ended. Raises the error with which it ended, and HALF_CLOSED if nothing
-        more may come."""
+        """Pass everything to the caller, unchanged, until the next hop has ended. Raises the error with which it ended, and HALF_CLOSED if
+        more would need credit that can no longer come."""
         async with aclosing(self.link.events()) as events:
             async for event in events:
                 if event.HasField("failover") and event.failover.kind == self._kind:
@@ -109,7 +109,7 @@ class NextHop:
                         self._credit.check()
 
     def half_close(self) -> None:
-        """The caller can grant nothing more. Raises HALF_CLOSED if more credit is needed."""
+        """Note that the caller can grant nothing more. Raises HALF_CLOSED if more credit is needed."""
         self._half_closed = True
         self._credit.check()
 

@@ -31,7 +31,7 @@ class CheckedOpen:
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """Orders the Opens of one session: a newer Open has the greater value."""
+        """A value that orders the Opens of one session: a newer Open has the greater one."""
         return tuple(self.request.attempts)
 
     @property
@@ -40,7 +40,7 @@ class CheckedOpen:
         return self.unwanted | self.resumption.ended
 
     def start(self, needs: Mapping[str, int]) -> Start:
-        """Where the outputs go on. needs: the first needed item of the ports that go to the next hop only."""
+        """Where the outputs go on. needs: as in Resumption.start."""
         return replace(self.resumption.start(needs), ended=self.ended)
 
 
@@ -79,7 +79,7 @@ async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeRes
 
 
 def _taken_by_next(route: Sequence[stage_pb2.Hop], produced: Mapping[str, stage_pb2.Port]) -> frozenset[str]:
-    """The ports that the next hop takes; none if this stage is the last. Raises BAD_REQUEST for an impossible route."""
+    """The ports of this stage that the next hop takes; none if the route ends here. Raises BAD_REQUEST for an impossible route."""
     if not route:
         return frozenset()
     if any(hop.kind not in stage_pb2.StageKind.values() for hop in route):

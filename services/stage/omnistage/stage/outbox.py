@@ -33,7 +33,7 @@ class Outbox:
         self._waiting: deque[stage_pb2.RunResponse] = deque()
         self._accepted = 0
         self._written = 0
-        """How many of the accepted messages are out; one write may carry several."""
+        """How many of the accepted messages were written; one write may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._over: Callable[[], Exception] | None = None
@@ -73,11 +73,13 @@ class Outbox:
             self._task = asyncio.create_task(self._run())
 
     async def _move(self) -> None:
+        """Wait until the writer has taken or written a message, or has ended."""
         self._moved.clear()
         await self._moved.wait()
 
     def _check(self) -> None:
-        """Raise a new error each time: a kept error would keep the frames it passed through, and those lead to this outbox."""
+        """Raise an error if a write has failed, a new one each time: a kept error would keep the frames that it passed through, and they
+        refer to this outbox."""
         if self._over is not None:
             raise self._over()
 
@@ -106,7 +108,7 @@ class Outbox:
         self._waiting.clear()
 
     def _next(self) -> stage_pb2.RunResponse:
-        """The next message to write: the oldest that waits, with the chunks right behind it."""
+        """The next message to write: the oldest that waits, together with the chunks right after it if they fit."""
         first = self._waiting.popleft()
         chunks = chunks_of(first)
         batch = Batch(together=self.batches)

@@ -18,7 +18,7 @@ from omnistage.wire.ports import Allowance, Output
 
 
 class Outputs:
-    """Takes pieces with `emit`; `end` after the last one, then `settle`; `close` in any case.
+    """Sends the output of one session. Call `emit` for each piece, also for the `missing_ends`; then `settle`; and `close` in any case.
 
     ports: names of all output ports of the stage.
     """
@@ -77,7 +77,8 @@ class Outputs:
     # Outputs of the logic -------------------------------------------------------------------------------------------------------------
 
     async def emit(self, output: Output) -> None:
-        """Send an output. A checkpoint goes up first and is flushed: it must not come later than what is made from it."""
+        """Send an output to the caller, to the next hop, or to both. A checkpoint goes to the caller first and is flushed: it must not come
+        later than what the next hop makes from it."""
         if output.last:
             self._unended.discard(output.port)
         down = output.port in self._opening.takes
@@ -92,6 +93,7 @@ class Outputs:
             self._on_sent(begun_s)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
+        """Send an output to the caller. credited: it needs the caller's credit, and waits for it."""
         writer, begun_at = self._writers[output.port], self._begun_at[output.port]
         credit = self._allowance.total(output.port)
         if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and writer.seq - begun_at >= credit:
@@ -104,8 +106,8 @@ class Outputs:
             await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
 
     def missing_ends(self, *, interrupted: bool) -> Sequence[Output]:
-        """The missing ends of ports: even an interrupted session ends every port. Raises RuntimeError for any other session, because a
-        logic that does not end its ports has a bug."""
+        """The last pieces of the ports that have not ended: even an interrupted session ends every port. Raises RuntimeError if there are
+        any in a session that was not interrupted, because a logic that does not end its ports has a bug."""
         if self._unended and not interrupted:
             raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
         cut = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)

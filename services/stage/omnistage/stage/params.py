@@ -57,8 +57,8 @@ def refusals() -> Iterator[None]:
 
 
 def media_of(media: stage_pb2.Media, field: str) -> Media:
-    """A picture, sound or film as models take it. Raises BAD_REQUEST for media without a type. Whether the media can be read, the model
-    decides."""
+    """A picture, sound or film as models take it. field: its path in the request. Raises BAD_REQUEST for media without a type or bytes; the
+    model finds out whether it can read them."""
     media_type = media_type_of(media.media_type, field, "image/png")
     data = media.data
     if not data:
@@ -67,7 +67,7 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
 
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
-    """The same for media that come on a port, or for live sound, which has no type. Raises BAD_REQUEST."""
+    """As `media_of`, for media that come on a port, or for live sound, which has no type."""
     media_type = media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
     return Streamed(part.port, media_type, part.use_audio, part.total_bytes, _background_of(part.background, media_type, field))
 
@@ -85,14 +85,15 @@ def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, in
 
 
 def media_type_of(text: str, field: str, example: str) -> str:
-    """The media type in lower case, made here only and nowhere behind: capitals mean nothing in a media type."""
+    """Check a media type and return it in lower case, because capitals mean nothing in it; later code need not do that. example: a right
+    one, for the error. Raises BAD_REQUEST."""
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
     return text.lower()
 
 
 def made_type_of(text: str, field: str, example: str) -> str:
-    """The same for the type that a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
+    """As `media_type_of`, for the type of what a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
     plain, named, codecs = text.lower().partition(";")
     if named and not _CODECS.fullmatch(codecs):
         raise bad_request(

@@ -1,4 +1,4 @@
-"""Between the chunks of the shell and the pieces of the models: inputs of every kind of port, and outputs of rows and sound."""
+"""Turns chunks of every kind of input port into the pieces that models take, and rows, codes and sound that models make into outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SOUND_BYTES = 256 << 10
 """Most bytes of samples in one chunk; stated in chunk.proto."""
 
 LOUDEST = 64.0
-"""Largest sample in floating point, where full scale is 1: louder samples are really whole numbers."""
+"""Largest sample in floating point, whose full scale is 1. Larger samples must be whole numbers that were not scaled."""
 
 
 async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> AsyncIterator[Piece]:
@@ -34,6 +34,7 @@ async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> Asy
 
 
 def _content(given: Input, port: PortSpec) -> TextPiece | Array | bytes:
+    """The content of an input in the form of Piece.content; see `pieces`."""
     match given.payload:
         case np.ndarray() as rows:
             return rows
@@ -53,6 +54,7 @@ def _content(given: Input, port: PortSpec) -> TextPiece | Array | bytes:
 
 
 def _nothing(port: PortSpec) -> TextPiece | Array | bytes:
+    """The empty content of a port, for an input without items."""
     match port.content:
         case Content.TENSOR:
             return np.empty((0, port.width), port.element_type.dtype)
@@ -73,6 +75,7 @@ def _bytes(chunk: chunk_pb2.MediaChunk, count: int, port: PortSpec) -> bytes:
 
 
 def _codes(chunk: chunk_pb2.CodeChunk, count: int, port: PortSpec) -> NDArray[np.uint32]:
+    """The codes of a chunk, [count, width]. Raises PROTOCOL."""
     codes = np.array(chunk.codes, np.uint32)
     if chunk.codebook_count != port.width or codes.size != count * port.width:
         raise protocol_error(f"port {port.name!r}: {count} frames of {port.width} codes were expected", port=port.name)
@@ -80,6 +83,7 @@ def _codes(chunk: chunk_pb2.CodeChunk, count: int, port: PortSpec) -> NDArray[np
 
 
 def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray[np.float32]:
+    """The samples of a chunk, [count, channels]; full scale is 1. Raises PROTOCOL or BAD_REQUEST."""
     whole = chunk.encoding == chunk_pb2.AUDIO_ENCODING_PCM16
     data = chunk.data
     known = whole or chunk.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32
@@ -102,8 +106,8 @@ def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray
 
 
 def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
-    """Rows [n, width] of a tensor port as pieces of at most 1 MiB; the last piece is marked if `last`. Raises TypeError if a model makes
-    other rows than its port says."""
+    """Rows [n, width] of a tensor port as outputs of at most 1 MiB. last: the port ends with them. Raises TypeError if a model makes other
+    rows than its port says."""
     count = len(rows)
     if not count:
         if last:
@@ -123,8 +127,8 @@ MAX_CODES = 1 << 17
 
 
 def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
-    """The frames of a checkpoint port that the caller already has, [frames, width]. Raises BAD_REQUEST for frames that the port cannot
-    carry."""
+    """The frames of codes of a checkpoint port that the caller already has, [frames, width]. Raises BAD_REQUEST for frames that the port
+    cannot carry."""
     history, width = start.history.get(port.name, chunk_pb2.Chunk()), port.width
     codes = np.array(history.codes.codes, np.uint32)
     if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
@@ -133,7 +137,7 @@ def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
 
 
 def code_outputs(port: PortSpec, frames: Array) -> Iterator[Output]:
-    """Frames [n, width] of a codes port, n above 0, in pieces that fit into a message."""
+    """Frames [n, width] of a codes port, n above 0, as outputs that fit into a message."""
     most = MAX_CODES // port.width
     for begin in range(0, len(frames), most):
         part = frames[begin : begin + most]
@@ -147,7 +151,7 @@ def sound_outputs(
     encoding: chunk_pb2.AudioEncoding,
     prebuffer_ms: int | None = None,
 ) -> Iterator[Output]:
-    """Samples [n, channels] as pieces of at most 256 KiB. prebuffer_ms: told with the first piece."""
+    """Samples [n, channels] as outputs of at most 256 KiB. prebuffer_ms: sent with the first output; None: nothing is sent."""
     channels = port.width
     most = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
     for begin in range(0, len(samples), most):

@@ -1,4 +1,4 @@
-"""The point at which a session begins: the start, or the end of everything that the caller holds of a session that was lost elsewhere."""
+"""Where a session begins: at the start, or, if a session was lost elsewhere, after all output that the caller has of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """positions: positions of this stage's own ports that go to the caller. history: chunks of its own checkpoint ports, merged. behind:
-    the part for the hops behind. All are empty for a new session; `again` tells a new session from one that was lost before its first
-    output."""
+    """The output that the caller has of a session. positions: of this stage's own ports that go to the caller. history: the output of its
+    own checkpoint ports, one chunk for each port. behind: the part for later stages. again: whether the session was begun before; without
+    output the other fields are empty even then, as for a new session."""
 
     positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
@@ -32,7 +32,8 @@ class Resumption:
 
     @classmethod
     def of(cls, request: stage_pb2.Open, produced: Mapping[str, stage_pb2.Port]) -> Resumption:
-        """Check `Open.resume`. Raises BAD_REQUEST with the bad field."""
+        """Check `Open.resume`, and split it into the part of this stage and the part for later stages. A request without it gives an empty
+        Resumption. produced: this stage's own output ports, by name. Raises BAD_REQUEST with the bad field."""
         if not request.HasField("resume"):
             return cls()
         positions = _positions(request.resume)
@@ -55,7 +56,7 @@ class Resumption:
         return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
-        """Where the outputs go on. needs: the first needed item of the ports that go to the next hop only."""
+        """Where the outputs go on. needs: number of the first item that the next hop needs, by port, for ports that go to it alone."""
         first = {**needs, **{port: position.first for port, position in self.positions.items()}}
         return Start(first, frozenset(self.ended), self.history)
 
@@ -70,6 +71,7 @@ class Resumption:
 
 
 def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
+    """The checked positions, by port. Raises BAD_REQUEST."""
     positions = {position.port: position for position in resume.positions}
     if len(positions) != len(resume.positions):
         raise bad_request("resume.positions", "a port is named twice")
@@ -84,6 +86,7 @@ def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
 
 
 def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
+    """The chunks of the history, by port, not checked yet."""
     history: dict[str, list[chunk_pb2.Chunk]] = {}
     for chunk in resume.history:
         history.setdefault(chunk.port, []).append(chunk)
@@ -91,7 +94,7 @@ def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
 
 
 def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
-    """Raises BAD_REQUEST unless the chunks are all of a port from item 0 to its position, each item with its content."""
+    """Raises BAD_REQUEST unless the chunks hold the content of all items of a port, from item 0 to its position."""
     if position is None:
         raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
     reached = 0

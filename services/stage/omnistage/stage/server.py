@@ -1,4 +1,4 @@
-"""A stage server: one model of one kind behind StageService."""
+"""A stage server: a process that serves one model of one kind as StageService."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LoadLogic = Callable[[StageSettings], StageLogic]
 
 
 class StageServer:
-    """The service of a stage process."""
+    """The service of a stage process (host.process.Service)."""
 
     name = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
     max_calls: int | None = None
@@ -130,8 +130,8 @@ class StageServer:
 
 
 async def tidy(arena: Arena | None) -> None:
-    """Remove, in a thread, what killed stages left behind: a mount may hold thousands of files. Then give back what this process maps of
-    it: memory that an idle reader has mapped is not free even if no file of it is left."""
+    """Remove, in a thread, the shared memory that killed stages left behind: a mount may hold thousands of files. Then unmap what this
+    process has mapped of it: memory that an idle reader has mapped is not free even if its file is gone."""
     await asyncio.to_thread(sweep)
     READERS.drop_gone()
     if arena is not None:

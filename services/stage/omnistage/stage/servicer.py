@@ -61,11 +61,12 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         server.add_registered_method_handlers(service, {"Run": run})  # It replaces the generated one.
 
     def _watch_metrics(self, metrics: StageMetrics) -> None:
-        """Gauges are read at each scrape."""
+        """Show the load in the metrics, which read it at each scrape."""
         environment = self._environment
         metrics.watch(environment.description, environment.logic.load, lambda: self._sessions, environment.arena)
 
     def _complete_description(self) -> None:
+        """Add what the process knows: its host's boot id, its pid, and its transports."""
         description = self._environment.description
         description.boot_id = boot_id()
         description.pid = os.getpid()
@@ -98,6 +99,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                         await changed.wait()
 
     def _report(self) -> stage_pb2.WatchResponse:
+        """The load and the state of this stage now."""
         load = self._environment.logic.load()
         arena = self._environment.arena
         report = stage_pb2.WatchResponse(
@@ -118,6 +120,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     async def Run(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
         self, request_iterator: object, context: Context
     ) -> None:
+        """Serve one session, from its Open to the closing handshake. Metrics, log and trace get its end, whatever it is."""
         structlog.contextvars.clear_contextvars()
         begun = time.monotonic()
         caller = Caller(context, self._environment.session_limit_s)
@@ -152,7 +155,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             trace.end(reason, session)
 
     async def _opened(self, caller: Caller, trace: SessionTrace) -> Session:
-        """The session that the caller asks for. Raises StageError if it cannot be."""
+        """The session that the caller asks for, not begun yet. Raises StageError if its Open is wrong or does not come."""
         request = await caller.receive_open()
         structlog.contextvars.bind_contextvars(session_id=request.session_id[:64])
         opening = await check_open(request, self._environment.description, self._environment.allow_list)
@@ -180,8 +183,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 del self._running[session_id]
 
     def _supersede_older_than(self, session: Session) -> None:
-        """End an older Open of this session, whose caller may be a stopped process that will wake. Raises SUPERSEDED if this Open is the
-        older one: then such a process has woken."""
+        """End a session that runs here with the same id and an older Open: its caller was given up, but may be a stopped process that will
+        wake. Raises SUPERSEDED if this Open is the older one: then such a process has woken."""
         running = self._running.get(session.opening.request.session_id)
         if running is None:
             return
@@ -191,7 +194,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             running.supersede()
 
     def _admit(self, session: Session) -> None:
-        """Let a session in. A session that was begun elsewhere is let in above the limit: see `with_resumed`."""
+        """Raise DRAINING or OVERLOADED if a session may not be let in. One that was begun elsewhere may exceed the limit: see
+        `with_resumed`."""
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
@@ -203,8 +207,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def _stream(self, change: int) -> None:
-        """Count open streams. A stream outlives its session by the handshake; a drain waits for it, because a slow reader would lose the
-        end of its answer."""
+        """Count open streams. change: 1 or -1. A stream outlives its session by the closing handshake. A drain waits for the streams,
+        because a slow reader would lose the end of its answer."""
         self._streams += change
         if self._streams:
             self._idle.clear()
@@ -223,7 +227,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def fail(self) -> None:
-        """The process is broken: refuse new sessions; no running session ends with an error of its own."""
+        """The process is broken: refuse new sessions; running ones that fail from now on break off, so that their caller sees a loss."""
         self._broken = self._draining = True
         self._notify()
 

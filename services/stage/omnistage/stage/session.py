@@ -43,7 +43,7 @@ PASSED = "the deadline of the session has passed"
 
 
 class Session:
-    """A `Run` whose Open was checked: `prepare`, `run`, and `close` in any case."""
+    """One `Run` whose Open was checked. Call `prepare`, then `run`, and `close` in any case."""
 
     def __init__(self, environment: SessionEnvironment, caller: Caller, opening: CheckedOpen, trace: SessionTrace) -> None:
         description = environment.description
@@ -81,10 +81,11 @@ class Session:
         """The transport of input tensors, for Watch."""
         return transport_name(self._answer.kind)
 
-    # Opening may be refused, and nothing was computed then; running; closing ------------------------------------------------------------
+    # Opening, which may be refused before anything is computed; running; closing ---------------------------------------------------------
 
     async def prepare(self) -> Work:
-        """Check the params of the kind. The check may cost time, so call it only for a session that has a place."""
+        """Let the logic check its params; returns the work to `run`. The check may cost time, so call it only for a session that has a
+        place."""
         async with within(self._caller.deadline - time.monotonic(), lambda: StageError("DEADLINE", PASSED), counts_all=True):
             start = self.opening.start({})
             return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
@@ -103,13 +104,13 @@ class Session:
         """Free the caller's memory that the session holds, and the session's memory that the caller holds. Always called, even for a
         cancelled session; awaits nothing, because a second cancellation would cut it short there."""
         self._superseded.cancel()
-        # A cancelled task leads to its frames, and those lead to this object: a cycle.
+        # A cancelled task refers to its frames, and they refer to this object: a cycle, if this object kept the task.
         self._rest = None
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 
     def supersede(self) -> None:
-        """The caller gave this session up and has opened it again: the holder of this end has no say any more."""
+        """End this session with SUPERSEDED: the caller has given it up and opened it again on another stream."""
         if not self._superseded.done():
             self._superseded.set_result(None)
 
@@ -124,9 +125,10 @@ class Session:
             return working.result()
         finally:
             await cancel(working)
-            del working, either  # The errors of these tasks lead to this frame.
+            del working, either  # The error of a task refers to this frame, and the frame to the task: a cycle.
 
     async def _open(self, work: Work) -> None:
+        """Open the next hop, if there is one, then answer Opened."""
         opened = stage_pb2.Opened(
             credits=self._inputs.credits(),
             needs=[stage_pb2.Position(port=port, first=first) for port, first in work.needs.items()],
@@ -169,7 +171,8 @@ class Session:
             await self._stop(jobs)
 
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the jobs. If the caller goes away meanwhile, this wait itself is cancelled; the jobs end all the same."""
+        """Cancel the jobs and wait for their end. If the caller goes away meanwhile, this wait is cancelled too; the jobs end all the
+        same."""
         tasks = [*jobs, self._rest] if self._rest is not None else list(jobs)
         for task in tasks:
             task.add_done_callback(look_at_error)
@@ -180,7 +183,8 @@ class Session:
                 task.cancel()
 
     async def _produce(self, work: Work) -> None:
-        """Run the logic to its end, or to an interrupt."""
+        """Run the logic to its end, or to an interrupt; then end all ports, send the report, and wait until the caller has given the memory
+        of all tensors back."""
         start = self.opening.start({} if self._next_hop is None else await self._next_hop.feed())
         outbox = self._caller.outbox
         try:
@@ -197,6 +201,7 @@ class Session:
         await self._outputs.settle()
 
     async def _emit_all(self, work: Work, start: Start) -> None:
+        """Run the logic and send each of its outputs where it goes; stop at an interrupt."""
         async with aclosing(work.run(self._inputs, self.meter.timing, start)) as outputs:
             async for output in outputs:
                 if self._interrupted:
@@ -221,7 +226,7 @@ class Session:
         return self.meter.report(self._environment.description.kind, self._environment.address, self._inputs.items, failovers)
 
     async def _take(self, message: stage_pb2.RunRequest | None) -> None:
-        """Take a message of the caller. Never waits for anything but the next hop, which always reads."""
+        """Handle a message of the caller, or None, its half-close. Never waits for anything but the next hop, which always reads."""
         if message is None:
             self._inputs.half_close()
             self._outputs.half_close()

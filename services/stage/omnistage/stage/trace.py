@@ -14,7 +14,7 @@ from omnistage.wire.kinds import kind_name
 
 
 class Traced(Protocol):
-    """Facts about a session for its trace."""
+    """A session, as far as its trace needs to know it."""
 
     opening: CheckedOpen
     meter: Meter
@@ -41,8 +41,8 @@ class SessionTrace:
         self._first_input_s = self._first_input_s or time.monotonic()
 
     def posted(self, transport: str, size: int) -> None:
-        """Note that a tensor of this many bytes went to the next hop; it is told again if it was lost and sent again. transport: as in
-        Sender."""
+        """Note that a tensor of `size` bytes went to the next hop. A tensor that is sent again after a loss counts again. transport: its
+        name, as in Sender."""
         self._sent_tensors[transport] += 1
         self._sent_bytes[transport] += size
 
@@ -70,7 +70,7 @@ class SessionTrace:
         self.span.end(reason, _attributes(session))
 
     def _phases(self, meter: Meter, reason: str) -> None:
-        """The phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
+        """Add the phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
         now = time.monotonic()
         opened, first, last = meter.times
         if not opened:
@@ -92,6 +92,7 @@ class SessionTrace:
             self.span.phase("transfer", begun, ended, self._transferred())
 
     def _transferred(self) -> dict[str, Value]:
+        """Attributes of the phase `transfer`: what went to the next hop, and how long the link made the logic wait."""
         tensors = {f"omnistage.tensors.{way}": count for way, count in self._sent_tensors.items()}
         sizes = {f"omnistage.bytes.{way}": size for way, size in self._sent_bytes.items()}
         return {"omnistage.pieces": self._pieces, "omnistage.waited_s": round(self._waited_s, 6), **tensors, **sizes}

@@ -1,4 +1,4 @@
-"""From TalkerParams and text, rows or both to speech frames, and to the times of words."""
+"""A Talker as a stage: checks TalkerParams, and turns the model's speech frames and times of words into chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FRAMES = 1 << 20
 
 
 class TalkerStage(ModelStage[TalkerModel[P]]):
-    """A TalkerModel as a stage."""
+    """A TalkerModel as a stage. It has one port of speech frames, and may have one for the times of spoken words."""
 
     kind = stage_pb2.STAGE_KIND_TALKER
 

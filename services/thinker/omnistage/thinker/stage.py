@@ -1,4 +1,4 @@
-"""From ThinkerParams to a model's pieces of text and rows, and from those to chunks."""
+"""A Thinker as a stage: checks ThinkerParams, and turns the model's pieces of text and rows into chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FINISHED = {number: reason for reason, number in FINISH.items()}
 
 
 class ThinkerStage(ModelStage[ThinkerModel[P]]):
-    """A ThinkerModel as a stage. It has one text port; the port's items are tokens, after which an answer can go on."""
+    """A ThinkerModel as a stage. It has one text port, whose items are tokens; an answer can go on after any token."""
 
     kind = stage_pb2.STAGE_KIND_THINKER
 
@@ -111,6 +111,7 @@ def continue_request(request: TextRequest, start: Start, port: str) -> TextReque
 
 
 def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
+    """The messages as models take them. Raises BAD_REQUEST."""
     if not params.messages and not params.verbatim:
         raise bad_request("thinker.messages", "at least one message is needed")
     for message in params.messages:
@@ -141,6 +142,7 @@ def _says_something(turn: Turn) -> bool:
 
 
 def _constraint(params: stage_pb2.ThinkerParams) -> TextConstraint | None:
+    """The form that the text must have; None: any. Raises BAD_REQUEST."""
     form = params.constraint.WhichOneof("form")
     if form is None:
         return None
