@@ -193,7 +193,7 @@ class OutputAccount:
         self._stream_began = dict(self._begin)
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
-        """Count the next chunk of a port, and keep that of a checkpoint port. Raises PROTOCOL for a gap or a repeat."""
+        """Count the next chunk of a port, and keep it if the port is a checkpoint port. Raises PROTOCOL for a gap or a repeat."""
         reader = self._ports.get(chunk.port)
         if reader is None:
             if len(self._ports) >= MAX_PORTS:

@@ -157,9 +157,8 @@ class Intake:
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:
-    """The error as a client needs it. REPLAY_EXPIRED becomes STAGE_LOST: a client knows nothing of the log of a link, and asking again
-        helps.
-    stage: the name of the first stage."""
+    """The error as a client needs it. REPLAY_EXPIRED becomes STAGE_LOST, because a client knows nothing of a link's log, and asking again
+    helps. stage: the name of the first stage."""
     if error.reason != "REPLAY_EXPIRED":
         return error
     message = f"the {stage} was lost after more had been streamed to it than this router keeps ({error.message}): ask and stream it again"

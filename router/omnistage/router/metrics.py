@@ -73,8 +73,7 @@ class RouterMetrics:
 
     def watch(self, pipeline: str, models: Mapping[str, str], count: Callable[[str, omni_pb2.ReplicaState], int]) -> None:
         """Show how many replicas of a pipeline are in each state. models: names of the models, by kind of stage; empty names: not known
-            yet.
-        count: returns how many replicas of a kind are in a state."""
+        yet. count: returns how many replicas of a kind are in a state."""
         for kind, model in models.items():
             for state, said in STATES.items():
                 if model:

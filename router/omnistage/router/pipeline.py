@@ -35,7 +35,7 @@ STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
 
 
 PROGRESS = "progress"
-"""The port that tells how far the work is. A pipeline without this port still answers a request that names it beside other outputs."""
+"""The port that tells how far the work is. A pipeline without this port still answers a request that names it and other outputs."""
 
 
 class PipelineError(ValueError):
