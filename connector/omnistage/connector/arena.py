@@ -420,6 +420,7 @@ def _announce(reason: str) -> None:
 
 
 def _remove(segments: dict[int, ProducerSegment], liveness: Liveness, owner: int) -> None:
+    """Give back all memory of an arena, if this is the process that made it. owner: id of that process."""
     if os.getpid() != owner:
         return
     for segment in segments.values():

@@ -38,6 +38,7 @@ class Liveness:
                 return
 
     def _create(self) -> None:
+        """Create the file of `arena` and lock it. Raises OSError with nothing left."""
         OWN.add(self.arena)  # first, because a sweep may run in another thread
         try:
             self._fd = create_file(liveness_name(self.arena))
@@ -96,6 +97,7 @@ def find_peer(arena: bytes) -> Peer | None:
 
 
 def _open_peer(arena: bytes) -> Peer | None:
+    """The process of an arena, by the arena's liveness file; None if this user has no such file here."""
     path = MOUNT / liveness_name(arena).removeprefix("/")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -153,13 +153,13 @@ def _path(arena: bytes, number: int) -> Path:
 
 
 def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
-    """Open a segment for reading. Return its descriptor. owners: further users whose segments are accepted, besides our own.
+    """Open a segment for reading. Return its descriptor. owners: ids of further users, apart from our own, whose segments are accepted.
 
     Raises StaleReference if there is no segment or no descriptor is left, ForeignSegment if it belongs to another user, InvalidReference if
     it cannot be a segment.
     """
     try:
-        # As shm_open does it, and without waiting if something else than a file lies there.
+        # As shm_open opens a file; O_NONBLOCK, because something else than a file might make this wait.
         descriptor = os.open(_path(arena, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise StaleReference(f"segment {number} of the sender's arena is gone") from None

@@ -82,7 +82,7 @@ def _bury_segments(arena: str, numbers: list[str]) -> bool:
 
 
 def _if_unlocked(path: Path, lock: Callable[[int, int], object], act: Callable[[], None]) -> bool:
-    """Lock a file and act, unless it is locked, newborn or not ours. Return whether `act` was called."""
+    """Lock a file and call `act`, if the file is ours, old enough and not locked. Return whether `act` was called."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -111,6 +111,7 @@ def _is_own_file(facts: os.stat_result) -> bool:
 
 
 def _unlink_own(path: Path) -> None:
+    """Remove a file if it is still there and ours."""
     try:
         if _is_own_file(path.lstat()):
             path.unlink()

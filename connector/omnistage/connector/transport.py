@@ -191,7 +191,7 @@ class Sender:
         return messages
 
     def store(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> Parcel:
-        """Put `array` where this stream can send it from; the bytes are copied, so the array may be changed afterwards.
+        """Copy `array` into memory from which this stream can send it; the array may be changed afterwards.
 
         The parcel is one reference, or one message per MiB inline if the tensor is small, the stream is inline, or the arena or the share
         is full. element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for an array that the contract
@@ -225,6 +225,7 @@ class Sender:
         return messages
 
     def _store_shared(self, array: Array, layout: TensorLayout) -> Parcel:
+        """Copy `array` into a block of the arena. Raises ArenaFull."""
         assert self._arena is not None
         block = self._arena.allocate(layout.size, self.share)
         copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
