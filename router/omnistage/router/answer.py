@@ -270,6 +270,7 @@ class Generation:
         return Hop(stage.kind, model, params, stage.takes, self._checkpoints(stage.kind), unwanted)
 
     def _usage(self) -> omni_pb2.Usage:
+        """The figures of the answer, for the client."""
         tally = self._tally
         usage = omni_pb2.Usage(
             queued=duration(self._place.queued_s), total=duration(time.monotonic() - tally.begun_s), finish_reason=tally.finish_reason

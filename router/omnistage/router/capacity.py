@@ -31,6 +31,7 @@ def capacity(placements: Collection[Placement]) -> int:
 
 
 def _sessions(placement: Placement) -> Sessions:
+    """The sessions that the known replicas of a pipeline take, without replicas that drain."""
     sessions: Sessions = {}
     for replica in placement.all():
         if replica.description is not None and replica.state != DRAINING:

@@ -22,8 +22,8 @@ DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
     "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
 }
-"""The phrases of a refusal for pipelines that draw, by the output that is wanted: what such pipelines do, what one of them does, and what
-one does not. An output that is not listed here counts as a picture."""
+"""The phrases of a refusal about pipelines that draw, by the output that is wanted: for several pipelines that can make it, for one that
+can, and for one that cannot. An output that is not listed here counts as a picture."""
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8

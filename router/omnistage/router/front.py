@@ -310,6 +310,7 @@ async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
 
 
 def _model(served: ServedPipeline) -> omni_pb2.Model:
+    """A pipeline as ListModels shows it."""
     pipeline = served.pipeline
     return omni_pb2.Model(
         name=pipeline.name,

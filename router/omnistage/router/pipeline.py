@@ -58,7 +58,8 @@ class StageSpec(BaseModel):
 class PipelineFile(BaseModel):
     """One pipeline file. inputs: media that the pipeline takes. may_take: further media that it takes if the first stage's checkpoint does.
     outputs: ports that a client gets. outputs_vary: the client gets only those outputs that the stages have, as the checkpoint decides.
-    on_request: ports that a client gets only if it names them. may_give: likewise, if the stages have them. defaults: params by kind."""
+    on_request: ports that a client gets only if it names them. may_give: more such ports, if the stages have them. defaults: params by
+    kind."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -57,7 +57,7 @@ class PlacedReplica:
     name: the DNS name that gave the address; None: the configuration gave it. listed: the name still has the address.
     placed: sessions that this router gave the server since its last report, which may not count them yet. suspect: since the last report a
     link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the server
-    counts as lost only because no report comes. rests: the router does not listen to the server now, and the load is that of the last
+    counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the last
     report. process: what this machine knows of the server's process.
     """
 
@@ -126,6 +126,7 @@ class Placement:
         self._used_at = 0.0
 
     async def watch(self) -> None:
+        """Watch all replicas and look up all names, for ever."""
         self.use()
         async with asyncio.TaskGroup() as group:
             for replica in self.all():
@@ -326,6 +327,7 @@ class Placement:
             using.cancel()
 
     async def _describe(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
+        """Ask a replica for its description. Raises AioRpcError."""
         replica.description = await stub.Describe(
             stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
         )

@@ -42,8 +42,8 @@ class ReplicaProcess:
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
         self._pid = 0
-        self._heard: ProcessSample | None = None
-        self._proven = -1
+        self._heard: ProcessSample | None = None  # at the last sign of life
+        self._proven = -1  # start of the process that is known to listen at the address
 
     def is_at(self, pid: int, boot_id: str) -> None:
         """Note the process that the replica says it is, on the host with this boot id. A process on another host is not looked at."""

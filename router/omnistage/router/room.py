@@ -21,12 +21,12 @@ class OutputRoom:
     """The room in one conversation. Call `give` when credit comes, `begin` with every turn, and `wrote` after each chunk of the turn."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, int] = {}
-        self._written: Counter[str] = Counter()
-        self._before: dict[str, int] = {}
-        self._unended: set[str] = set()
+        self._totals: dict[str, int] = {}  # chunks that the client has room for, by port, since the start of the conversation
+        self._written: Counter[str] = Counter()  # chunks that went to the client, since the same start
+        self._before: dict[str, int] = {}  # `_written` at the beginning of this turn
+        self._unended: set[str] = set()  # ports of this turn
         self._changed = asyncio.Event()
-        self._dry = asyncio.Event()
+        self._dry = asyncio.Event()  # set while a port waits for room
 
     def give(self, credit: stage_pb2.Credit) -> None:
         """Note that the client has room for `credit.total` chunks of a port, counted from the start of the conversation. Raises PROTOCOL
@@ -76,6 +76,7 @@ class OutputRoom:
         return self.used_up[0]
 
     def _tell(self) -> None:
+        """Wake the tasks that wait in `changes` and `runs_out`."""
         self._changed.set()
         if self.used_up:
             self._dry.set()
