@@ -61,7 +61,7 @@ class Rhythm:
 
     def __init__(self) -> None:
         self._period = 1
-        self._longest = 0.0
+        self._longest = 0.0  # the longest recent gap between beats
         self.quiet = 0
         """Ticks since the last beat."""
 
@@ -157,8 +157,9 @@ class Pulse:
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
     def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
-        """Listen on behalf of a stream. told: called at silence. may_hedge: asked once when the peer hesitates; if it allows, told is
-        called. patience: asked at silence, repeatedly; None: silence is always too long."""
+        """Listen on behalf of a stream. told: called with the reason if the stream must be given up. may_hedge: asked once when the peer
+        hesitates, whether to give the stream up then. patience: asked again and again while the peer is silent, whether to give it up;
+        None: silence always ends the stream."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
@@ -182,6 +183,7 @@ class Pulse:
         self._end = asyncio.get_running_loop().call_later(MEMORY_S if self.is_quiet else LINGER_S, self._pulses.drop, self._address, self)
 
     def tick(self) -> None:
+        """Count a tick without a beat, and let every stream judge a peer that is quiet."""
         self.ticks += 1
         self._rhythm.tick()
         if self.is_quiet:

@@ -55,10 +55,10 @@ class InputLog:
     def __init__(self, port: str, first: int = 0) -> None:
         """first: the item with which the port begins."""
         self._entries: deque[_Entry] = deque()
-        self._next = 0
-        self._kept = first
-        self._start = first
-        self._end = first
+        self._next = 0  # index of the first entry that was not sent on this stream
+        self._kept = first  # the stage needs no item before it
+        self._start = first  # first item that the present stream needs
+        self._end = first  # number of the next item
         self._ended = False
         self._pending: deque[chunk_pb2.Chunk] = deque()
         self._writer = PortWriter(port, first=first)
@@ -158,6 +158,7 @@ class InputLog:
             self._next = 1
 
     def _drop_first(self) -> None:
+        """Forget the oldest entry, and give its memory back."""
         entry = self._entries.popleft()
         self._next -= 1
         self.first = entry.end
@@ -189,8 +190,8 @@ class OutputAccount:
             )
         for chunk in resume.history if resume is not None else ():
             self._history.setdefault(chunk.port, []).append(chunk)
-        self._begin = {port: reader.seq for port, reader in self._ports.items()}
-        self._stream_began = dict(self._begin)
+        self._begin = {port: reader.seq for port, reader in self._ports.items()}  # chunks before this link
+        self._stream_began = dict(self._begin)  # chunks before the present stream
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
         """Count the next chunk of a port, and keep it if the port is a checkpoint port. Raises PROTOCOL for a gap or a repeat."""

@@ -42,8 +42,8 @@ class Search:
         self._route = route
         self._deadline = deadline
         self._stage = kind_name(route.kind)
-        self._lost_at: dict[str, float] = {}
-        self._known: set[str] = set()
+        self._lost_at: dict[str, float] = {}  # by address, in time.monotonic() seconds
+        self._known: set[str] = set()  # addresses that the route has named so far
         self.silent: set[str] = set()
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
