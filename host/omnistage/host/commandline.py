@@ -51,6 +51,7 @@ def read(kind: type[S], words: Sequence[str], program: str) -> S:
 
 
 def _metavar(field: FieldInfo) -> str:
+    """The word that stands for the value of a field in --help."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "metavar" in extra:
         return str(extra["metavar"])
@@ -58,6 +59,7 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _help(field: FieldInfo) -> str:
+    """The text of an option in --help, with its default."""
     default = field.default
     if field.is_required():
         return f"{field.description} (needed)"

@@ -56,6 +56,7 @@ class EventLoop:
         self._stopped.set()
 
     def _ask_for_ever(self) -> None:
+        """Ask the loop for a sign once in PERIOD_S, and wait for each answer."""
         while not self._stopped.is_set():
             answered = threading.Event()
             asked_s = time.monotonic()

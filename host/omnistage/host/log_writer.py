@@ -68,6 +68,7 @@ class LogWriter:
                 self._lines.task_done()
 
     def _write(self, line: str) -> None:
+        """Write a line, after the line that stands for dropped lines if there are any."""
         with self._counting:
             dropped, self._dropped = self._dropped, 0
         if dropped:

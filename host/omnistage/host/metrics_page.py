@@ -98,6 +98,8 @@ class _Server(ThreadingWSGIServer):
 
 
 class _Server6(_Server):
+    """The same over IPv6."""
+
     address_family = socket.AF_INET6
 
 
@@ -130,6 +132,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
 
 
 def _app(registry: CollectorRegistry) -> WSGIApplication:
+    """The page as a WSGI application."""
     page = make_wsgi_app(registry)
     plain = [("Content-Type", "text/plain; charset=utf-8")]
 

@@ -1,6 +1,6 @@
 """The life of a server process, whatever it is called over: bind, get ready, serve, drain, stop.
 
-Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, including that of the event loop; and the end
+Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, also the event loop's; and the end
 of a lasting task. An engine without its thread answers nobody, and a router without its watchers knows nothing: other processes take over
 from one that is gone, not from one that only looks well. Work that the process can do without (spare.py) never ends it.
 """

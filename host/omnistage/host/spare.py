@@ -1,6 +1,6 @@
 """Threads that a process can do without, for example for larger pages of memory, the page of metrics, and the log.
 
-A thread of any other kind that ends by an error ends the process, because no other thread does its work (process.py). On a poor machine a
+The end of any other thread by an error ends the process, because no other thread does its work (process.py). On a poor machine a
 thread of this kind may find no descriptor, no memory or no further thread: then the log says so and the process goes on.
 """
 
@@ -55,6 +55,7 @@ def starting_spare() -> Iterator[None]:
 
 
 def _work(name: str, work: Callable[[], None], again_s: float | None) -> None:
+    """Run by the thread: do `work`, and again after each failure, as `start_spare` says."""
     pause_s = again_s
     while True:
         try:

@@ -6,7 +6,7 @@ busy machine makes no thread look as if it hangs, some time does not count:
 - Time in which the watched thread, or a thread that it may wait for, waited for a CPU, by the kernel's count (run delay).
 
 A thread that waits for Python's lock is not idle: it wakes every few milliseconds and so uses a little CPU. A model's thread may sleep
-while native threads compute for it, such as those of torch's pool, or threads of other processes that it names, such as the other ranks of
+while native threads compute for it, such as torch's pool, or threads of other processes that it names, such as the other ranks of
 a model. It is not idle then either. Work of Python's other threads, such as the event loop, does not count for it. While no thread has
 work, the watchdog sleeps.
 """
@@ -154,6 +154,7 @@ class _Judge:
         return self._verdict()
 
     def _verdict(self) -> str:
+        """Why the thread hangs; empty if it does not."""
         if self._idle_s >= IDLE_S:
             return f"it has work and used no CPU for {self._idle_s:.1f} s"
         if self._step_s > self.thread.step_limit_s:
