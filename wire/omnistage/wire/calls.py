@@ -99,6 +99,7 @@ class _Served:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
+        """Write to the caller, after the first write has ended. The first write goes on even if this call is cancelled."""
         await self.headers_sent()
         if self._has_begun:
             await self._context.write(message)
@@ -137,7 +138,7 @@ async def _request(context: Context, limit_s: float) -> Any:
 
 
 async def _answer(handler: Handler, asked: Any, context: Context) -> None:
-    """Call the method behind a handler, and write what it returns or yields. asked: the request, or an iterator over the requests."""
+    """Call the method of a handler, and write what it returns or yields. asked: the request, or an iterator over the requests."""
     # grpcio's stubs have the types of servers with threads.
     behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if isasyncgenfunction(behavior):

@@ -82,7 +82,7 @@ async def decode(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncCon
 
 
 def _decode_large(data: bytes, kind: type[M], shape: Mapping[int, _Field]) -> M:
-    """Return the message in these bytes, of any size up to MAX_FIELDS. Raises TooLarge and DecodeError. Runs in a thread."""
+    """Return the message in these bytes, which may have up to MAX_FIELDS fields. Raises TooLarge and DecodeError. Runs in a thread."""
     try:
         _walk(data, shape, MAX_FIELDS)
     except _MoreFields:

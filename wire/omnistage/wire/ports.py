@@ -73,6 +73,7 @@ class PortWriter:
         return [*(self._chunk(0, False, part) for part in parts), self._chunk(count, last, whole)]
 
     def _chunk(self, count: int, last: bool, payload: MessagePayload | tensor_pb2.Tensor | None) -> chunk_pb2.Chunk:
+        """Make the next chunk. count: items in it."""
         chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last)
         if payload is not None:
             getattr(chunk, _FIELDS[type(payload)]).CopyFrom(payload)
