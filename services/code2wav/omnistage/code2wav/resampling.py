@@ -39,7 +39,7 @@ cache."""
 
 
 def possible_rates_hz(own_hz: int) -> tuple[int, ...]:
-    """Rates that a model with the rate `own_hz` could give; works where soxr is not installed, too."""
+    """Rates in which a model with the rate `own_hz` can give its sound, in order; without soxr only its own."""
     others = RATES_HZ if find_spec("soxr") is not None else ()
     return tuple(sorted({own_hz, *(rate_hz for rate_hz in others if math.gcd(rate_hz, own_hz) >= MIN_COMMON_HZ)}))
 

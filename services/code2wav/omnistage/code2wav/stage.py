@@ -18,7 +18,7 @@ from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 KEPT_FRAMES = 16
-"""How many more frames must not be needed any more before the caller is told so: one message for many chunks."""
+"""The caller is told which frames it may forget each time when at least this many more may be: one message for many chunks."""
 
 
 class Code2WavStage(ModelStage[Code2WavModel[P]]):

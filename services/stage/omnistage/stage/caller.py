@@ -70,6 +70,7 @@ class Caller:
         return self._reader
 
     async def _read(self, take: Taker) -> None:
+        """Call `take` with every message up to the half-close."""
         while True:
             try:
                 message = await self._receive()
@@ -104,7 +105,7 @@ class Caller:
         await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
     def close(self) -> None:
-        """Read and write nothing more. Awaits nothing: a second cancellation would cut it short there."""
+        """Read and write nothing more. Awaits nothing, so that a second cancellation cannot cut it short."""
         let_go(self._reader)
         # A cancelled task refers to its frames, and they refer to the session and to this object: a cycle, if this object kept the task.
         self._reader = None

@@ -59,8 +59,8 @@ class Inputs:
         self._half_closed = False
         self._interrupted = False
         self._closed = False
-        self._needs: Mapping[str, int] = {}
-        self._began: set[str] = set()
+        self._needs: Mapping[str, int] = {}  # see `go_on_from`
+        self._began: set[str] = set()  # replayed ports on which a chunk has come
         self.items = dict.fromkeys(self._readers, 0)
         """Items that the stage has taken, by port."""
 
@@ -115,6 +115,7 @@ class Inputs:
         return self
 
     async def __anext__(self) -> Input:
+        """The next whole input. The tensor of the input before is given back. Raises HALF_CLOSED."""
         while True:
             self._release_view()
             while not self._queue:

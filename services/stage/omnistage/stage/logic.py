@@ -40,7 +40,7 @@ class Input:
 
 
 MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
-"""Most unspoken characters that are told, most notes, and most characters of each; stated in stage.proto."""
+"""Most unspoken characters that a report quotes, most notes in it, and most characters of a note; stated in stage.proto."""
 
 
 @dataclass(slots=True)

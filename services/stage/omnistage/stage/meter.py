@@ -38,7 +38,7 @@ class Meter:
     @property
     def times(self) -> tuple[float, float, float]:
         """The times of Opened, of the first output and of the last one, in time.monotonic() seconds; 0 for a moment that has not come.
-        Before the first output the last time is that of Opened."""
+        Before the first output the third is the time of Opened."""
         return self._opened_at, self._first_output_at, self._last_output_at
 
     @property

@@ -84,6 +84,7 @@ class Outbox:
             raise self._over()
 
     async def _run(self) -> None:
+        """Write messages until none waits, or a write fails."""
         try:
             while self._waiting:
                 before = len(self._waiting)

@@ -4,7 +4,7 @@
     caller <-- Outbox <--------------------------------------+    (every other port, and checkpoints, before what was made from them)
     caller <-- Outbox <---- relayed unchanged ------------------- NextHop <-- next hop
 
-Before anything is opened, `prepare` lets the logic check its params; a Thinker tokenizes the text there. Then there are four tasks: the
+Before anything is opened, `prepare` lets the logic check its params; a Thinker also tokenizes its text then. Then there are four tasks: the
 reader takes the caller's messages, the producer runs the logic, the relay passes up the messages of the next hop, and the outbox writes all
 messages to the caller.
 """
@@ -102,7 +102,7 @@ class Session:
 
     def close(self) -> None:
         """Free the caller's memory that the session holds, and the session's memory that the caller holds. Always called, even for a
-        cancelled session; awaits nothing, because a second cancellation would cut it short there."""
+        cancelled session; awaits nothing, so that a second cancellation cannot cut it short."""
         self._superseded.cancel()
         # A cancelled task refers to its frames, and they refer to this object: a cycle, if this object kept the task.
         self._rest = None
@@ -213,7 +213,7 @@ class Session:
                 await self._outputs.emit(output)
 
     async def _take_the_rest(self) -> None:
-        """Take input that the logic did not want, so that the caller can go on: its other ports may wait behind this input."""
+        """Take input that the logic did not want, so that the caller can go on: its other ports may wait until this input is taken."""
         try:
             async for _ in self._inputs:
                 pass

@@ -99,6 +99,7 @@ class SessionTrace:
 
 
 def _attributes(session: Traced) -> dict[str, Value]:
+    """Attributes of the span of a session."""
     request, report = session.opening.request, session.report()
     told: dict[str, Value] = {
         "session_id": request.session_id,

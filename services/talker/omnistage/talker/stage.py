@@ -43,6 +43,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
     async def _run(
         self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
     ) -> AsyncGenerator[Output, None]:
+        """Speak, and yield the frames and the times of words that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
         wanted = start.wanted(self._model.info.produces)
         if not wanted and not self._model.info.tells_unspoken:
@@ -60,6 +61,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
                                 yield output
 
     def _words(self, piece: Alignment) -> Output:
+        """The output for times of words."""
         words = [
             chunk_pb2.SpokenWord(
                 first_character=word.first_character,
@@ -72,6 +74,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         return Output(self._alignment, len(words), chunk_pb2.AlignmentChunk(words=words) if words else None, piece.last)
 
     def _outputs(self, frames: Frames) -> list[Output]:
+        """The outputs for frames that the model made, which are rows or codes."""
         last = frames.finish_reason is not None
         if self._output.content is Content.TENSOR:
             return list(row_outputs(self._output, frames.rows, last=last))

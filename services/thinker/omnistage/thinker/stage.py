@@ -54,6 +54,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     async def _run(
         self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
     ) -> AsyncGenerator[Output, None]:
+        """Generate, and yield the text and the rows that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
         wanted = start.wanted(self._model.info.produces)
         if not wanted:
@@ -127,6 +128,7 @@ def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
 
 
 def _part(part: stage_pb2.Part) -> Part:
+    """A part of a message as models take it. Raises BAD_REQUEST."""
     match part.WhichOneof("content"):
         case "text":
             return part.text
@@ -163,6 +165,7 @@ def _constraint(params: stage_pb2.ThinkerParams) -> TextConstraint | None:
 
 
 def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
+    """A piece of text as the payload of a chunk."""
     finish = FINISH[piece.finish_reason] if piece.finish_reason else chunk_pb2.FINISH_REASON_UNSPECIFIED
     return chunk_pb2.TextChunk(
         text=piece.text,
