@@ -68,7 +68,8 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, client: Hashable) -> AsyncIterator[Place]:
-        """Hold a place; wait for one at most WAIT_S, if this client may. Raises OVERLOADED with a delay, or DRAINING."""
+        """A context manager that holds a place for an answer to this client. If the client may wait, it waits at most WAIT_S for one.
+        Raises OVERLOADED with a delay, or DRAINING."""
         if self._draining.is_set():
             raise _draining()
         self._places.limit = self._limit()

@@ -72,7 +72,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them in bounded time."""
+        """Add this service to a server. Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them in
+        bounded time."""
         omni_pb2_grpc.add_OmniServiceServicer_to_server(self, server)
         generate: grpc.RpcMethodHandler[bytes, omni_pb2.GenerateResponse] = grpc.unary_stream_rpc_method_handler(
             self.Generate, None, omni_pb2.GenerateResponse.SerializeToString

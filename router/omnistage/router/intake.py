@@ -64,8 +64,8 @@ class Intake:
         """Chunks of one port that the client may be ahead."""
         self._tell = tell
         self._stall_s = stall_s
-        self._since = time.monotonic()
-        self._look_at = math.inf
+        self._since = time.monotonic()  # when the client last sent a chunk or got room
+        self._look_at = math.inf  # when the next look is due
         self._link: Link | None = None
         self._interrupt: stage_pb2.Interrupt | None = None
         self._changed = asyncio.Event()

@@ -171,9 +171,9 @@ class Placement:
         sessions now.
 
         near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes before
-        a less loaded one elsewhere if its sessions are at most one and a quarter above the least: a copy between hosts costs about as much,
-        and a larger preference would leave machines idle. revision: required revision, for a session that goes on; empty: any. Suspect
-        replicas come last.
+        a less loaded one elsewhere unless its sessions exceed the fewest of any replica by more than one and a quarter of that number: a
+        copy between hosts costs about as much, and a larger preference would leave machines idle. revision: required revision, for a
+        session that goes on; empty: any. Suspect replicas come last.
         """
         serving = self._serving(kind, revision)
         host = near or self._boot_id
@@ -220,8 +220,8 @@ class Placement:
         return next((replica.boot_id for replica in self._replicas[kind] if replica.address == address), "")
 
     def pin(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
-        """From now on give sessions only to replicas that run the checked model with the checked ports. A replica may have more ports: it
-        may be of the next version already."""
+        """From now on give sessions only to replicas that run the model of these descriptions, by kind, and have their ports. A replica may
+        have more output ports: it may be of the next version already."""
         self._pinned = descriptions
 
     def all(self) -> list[PlacedReplica]:

@@ -106,8 +106,8 @@ class Tally:
         return loss
 
     def reported(self, report: stage_pb2.Report) -> None:
-        """Note that a stage is done. The report holds the address that the replica itself gives; the address that was called is known for
-        the first stage alone, from `opened`."""
+        """Note that a stage is done. Its replica has taken part, under the address that the report gives; for the first stage `opened` has
+        noted the address that was called."""
         self.reports[report.kind] = report
         if report.HasField("prompt_tokens"):
             self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
