@@ -126,7 +126,7 @@ class Feed:
         return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
     def _forget(self) -> None:
-        """Keep within `replay_bytes`: forget sent input, the oldest first."""
+        """Keep within `replay_bytes`: forget input that was sent, of each port the oldest first."""
         held = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
             while held > self._replay_bytes and inputs.can_cut:

@@ -56,11 +56,11 @@ class InputLog:
         """first: the item with which the port begins."""
         self._entries: deque[_Entry] = deque()
         self._next = 0  # index of the first entry that was not sent on this stream
-        self._kept = first  # the stage needs no item before it
+        self._kept = first  # no replacement needs an item before it
         self._start = first  # first item that the present stream needs
         self._end = first  # number of the next item
         self._ended = False
-        self._pending: deque[chunk_pb2.Chunk] = deque()
+        self._pending: deque[chunk_pb2.Chunk] = deque()  # numbered chunks of the entry before `_next`, not sent yet
         self._writer = PortWriter(port, first=first)
         self.port = port
         self.first = first

@@ -197,7 +197,8 @@ class _Opening(_Limit):
     """The limit of one Open. The replica is also given up when its answer takes too long and there is another replica."""
 
     def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
-        """within_s: time in any case. answer_s: time for an answer if there is another replica."""
+        """within_s: seconds after which the replica is given up in any case. answer_s: seconds after which it is given up for another
+        one."""
         super().__init__(within_s)
         self._answer_s = answer_s
         self._patience = patience
