@@ -46,7 +46,8 @@ class GrpcService(process.Service, Protocol):
 async def serve(
     settings: ServerSettings, credentials: Credentials, service: GrpcService, registry: CollectorRegistry, ready: dict[str, str]
 ) -> None:
-    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
+    """Serve over gRPC until SIGTERM, SIGINT or the end of the lifeline. registry: the metrics of the service. ready: more fields of the
+    ready line. Raises StartError or Broken."""
     listener = GrpcListener(settings, credentials, service)
     async with _channelz(settings.channelz_address, credentials) as channelz_address:
         await process.serve(settings, service, listener, registry, {"channelz_address": channelz_address, **ready})

@@ -98,7 +98,8 @@ class Listener(Protocol):
 async def serve(
     settings: ServerSettings, service: Service, listener: Listener, registry: CollectorRegistry, ready: Mapping[str, str]
 ) -> None:
-    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
+    """Run a service, from the binding of its port to its end, until SIGTERM, SIGINT or the end of the lifeline. registry: its metrics.
+    ready: more fields of the ready line. Raises StartError or Broken."""
     address = listener.bind()
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
@@ -163,7 +164,7 @@ def _settle() -> None:
 
 
 async def _last_tasks() -> None:
-    """Wait until gRPC has heard that the calls which the stop of the server cut off have ended. If the loop ended before, gRPC would log an
+    """Give gRPC time to notice the end of the calls that were cut off when the server stopped. If the loop ended before, gRPC would log an
     error that is no bug."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
