@@ -53,7 +53,7 @@ class Conversion:
     def __init__(self, source_hz: int, rate_hz: int) -> None:
         self.source_hz, self.rate_hz = source_hz, rate_hz
         common = math.gcd(source_hz, rate_hz)
-        period = source_hz // common
+        period = source_hz // common  # the fewest samples of the model that become a whole number of samples
         self.block = _whole(source_hz / BLOCKS_PER_S, period)
         self.context = _whole(CONTEXT_PERIODS * source_hz / min(source_hz, rate_hz), period)
         self.output_block = self.block // period * (rate_hz // common)

@@ -142,7 +142,7 @@ def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
 
 
 def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
-    """Check the parameters of a drawing. Raises BAD_REQUEST with the field that is bad."""
+    """Check the parameters of a drawing and return them as models take them. Raises BAD_REQUEST with the field that is bad."""
     if not params.prompt.strip():
         raise bad_request("diffusion.prompt", "a prompt is needed")
     for name in ("prompt", "negative_prompt"):

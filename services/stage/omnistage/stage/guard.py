@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 
 
 def refusal(shown: bool) -> StageError:
-    """The error of a call without the right token. shown: the call had a wrong token, not none."""
+    """The error of a call without the right token. shown: whether the call had a token, which then was wrong."""
     what = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
     return StageError("UNAUTHENTICATED", f"{what}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
 

@@ -46,7 +46,7 @@ class Inputs:
     """The inputs of one session as an async iterator, in the order in which they came, until every port has ended."""
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
-        """ports: the input ports of the stage. receiver: of tensors. reply: sends a message to the caller."""
+        """ports: the input ports of the stage. receiver: of tensors. reply: sends a message to the caller. window: see WINDOW."""
         self._specs = {port.name: port for port in ports}
         self._windows = {port.name: min(window, _WINDOWS.get(port.payload, window)) for port in ports}
         self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}

@@ -42,7 +42,7 @@ class Outputs:
         self._on_sent = on_sent
         self._payloads = {port.name: port.payload for port in ports}
         self._writers = {port: opening.resumption.writer(port) for port in self._payloads}
-        self._begun_at = {port: writer.seq for port, writer in self._writers.items()}
+        self._begun_at = {port: writer.seq for port, writer in self._writers.items()}  # number of the first chunk in this session
         self._unended = self._writers.keys() - opening.ended
         self._allowance = Allowance()
         self._half_closed = False

@@ -73,7 +73,7 @@ def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
 
 
 def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, int] | None:
-    """Red, green and blue; None: no colour is named."""
+    """The colour `text`, #rrggbb, as red, green and blue, 0 to 255; None: no colour is named. Raises BAD_REQUEST."""
     if not text:
         return None
     if not media_type.startswith(("image/", "video/")):

@@ -85,7 +85,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
 
 def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:
-    """Check the parameters. Raises BAD_REQUEST with the bad field."""
+    """Check the parameters and return them as models take them. Raises BAD_REQUEST with the bad field."""
     sampling = sampling_of(params.sampling, "talker.sampling")
     speed = params.speed if params.HasField("speed") else 1.0
     if not math.isfinite(speed) or not 0.5 <= speed <= 2:

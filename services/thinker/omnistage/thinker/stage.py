@@ -75,7 +75,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
 
 def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> TextRequest:
-    """Check the parameters. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the bad field."""
+    """Check the parameters and return them as models take them. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the bad field."""
     max_tokens = params.max_tokens or usual_tokens
     sampling = sampling_of(params.sampling, "thinker.sampling")
     if not max_tokens or params.max_tokens > MAX_TOKENS:
