@@ -13,7 +13,7 @@ from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""What a pipeline cannot do if it has no stage of a kind, by kind."""
+"""The thing that a pipeline cannot do if it has no stage of a kind, by kind."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""
@@ -77,8 +77,8 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
 
 
 def missing_ability(pipeline: PipelineFile, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
-    """What a pipeline cannot do because it has no stage of this kind, as a phrase such as "does not speak". is_verbatim: the request is a
-    text to speak. outputs: that the request names."""
+    """A phrase, such as "does not speak", for what a pipeline cannot do because it has no stage of this kind. is_verbatim: the request is a
+    text to speak. outputs: the outputs that the request names."""
     if kind == "diffusion":
         return _drawing(outputs)[2]
     if kind == "talker" and "thinker" in pipeline.kinds:
