@@ -164,7 +164,7 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What one thread did between two looks: seconds on a CPU, and seconds of waiting for one. state: at the end, as in KernelThread."""
+    """The work of one thread between two looks: seconds on a CPU, and seconds of waiting for one. state: at the end, as in KernelThread."""
 
     state: str
     cpu_s: float
@@ -173,7 +173,7 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the threads of this process, and of the processes that help it, did between two looks.
+    """The work of the threads of this process, and of the processes that help it, between two looks.
 
     uses: by the kernel's number of a thread. counted_s: seconds in which none of the threads waited for a CPU. idle_s: seconds in which no
     native thread computed either.
