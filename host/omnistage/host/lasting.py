@@ -38,7 +38,7 @@ class LastingTasks:
         self.start(name, again_and_again())
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Called when a task has ended: before `close` that makes `broken` done."""
+        """Called when a task has ended. If that happens before `close`, `broken` is done."""
         self._tasks.discard(task)
         if self.broken.done():
             return

@@ -13,7 +13,7 @@ _MAX_QUESTIONS = 4096
 
 @contextmanager
 def answering(fd: int) -> Iterator[None]:
-    """Answer questions on the socket with this descriptor while the block runs. fd: -1: nobody asks."""
+    """Answer questions on the socket with the descriptor `fd` while the block runs. If `fd` is negative, nobody asks."""
     if fd < 0:
         yield
         return

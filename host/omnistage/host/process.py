@@ -309,7 +309,7 @@ def _lifeline_ended(loop: asyncio.AbstractEventLoop, fd: int, stopped: asyncio.E
 
 
 def _tell(ready_fd: int, line: Mapping[str, object]) -> None:
-    """Write a line of JSON to `ready_fd` and close it; a negative number is nobody."""
+    """Write a line of JSON to `ready_fd` and close it; do nothing if the number is negative."""
     if ready_fd >= 0:
         with os.fdopen(ready_fd, "w") as pipe:
             pipe.write(json.dumps(line) + "\n")

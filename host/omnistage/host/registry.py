@@ -12,7 +12,7 @@ UNKNOWN = "unknown"
 
 def new_registry() -> CollectorRegistry:
     """A registry with the version, the Python, and the processor time, memory and descriptors of this process."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # They tell when each counter was made: when the process began.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # These tell when each counter was made: when the process began.
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

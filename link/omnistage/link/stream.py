@@ -172,7 +172,7 @@ class _Limit:
     reason given to `give_up`; empty: it was not called.
 
     It refers to its task only while its block runs. Later that would be a cycle: the task may end with an error whose frame refers to
-    this."""
+    this object."""
 
     def __init__(self, within_s: float) -> None:
         self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)

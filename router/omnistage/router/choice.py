@@ -13,7 +13,7 @@ from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""The thing that a pipeline cannot do if it has no stage of a kind, by kind."""
+"""The ability that a pipeline lacks if it has no stage of a kind, by kind."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""

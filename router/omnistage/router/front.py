@@ -98,7 +98,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self, requests: object, context: ConverseContext
     ) -> None:
         """Answer the turns of one call, one after the other. An error of a turn is sent in the stream, and the next turn may come; an error
-        of OF_THE_CALL, or after a write that was given up, ends the call."""
+        in OF_THE_CALL, or after a write that was given up, ends the call."""
         structlog.contextvars.clear_contextvars()
         conversation = ConverseCall(context, partial(self._turns.turn, client_of(context)))
         try:

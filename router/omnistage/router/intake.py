@@ -114,7 +114,7 @@ class Intake:
             await self._link.interrupt(interrupt)
 
     def patience_s(self) -> float | None:
-        """Seconds to wait for the client before the next call of this; None: for ever, because all ports have ended. Raises CLIENT_STALLED
+        """Seconds to wait for the client before calling this again; None: for ever, because all ports have ended. Raises CLIENT_STALLED
         if the client left room unused for `stall_s`.
 
         While this process is stopped or held up it reads nothing, which is no silence of the client. So the router looks LOOKS times in

@@ -171,7 +171,7 @@ class Placement:
         sessions now.
 
         near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes before
-        a less loaded one elsewhere unless its sessions exceed the fewest of any replica by more than one and a quarter of that number: a
+        a less loaded one elsewhere unless its sessions exceed the fewest of any replica by more than one plus a quarter of that number: a
         copy between hosts costs about as much, and a larger preference would leave machines idle. revision: required revision, for a
         session that goes on; empty: any. Suspect replicas come last.
         """

@@ -150,7 +150,7 @@ def bad_request(field: str, description: str, **place: str) -> StageError:
 
 
 def protocol_error(message: str, **metadata: str) -> StageError:
-    """The error of an other end that broke the rules of the stream: a bug of the sender, never retried."""
+    """The error for a peer that broke the rules of a stream: a bug of the sender, never retried."""
     return StageError("PROTOCOL", message, metadata=metadata)
 
 
