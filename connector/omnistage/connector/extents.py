@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 
 
 class Extents:
-    """The free ranges of all segments. A range is found by its size in O(log n) and by its start or end in O(1). All numbers are bytes."""
+    """The free ranges of all segments. A range is found by its size in O(log n) and by its start or end in O(1). All are in bytes."""
 
     def __init__(self) -> None:
         self._by_size: list[tuple[int, int, int]] = []  # size, segment, start

@@ -76,7 +76,7 @@ class Conversion:
         raise BadRequest(FIELD, f"{rate_hz} is not possible; {can}, or leave it out for the model's own")
 
     def count(self, samples: int) -> int:
-        """How many samples a whole sound of so many samples of the model becomes."""
+        """How many samples a whole sound has after the conversion. samples: how many it has at the model's rate."""
         return (2 * samples * self.rate_hz + self.source_hz) // (2 * self.source_hz)
 
     def first_needed(self, sample: int) -> int:

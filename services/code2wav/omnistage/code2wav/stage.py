@@ -18,7 +18,7 @@ from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 KEPT_FRAMES = 16
-"""The caller is told which frames it may forget each time when at least this many more may be: one message for many chunks."""
+"""Fewest frames that the caller is told to forget at a time: one message for many chunks."""
 
 
 class Code2WavStage(ModelStage[Code2WavModel[P]]):

@@ -94,7 +94,8 @@ def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
 
 
 def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
-    """Raises BAD_REQUEST unless the chunks hold the content of all items of a port, from item 0 to its position."""
+    """Raises BAD_REQUEST unless the chunks hold the content of all items of a port from item 0 to its position, and its end if it has
+    ended."""
     if position is None:
         raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
     reached = 0
