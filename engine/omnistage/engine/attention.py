@@ -1,13 +1,14 @@
-"""Attention over paged keys and values. A row has the same bits beside any neighbours and in any number of rows.
+"""Attention over paged keys and values. The bits of a row depend neither on the other rows of its step nor on their number.
 
-All rows of a run lie in one page, so each of them sees equally many pages, and the slots behind it in its own page are masked. Its scores
-are one product over those pages, its weights one softmax, its sum one more product: their sizes depend on the place of the row alone. The
-backends are a table, best first. The claim of a backend is checked for the shape of the heads when a model is loaded; if it does not hold,
-the next backend is taken.
+A run is some consecutive rows of one sequence, all in one page. So each of them sees equally many pages, and the slots after it in its own
+page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the sizes of all
+three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is loaded,
+`choose_backend` tries for the shape of its heads whether a backend keeps its claim that rows do not depend on each other; if not, it takes
+the next backend.
 
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
   their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
-  once. Masked pages behind the end of a run change nothing as long as the library makes its sums in one sweep.
+  once. Masked pages after the end of a shorter run change no bit as long as the library makes its sums in one sweep.
 * `TritonAttention`, for accelerators: a kernel of our own, which reads pages in place and in order. A row always has equally many
   neighbours in a product, so they cannot change its bits.
 * `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
@@ -36,20 +37,22 @@ from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
-"""Most bytes of keys in one batch: the copy of the pages must be read again before it leaves the cache."""
+"""Most bytes of keys in one batch: the copy of the pages must still be in the processor's cache when the products read it."""
 
 MOST_ROWS = 32
-"""Most rows of a weighted sum. With more, oneDNN's bfloat16 products with AMX may give a row other bits, as those of `linear` do."""
+"""Most rows of one product of weights and values. With more, oneDNN's bfloat16 products with AMX may give a row other bits: `linear.Packed`
+has the same limit."""
 
 _LEAST_ROWS = {torch.float32: 8}
-"""Fewest rows of a product: with fewer, other kernels run."""
+"""Fewest rows of a product, by dtype; 1 for the others. With fewer, the library runs other kernels, which may give other bits."""
 
 _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bfloat16: 32}, {torch.float32: 6, torch.bfloat16: 16}, {})
-"""Numbers of pages that a library may sum in one sweep, with zeros behind them or not: MKL takes 384 places in float32 with AVX-512 and 192
-with AVX2, oneDNN 1,024 in bfloat16. The first number that holds is used."""
+"""Most pages, by dtype, over which a library sums in one sweep, so that zeros after them change no bit: MKL takes 384 slots in float32 with
+AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. Each mapping makes a backend; the first one whose numbers hold on this machine is
+used."""
 
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Relative error of a head's output that rounding in a dtype does not reach."""
+"""Relative error of a head's output, by dtype, that is too large to come from rounding."""
 
 _TOLD = 300
 """Most characters of an error that are shown."""
@@ -59,32 +62,32 @@ _LEAST_PRODUCT = 16**3
 
 
 class AttentionBackend(Protocol):
-    """One way to compute attention."""
+    """One way to compute attention over the pages of a cache."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether the backend claims that a row does not depend on its neighbours. A backend without a claim may be used, and the settings
-        say so."""
+        """Whether it claims that the bits of a row do not depend on other rows. A backend without this claim may be chosen too; the reason
+        in `BackendChoice` then says so."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors that the backend raises if its kernels cannot be made. A backend that makes kernels on this machine is also tried for its
-        numbers."""
+        """Errors that it raises if its kernels cannot be compiled on this machine; empty if it compiles none. The results of a backend that
+        compiles kernels are also compared with others: see `numbers_agree`."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether the backend can be used for these heads on this device."""
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-        """Attention for the rows of a plan."""
+        """The attention for the rows of one step, over this cache."""
 
 
 class PagedAttention:
     """Implements `AttentionBackend`. Not shared between threads.
 
-    sweep: pages up to which runs of unlike length share a batch, by dtype.
+    sweep: by dtype, the most pages at which runs of different lengths share a batch.
     """
 
     is_exact = True
@@ -106,7 +109,7 @@ class PagedAttention:
 
 
 class TritonAttention:
-    """Implements `AttentionBackend`. Triton comes with the builds of torch for accelerators; processors do without."""
+    """Implements `AttentionBackend` with our own kernel. Only builds of torch for accelerators have Triton, so it is imported late."""
 
     name = "triton over pages"
     is_exact = True
@@ -115,8 +118,8 @@ class TritonAttention:
     def failures(self) -> tuple[type[Exception], ...]:
         from omnistage.engine.paged_kernel import TritonError
 
-        # Errors of Triton and its assembler; of the C compiler that it calls, of the library that it then loads, and of the folder that
-        # keeps it.
+        # They come from Triton and its assembler, from the C compiler that it calls, from loading the compiled library, and from the folder
+        # that keeps this library.
         return TritonError, RuntimeError, SubprocessError, AssertionError, ImportError, OSError
 
     def is_viable(self, spec: DecoderSpec) -> bool:
@@ -127,7 +130,7 @@ class TritonAttention:
 
 
 class SdpaAttention:
-    """Implements `AttentionBackend`."""
+    """Implements `AttentionBackend` with PyTorch's own attention, over copies of the pages."""
 
     name = "sdpa over gathered pages"
     is_exact = False
@@ -141,7 +144,7 @@ class SdpaAttention:
 
 
 class RowAttention:
-    """Implements `AttentionBackend`."""
+    """Implements `AttentionBackend` with one call of PyTorch's own attention for each row."""
 
     name = "row by row"
     is_exact = True
@@ -164,7 +167,8 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
 
 
 class _Bound(ABC):
-    """The common part of all bound backends: each stores rows first, and neither stores nor attends padding."""
+    """Implements `Attention` for the rows of one plan: stores their keys and values, then calls `attend`. Padding is not stored, and its
+    results are zeros."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
@@ -180,16 +184,16 @@ class _Bound(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
-        """Fill `result` with the rows of the plan. result: as queries, [rows, query_heads, head_size]."""
+        """Write the attention of each row of the plan into `result`. queries, result: [rows, query_heads, head_size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
     """Runs of equally many rows that are attended together, over as many pages as the longest of them sees.
 
-    rows: of the step, the rows of a run next to each other; runs, count: how many runs, of how many rows each. keys, values: rows of
-    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the last scores of each row; every row sees the
-    slots before them.
+    rows: their numbers in the step, run by run. runs: number of runs. count: rows of each run. keys, values: int64 [runs * kv_heads *
+    pages], the rows of `KVCache.heads` by run, head and page. mask: 0 or -inf, [runs, 1, count, 1, length], added to the scores of the last
+    `length` slots; every row sees all slots before these.
     """
 
     rows: torch.Tensor | slice
@@ -201,9 +205,9 @@ class _Tile:
 
     @classmethod
     def of(cls, members: Sequence[PlannedRun], spec: DecoderSpec) -> _Tile:
-        """members: longest first."""
+        """The tile of some runs. members: runs of equally many rows; the one that sees the most pages comes first."""
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
-        # A short run repeats its own first page: the run holds it, it is finite, and it is masked.
+        # A run with fewer pages repeats its own first page: the numbers of a held page are finite, and the mask hides them.
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
         places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
         slots = to_device(torch.tensor([run.start for run in members]), device)[:, None] + torch.arange(count, device=device)
@@ -224,10 +228,10 @@ class _Tile:
 
 
 def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
-    """All runs of a plan, in tiles. sweep: pages up to which unlike runs share one.
+    """All runs of a plan, in tiles. sweep: the most pages at which runs with different numbers of pages share a tile.
 
-    A call of the library costs as much as some pages do, so runs of unlike length share one as long as that changes no bit. Padding at most
-    doubles the work of the runs themselves.
+    A call of the library costs as much as the work for some pages, so such runs share a tile as long as this changes no bit. Their padding
+    at most doubles the work.
     """
     page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
     members: list[PlannedRun] = []
@@ -244,6 +248,9 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
+    """The attention of `PagedAttention`, tile by tile. sweep: see `_tiles`. scratch: memory for the copies and for the results of
+    products."""
+
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
         self._scratch = scratch
@@ -255,14 +262,14 @@ class _Paged(_Bound):
             count, batch = tile.count, tile.runs * heads
             copied = self._scratch.take("copied", (len(tile.keys), *pages.shape[1:]), pages)
             held = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
-            # The heads that share keys are rows of one product, of every row of the run: [runs * kv_heads, count * group, head_size].
+            # The query heads that share keys, of all rows of a run, are rows of one product: [runs * kv_heads, count * group, head_size].
             asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
             padded = _pad(asked)
             scores = self._scratch.take("scores", (*padded.shape[:2], held.shape[1]), pages)
             scores = torch.bmm(padded, held.transpose(1, 2), out=scores)[:, : asked.shape[1]]
             scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
             weights = torch.softmax(scores, -1, out=self._scratch.take("weights", scores.shape, pages))
-            # The keys are used up: the values take their place.
+            # The keys are no longer needed: the values overwrite their copy.
             torch.index_select(pages, 0, tile.values, out=copied)
             sums = self._sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
@@ -273,21 +280,24 @@ class _Paged(_Bound):
         if rows <= MOST_ROWS:
             return torch.bmm(_pad(weights), values)[:, :rows]
         sums = list[torch.Tensor]()
-        # Equal parts: none is smaller than a product may be.
+        # Parts of equal size: none has fewer rows than a product must have.
         for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
-            # The scores are used up, and are at least as large.
+            # The scores are no longer needed, and their memory is large enough.
             whole = self._scratch.take("scores", part.shape, weights).copy_(part)
             sums.append(torch.bmm(whole, values))
         return torch.cat(sums, 1)
 
 
 def _pad(rows: torch.Tensor) -> torch.Tensor:
-    """Pad [batch, n, width] to the fewest rows of a product."""
+    """Pad [batch, n, width] with zeros to the fewest rows that a product must have."""
     short = _LEAST_ROWS.get(rows.dtype, 1) - rows.shape[1]
     return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows
 
 
 class _Triton(_Bound):
+    """The attention of `TritonAttention`: a program of the kernel computes one tile of queries for one head of keys. `_told` has the
+    numbers that the programs read, `_tiles` is the number of tiles."""
+
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
         from omnistage.engine import paged_kernel
@@ -301,13 +311,15 @@ class _Triton(_Bound):
 
 
 class _Sdpa(_Bound):
+    """The attention of `SdpaAttention`, tile by tile."""
+
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
-        # Exactness is not claimed: any runs share a batch.
+        # This backend does not claim exactness, so runs of any length share a tile.
         self._tiles = [(tile, self._mask(tile)) for tile in _tiles(plan, spec, spec.context)]
 
     def _mask(self, tile: _Tile) -> torch.Tensor:
-        """In the order of the queries: [runs, 1, count * group, length]"""
+        """The mask of a tile over all of its slots, repeated for the query heads that share keys: [runs, 1, count * group, length]"""
         seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
         whole = functional.pad(tile.mask, (seen_by_all, 0))
         return whole.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
@@ -325,6 +337,8 @@ class _Sdpa(_Bound):
 
 
 class _RowByRow(_Bound):
+    """The attention of `RowAttention`. `_rows` has for each row its number in the step, how many slots it sees, and its pages."""
+
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
         self._rows = [
@@ -336,7 +350,7 @@ class _RowByRow(_Bound):
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size = self._spec.kv_heads, queries.shape[-1]
         for row, length, table in self._rows:
-            # If the run has later rows, pages beyond the row's own length would only make the copy larger.
+            # Keys and values of the slots that the row sees: [2 * kv_heads, length, head_size].
             held = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
             # The heads that share keys are rows of one query. The size of each product depends on this row alone.
             stacked = queries[row].view(1, heads, self._group, head_size)
@@ -346,14 +360,15 @@ class _RowByRow(_Bound):
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """A backend, and why it was chosen."""
+    """A backend, and a text for the log that says why it was chosen."""
 
     backend: AttentionBackend
     reason: str
 
 
 def choose_backend(spec: DecoderSpec) -> BackendChoice:
-    """Choose the best backend of this device whose claim holds for these heads."""
+    """Choose the first backend for this device that keeps its claim for these heads, or that makes none. Raises ValueError if there is
+    none."""
     refused = ""
     for make in ATTENTION:
         backend = make()
@@ -369,7 +384,7 @@ def choose_backend(spec: DecoderSpec) -> BackendChoice:
 
 
 def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
-    """The objection against a backend, or nothing."""
+    """Try a backend for these heads. Returns why it must not be used, or an empty text."""
     try:
         if backend.failures and not numbers_agree(backend, spec):
             return "its numbers were not those of sdpa in float32"
@@ -379,10 +394,10 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Measure whether rows equal SDPA's result for the same numbers in float32, as near as their own dtype allows: rows of whole pages at
-    several numbers of pages, with single rows among them."""
+    """Whether the results equal those of SDPA in float32 for the same numbers, except for rounding. Tried with whole pages of rows at
+    several numbers of pages, and with single rows of several sequences."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
-    with sdpa_kernel(SDPBackend.MATH):  # Other kernels of SDPA may cut float32 short.
+    with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.
         expected = tuple(exact.rows())
     return all(
         bool(((mine.float() - other).norm(dim=-1) <= _NEAR[spec.dtype] * other.norm(dim=-1)).all())
@@ -391,7 +406,7 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
 
 
 def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Measure whether rows have equal bits in runs of every length, and alone and among others, at several numbers of pages."""
+    """Whether a row has the same bits in runs of every length, and alone as in a step with others. Tried at several numbers of pages."""
     bench = _Bench(backend, spec)
     return all(bench.cuts_agree(pages, counts) for pages, counts in bench.CUTS) and bench.company_agrees()
 
@@ -400,20 +415,20 @@ class _Bench:
     """A cache of random numbers, and random rows, for trying out a backend."""
 
     LENGTHS = (1, 1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 12, 13, 16, 17, 20, 24, 31, 32, 33, 40)
-    """Pages that single rows see."""
+    """How many pages each of the single rows sees."""
 
     CUTS: tuple[tuple[int, Sequence[int]], ...] = (
         *((pages, range(1, PAGE_ROWS)) for pages in (1, 3, 16)),
         *((pages, (1, 5, PAGE_ROWS - 1)) for pages in (2, 6, 40)),
     )
-    """Pages that the rows of a run see, and how many rows of a whole page are tried alone. A library chooses its kernel by the sizes of a
-    product: every count at few, small and large numbers of pages, few counts at the others."""
+    """How many pages a run sees, and which numbers of rows of its last page are tried as a run of their own. A library chooses its kernel
+    by the sizes of a product: so every number of rows is tried at 1, 3 and 16 pages, and a few at 2, 6 and 40."""
 
     WHOLE = (1, 2, 3, 40)
-    """Pages that rows of whole pages see in the trial of their numbers."""
+    """How many pages a run of PAGE_ROWS rows sees in the trial of `numbers_agree`."""
 
     def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
-        """dtype: used for the computation, with the numbers that `spec.dtype` holds."""
+        """dtype: of the computation, None for `spec.dtype`. All numbers are first rounded to `spec.dtype`."""
         self._backend = backend
         self._spec = DecoderSpec(
             1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, dtype or spec.dtype, device=spec.device
@@ -426,14 +441,15 @@ class _Bench:
         self._queries, self._stored = (values.to(spec.device, self._spec.dtype) for values in rows)
 
     def rows(self) -> Iterator[torch.Tensor]:
-        """[rows, query_heads, head_size], of whole pages and of single rows."""
+        """The backend's results, [rows, query_heads, head_size] each: runs of a whole page, then all single rows."""
         for pages in self.WHOLE:
             yield self._whole(pages).view(-1, self._spec.query_heads, self._spec.head_size)
         runs = self._singles()
         yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
-        """Whether the rows of a whole last page equal its first `count` rows, and its last ones, run alone."""
+        """Whether the first and the last rows of a whole last page have the same bits in a run of their own, for each number of rows in
+        `counts`."""
         start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
@@ -450,7 +466,7 @@ class _Bench:
         return torch.equal(torch.cat(alone), together)
 
     def _whole(self, pages: int) -> torch.Tensor:
-        """All rows of a last page."""
+        """The results of a run that fills the last of `pages` pages."""
         return self._attend([PlannedRun(0, PAGE_ROWS, (pages - 1) * PAGE_ROWS, tuple(range(pages)))], range(PAGE_ROWS))
 
     def _singles(self) -> list[PlannedRun]:
@@ -474,7 +490,7 @@ def attend(
     stored: torch.Tensor,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Attention of one layer by itself, for probes and tests. Shapes as in `Attention`."""
+    """Attention of one layer by itself, for probes and tests. stored: keys and values. Shapes as in `Attention`."""
     slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)

@@ -46,7 +46,8 @@ class DecoderParts:
 
     entry: how rows enter the first layer. norm: built for each norm from the prefix of its weights' names. rope: applies positions to
     queries and keys. head_norm: normalizes these first, in each layer. cross: attention to the rows of an encoder, between attention and
-    feed-forward. feed_forward: of each layer. after: additions behind layers. tap: puts out a vector of a row beside its item.
+    feed-forward. feed_forward: of each layer. after: adds to the output of layers. tap: makes the vector that is put out for a row in
+    addition to its item.
     """
 
     entry: Callable[[Materials], Enter] = in_place
@@ -61,6 +62,8 @@ class DecoderParts:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """The built parts of one layer."""
+
     attention_norm: Norm
     query_key_value: Linear
     head_norm: HeadNorm | None
@@ -71,6 +74,8 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
+    """All built parts of a decoder."""
+
     enter: Enter
     rope: Rope
     layers: tuple[_Layer, ...]
@@ -132,7 +137,7 @@ class PackedDecoder:
     def _run_layers(
         self, rows: StepRows, attention: Attention, between: Callable[[torch.Tensor, int], torch.Tensor] | None = None
     ) -> Hidden:
-        """between: of `CrossAttention.step`."""
+        """Run all layers and the last norm. between: see `ComputeLayers`."""
         config, parts = self._config, self._parts
         heads, tap = config.query_heads, parts.tap if rows.taps else None
         turn = parts.rope(rows.positions)

@@ -35,7 +35,7 @@ _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticErro
 
 
 CLOSE_S = 10.0
-"""How long the end waits for the running step."""
+"""How long `close` waits for the running step."""
 
 
 class Engine:
@@ -142,7 +142,7 @@ class Engine:
             )
 
     def submit(self, request: SequenceRequest) -> SequenceStream:
-        """Start a request; call from a running event loop. Raises as `check`, EngineFull or EngineClosed."""
+        """Start a request; call from a running event loop. Raises what `check` raises, EngineFull or EngineClosed."""
         self.check(request)
         stream = SequenceStream(Sequence(request), self._mailbox, self.spec.given_width)
         self._mailbox.ask(stream)
@@ -195,8 +195,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Take all orders. Wait for some if there is nothing to run, or for idle sequences to make room. Return False if the engine must
-        close."""
+        """Take all orders. If there is nothing to run, wait for one; while requests wait, at most until idle sequences must make room.
+        Return False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
@@ -218,20 +218,21 @@ class Engine:
             sequence.begun = True
 
     def _put_found_taps(self, sequence: Sequence) -> None:
-        """Put out taps that were found beside kept pages before those that are computed. They are one event, because a long prompt would
-        have more of them than a reader may leave unread."""
+        """Put out the taps that were found with kept pages, before any that are computed. They are one event: one for each page could be
+        more events than a reader may leave unread."""
         if found := sequence.found_taps:
             taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
             self._put(sequence, SequenceEvent(taps=self._fresh(sequence, taps)))
             found.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
-        """The taps that have not been put out yet."""
+        """The part of these taps that was not put out before. The sequence notes that it now is."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
         return fresh
 
     def _plan(self) -> Step:
+        """Plan the next step, put out the taps that were found for its sequences, and tell the cache which pages were taken and freed."""
         decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
         step = self._scheduler.plan(self._pace.long_rows(decoding))
         for sequence in self._scheduler.running:
@@ -241,6 +242,7 @@ class Engine:
         return step
 
     def _compute(self, step: Step) -> list[Computed]:
+        """Compute a step, and note its duration and its numbers."""
         started = time.perf_counter()
         done = self._compute_runs(step.runs) if step else []
         if step:
@@ -251,8 +253,8 @@ class Engine:
         return done
 
     def _compute_runs(self, runs: list[Run]) -> list[Computed]:
-        """Compute the runs in one pass. If that fails, one of the runs is the cause: each is computed again by itself, which writes the
-        same values to the same places."""
+        """Compute runs in one pass. If that fails, one of them is the cause: compute each again by itself, which writes the same values to
+        the same places."""
         try:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:
@@ -292,7 +294,7 @@ class Engine:
             sequence.draws.note(done.drawn.item[0])
             complete = walk is not None and walk.complete
             reason = FinishReason.LENGTH if len(sequence.items) == sequence.request.max_items else None
-            # A reader of taps gets those of the last item only when an end is drawn after it.
+            # If taps are wanted, the answer goes on until an end is drawn: the taps of the last item are computed only then.
             if complete and (reason is not None or sequence.request.taps_from is None):
                 reason = FinishReason.STOP
             self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, done.drawn.top, reason, taps, complete))
@@ -348,7 +350,8 @@ class Engine:
         )
 
     def _end_all(self, cause: BaseException | None) -> None:
-        """The thread ends: no stream may wait for ever."""
+        """End all streams because the thread ends: none may wait for ever. cause: the error that ended it; None if the engine was
+        closed."""
         self._mailbox.close()
         error = EngineClosed("the engine was closed" if cause is None else f"the engine's thread ended: {cause!r}")
         error.__cause__ = cause

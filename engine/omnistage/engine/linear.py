@@ -42,7 +42,7 @@ def _format(dtype: torch.dtype) -> torch.dtype:
 
 
 class RowsDiffer(ValueError):
-    """A product gives a row other bits in other company, contrary to the claim of its backend."""
+    """The bits of a row depend on the other rows of a product, contrary to the claim of its backend."""
 
 
 class LinearProduct(Protocol):
@@ -58,7 +58,7 @@ class LinearProduct(Protocol):
     def most(self) -> int: ...
 
     def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether this machine has it."""
+        """Whether this machine can run it for weights of this dtype on this device."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight [out, in] in the form that `run` takes. It may be the same memory."""
@@ -100,7 +100,7 @@ class Packed:
 class Fixed:
     """PyTorch's own product, always with the same number of rows, so that the library has nothing to choose.
 
-    device_type: "cuda", where products of 64 rows still cost what reading the weight does, or "" for any device.
+    device_type: the only type of device that it is for; "": any. On "cuda" a product of 64 rows costs no more than reading the weight.
     """
 
     name: str
@@ -127,7 +127,8 @@ PRODUCTS: tuple[LinearProduct, ...] = (
 """All ways, best first. The last one claims nothing: a row is always alone."""
 
 WHOLE = Fixed("whole", 1, sys.maxsize)
-"""Any number of rows in one product, without a claim: for a computation of its own, with the same number of rows each time."""
+"""Any number of rows in one product, without a claim: for a computation that shares no product with others and has the same number of rows
+each time."""
 
 
 def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[LinearProduct]:
@@ -155,7 +156,7 @@ class Linear:
         return in_blocks(self.run, x, self._product)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """One product, with as many rows as the backend claims."""
+        """One product. x: [rows, in], from `least` to `most` rows of the backend."""
         return self._product.run(x, self._packed, self._bias)
 
 
@@ -178,7 +179,7 @@ class Linears:
         self._made: Counter[torch.Size] = Counter()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Raises RowsDiffer."""
+        """Make the product of a weight [out, in] and try it out. Raises RowsDiffer."""
         made = self._made[weight.shape]
         self._made[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
@@ -196,8 +197,8 @@ def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
-    """Run `build` on the weights of a model with the best backend that keeps its claim for all of them. Returns the result, the backend,
-    and why a better one was refused."""
+    """Call `build` with the best backend that keeps its claim for all weights that `build` passes to it. Returns the result, and a text:
+    the name of the backend, and why better ones were refused."""
     refused: list[str] = []
     for product in viable_products(dtype, device):
         try:
@@ -212,7 +213,8 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
 def rows_that_differ(
     run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: LinearProduct, sizes: Iterable[int] | None = None
 ) -> int:
-    """The first number of rows at which `run` gives rows other bits than at `product.most`, or in another place; 0 if there is none."""
+    """The first number of rows at which `run` gives a row other bits than in a product of `product.most` rows, in another place there; 0 if
+    there is none. weight: tells the width and dtype of the input. sizes: the numbers of rows to try; None: all that the backend claims."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
     wholes: dict[int, torch.Tensor] = {}
@@ -220,7 +222,7 @@ def rows_that_differ(
         which = rows // 4 % _INPUTS
         if which not in wholes:
             wholes[which] = run(inputs[which])
-        # The last rows come first: a row has another place than in the whole product.
+        # In reverse order, so that a row has another place than in the whole product.
         if not torch.equal(run(inputs[which, -rows:].flip(0)), wholes[which][-rows:].flip(0)):
             return rows
     return 0

@@ -1,9 +1,9 @@
-"""Finds the first token of each row: the largest score, or the winner of a race (see `noise`) among the tokens that pass the filters.
+"""Chooses a token for each row: the one with the largest score, or the winner of a race (see `noise`) among those that pass the filters.
 
-Only few tokens of a vocabulary are looked at. It is cut into blocks that are known by their peaks: the n largest scores lie in the n blocks
-with the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Filters are floors: the
-least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and report the rows for which that was
-enough; the floors of other rows come from all of their scores, in order.
+Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score: the n largest scores lie
+in the n blocks with the highest peaks, and a block needs no noise for its tokens if its peak would not win even with the block's earliest
+time. Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and
+report for which rows the window was enough; the floors of the other rows come from all of their scores, sorted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SLACK = 1e-9
 """Larger than the error of the library's logarithm: a block is left out only if it is worse by at least this much."""
 
 _PROMISING = 8
-"""Blocks of a row that are looked at first."""
+"""How many blocks of a row race first."""
 
 _WINDOW = 128
 """Largest scores of a row that top-k and top-p see first: enough for nearly every row."""
@@ -48,7 +48,7 @@ class Scores:
         self.tops = self.peaks.amax(-1, keepdim=True).double()
 
     def some(self, places: Sequence[int]) -> Scores:
-        """The scores of some of the rows, in ascending order."""
+        """The scores of some of the rows. places: numbers of these rows here, ascending."""
         if len(places) == len(self._at):
             return self
         some = to_device(torch.tensor(places), self._at.device)
@@ -96,7 +96,8 @@ class Scores:
 class Filters:
     """Settings of some rows as columns [rows, 1] on a device, float64 except top_k: int64.
 
-    any_top_k, any_top_p: whether a row has it. of_all: places of the rows with top-p of the whole vocabulary, on the CPU.
+    any_top_k, any_top_p: whether any row has it. of_all: numbers of the rows with top-p but no top-k, so that top-p is of the whole
+    vocabulary.
     """
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
@@ -119,17 +120,18 @@ def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
 def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
     """The least score that passes top-k, top-p and min-p, float64 [rows, 1]."""
     floors = []
-    for place, sampling in enumerate(settings):  # Row by row, the data stays in the cache, and the sums of a row know no other row.
+    for place, sampling in enumerate(settings):  # Row by row: data stays in the cache, and sums of a row know no other row.
         filters = Filters([sampling], scores.peaks.device)
         floors.append(_floors(scores.descending(place), filters)[0])
     return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
 
 
 def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least score that passes top-k and top-p, float64 [rows, m], and that passes top-k alone, [rows, 1]; -inf if all pass.
+    """The least score that passes top-k and top-p, float64 [rows, m], and the least that passes top-k alone, [rows, 1]; -inf if all pass.
 
-    values: the largest scores of each row, descending, float32 [rows, n]. totals: the base of top-p without top-k, sums of exp((score -
-    top) / temperature), float64 [rows, m]; if None, the sum of the values.
+    values: the largest scores of each row, descending, float32 [rows, n]. totals: for rows without top-k, the sums of exp((score - top) /
+    temperature) over the vocabulary, of which top-p takes a share: float64 [rows, m], m estimates with a floor each. None: the sum over
+    `values`.
     """
     last, has_k = values.shape[1] - 1, filters.top_k > 0
     of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
@@ -168,7 +170,8 @@ def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Ten
 def _race_blocks(
     scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor, at: torch.Tensor, blocks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The winner of each block `blocks[i]` of row `at[i]`: how early it is, float64 [n], and its id, int64 [n]. at, blocks: int64 [n]."""
+    """The winner of each block `blocks[i]` of row `at[i]`: its score with noise, float64 [n], larger if it comes earlier, and its id, int64
+    [n]. at, blocks: int64 [n]."""
     values = scores.of(at, blocks).double()
     inside = torch.arange(BLOCK, device=keys.device)
     noisy = ((values - scores.tops[at]) / filters.temperature[at]).sub_(times(keys[at], blocks[:, None], inside)[:, 0].log_())
@@ -177,7 +180,8 @@ def _race_blocks(
 
 
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `race`, if a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
+    """As `race`, with floors from a window of the largest scores. Returns tokens, int64 [rows], and for which rows the window was enough,
+    bool [rows]."""
     values, ids = scores.window()
     errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
     totals = _totals(scores, filters) * to_device(errors, keys.device)
@@ -187,7 +191,8 @@ def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tupl
     noisy = ((values.double() - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
     noisy.masked_fill_(values < floors[:, :1], float("-inf"))
     tokens = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
-    # Equal scores stand or fall together: the last rank's, and the last place's that stays, must all lie in the window.
+    # Equal scores pass or fail together, so all that equal a floor must lie in the window; and both estimates of the total must give one
+    # floor.
     end = values[:, -1:]
     final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, -1:]) & ((filters.top_k == 0) | (of_rank > end))
     return tokens, final[:, 0]

@@ -33,10 +33,10 @@ class Prompt:
     """The rows with which a sequence begins.
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
-    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
-    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have their
-    vector are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a
-    decoder with cross-attention attends: `beside_encoder` makes such a prompt.
+    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share no
+    pages. given_later: each row after those of `given` needs a vector too, which comes by `SequenceStream.give`; rows whose vector has come
+    are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a decoder
+    with cross-attention attends: `beside_encoder` makes such a prompt.
     """
 
     items: NDArray[np.int64]
@@ -71,8 +71,8 @@ class Prompt:
 
     @classmethod
     def beside_encoder(cls, encoded: torch.Tensor, digest: bytes, token_ids: Iterable[int], scope: bytes = b"") -> Prompt:
-        """A prompt of text for a decoder that attends to the rows of an encoder, [n, given_width]. digest: as in `Given`. Positions count
-        the text alone."""
+        """A prompt of text for a decoder that attends to the rows of an encoder. encoded: these rows, [n, given_width]. digest: as in
+        `Given`. Positions count the text alone."""
         ids, whole = np.fromiter(token_ids, np.int64), pages_for(len(encoded)) * PAGE_ROWS
         return cls(
             items=np.concatenate([np.zeros(whole, np.int64), ids])[:, None],
@@ -147,14 +147,14 @@ class SequenceRequest:
 
     @property
     def rows(self) -> int:
-        """Most rows of prompt and answer together: the last item of an answer is never computed."""
+        """Most rows of prompt and answer together: the row of the answer's last item is never computed."""
         return len(self.prompt) + self.max_items - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taps:
-    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width] in the decoder's dtype, on the CPU, sharing memory with
-    nothing that changes."""
+    """Taps of consecutive rows: a tap is a vector that the decoder puts out for a row, for the next stage. first: slot of the first one.
+    rows: [n, tap_width] in the decoder's dtype, on the CPU, sharing memory with nothing that changes."""
 
     first: int
     rows: torch.Tensor

@@ -55,9 +55,9 @@ class TokenTally:
 class Draws:
     """The sampler's knowledge of one sequence. It grows by `note` with each token of the answer.
 
-    logprobs: whether they are wanted; top_logprobs: also of this many of the likeliest tokens. tokenless: ids that are never among those.
-    seen: token ids that count as seen for the repetition penalty before the answer begins. walk: in the constraint of the answer, None for
-    a free one.
+    logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted with theirs.
+    tokenless: ids that are never among the likeliest. seen: token ids that count as seen for the repetition penalty before the answer
+    begins. walk: the answer's position in its constraint; None without a constraint. step: tokens of the answer so far.
     """
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
@@ -101,9 +101,9 @@ class DrawnToken:
 
 
 class Sampler:
-    """Draws for the rows of one step after the other, on one thread.
+    """Draws tokens for one step after the other, on one thread.
 
-    Keeps the memory of its scores: new memory of that size would cost more than filling it.
+    It uses the same memory for the scores of each step: to allocate as much would cost more than to fill it.
     """
 
     def __init__(self) -> None:
@@ -126,6 +126,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collect
 def _sample(
     logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor
 ) -> list[DrawnToken | None]:
+    """As `sample`. memory: for the scores, float32 [rows, vocab up to whole blocks]; it is overwritten."""
     scores = _edit_scores(logits, rows, banned, memory)
     chosen, final = _choose(scores, rows)
     # The device's choices are fetched once, except for the few rows that need a second look, and for logprobs.
@@ -144,7 +145,7 @@ def _sample(
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of rows, int64 [rows], and which of them are final, bool [rows]."""
+    """Tokens of rows, int64 [rows], and which of them are final, bool [rows]; the others must be drawn again from all of their scores."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -166,7 +167,7 @@ def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.
 
 
 def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
-    """See `noise`. int64 [rows]"""
+    """The keys of the noise for the next draw of each row, int64 [rows]. See `noise`."""
     seeds, steps = to_device(torch.tensor([(seed_bits(row.seed), row.step) for row in rows]), device).unbind(1)
     return noise_keys(seeds, steps)
 
@@ -208,20 +209,20 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
 
 @lru_cache(maxsize=64)
 def _tensor_of(ids: frozenset[int]) -> torch.Tensor:
-    """A model of speech bans hundreds of ids in every step, the same ones each time."""
+    """The ids in ascending order, int64 [n]. Cached: a model of speech bans the same hundreds of ids in every step."""
     return torch.tensor(sorted(ids))
 
 
 @cache
 def _addends(device: torch.device) -> torch.Tensor:
-    """For each byte the additions to the scores of its 8 tokens, lowest bit first: 0 for allowed tokens, -inf for the others, which keeps a
-    NaN. float32 [256, 8]"""
+    """For each byte of `Walk.allowed`, the numbers to add to the scores of its 8 tokens, lowest bit first: 0 for an allowed token, -inf for
+    the others (a NaN stays a NaN). float32 [256, 8]"""
     bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     return bits.float().log_().to(device)
 
 
 def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[DrawnToken | None]) -> None:
-    """Put the top tokens into the tokens of the rows that want them."""
+    """Put the logprobs, and the likeliest tokens, into the drawn tokens of the rows that want them, in place."""
     wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
     if not wanted:
         return
@@ -234,8 +235,8 @@ def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[Draw
 
 
 def _find_likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
-    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. A row is taken by itself, so that its ties do not
-    depend on another row's count."""
+    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. Each row is searched by itself: which of equally likely
+    tokens are found must not depend on how many another row wants."""
     if not row.top_logprobs:
         return ()
     if row.tokenless:

@@ -1,29 +1,30 @@
 """The scheduler chooses the sequences of the next step. It is policy only: no tensor is touched here.
 
-A step runs one row of every sequence that has exactly one left, as decoding sequences have, and runs of those that have more, as prompts
-and histories have, up to a budget. Runs never cross a page, and the result of a run does not depend on its step: the budget decides when a
-row is computed and never its value.
+A step computes one row of each sequence that has exactly one left (it decodes), and runs of consecutive rows of the sequences that have
+more left (in their prompt or history), up to a budget of rows. A run never crosses a page, and its result does not depend on the step that
+computes it: the budget decides when a row is computed and never its value.
 
-* Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads it; it keeps its pages
-  and has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one client those that
-  ran longest ago are next.
+* Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads its output; it then
+  keeps its pages but has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
+  client those that ran longest ago are next.
 * Admission. A request is admitted when there is a place, and pages for all its known rows. Clients take turns: the one with the fewest
-  sequences in places is next, and among its requests the oldest. A client with at least two more gives up the place and pages of its
-  youngest one. A sequence that has been idle for IDLE_S gives up its pages too. No sequence gives up anything for a request that would not
-  fit even then. Later requests may pass one that does not fit MAX_PASSED times; from then on it is overdue, and only overdue requests are
-  admitted.
+  sequences in places is next, and among its requests the oldest. A client with at least two sequences more in places than the client of the
+  request gives up the place and pages of its youngest one. A sequence that has been idle for IDLE_S gives up its pages too. No sequence
+  gives up anything for a request that would not fit even then. A request that does not fit may be passed by later ones MAX_PASSED times;
+  from then on it is overdue, and only overdue requests are admitted.
 * A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence
-  while the next ones have not come. As the prompt goes on, it finds those of its pages that are kept for others.
+  while the next ones have not come. As it goes on, it takes pages of equal content out of the prefix cache.
 * Duration. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at before it.
   While one is overdue, the running sequences and the other overdue ones only get fewer rows, at least one in a step, and idle ones give up
   their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request beside a prompt
-  that takes half the cache waits no longer than that, in either order of arrival.
-* Pages are taken as they fill. If none is left, a sequence takes the pages of one that is idle, otherwise of the youngest one, if that is
-  younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest
-  sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.
+  that takes half the cache waits no longer than that, in whichever order the two came.
+* A sequence takes pages as it fills them. If none is left, a sequence takes the pages of one that is idle, otherwise of the youngest one,
+  if that is younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its rows again.
+  The oldest sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.
 * Long runs. Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another
-  one got nothing in MAX_WAITED steps in which a later one did: so m of them get a run each within MAX_WAITED + m turns that their client
-  gives to later ones. Earlier ones are no reason to hurry: prompts that come together are read one after the other, not all a little.
+  one got nothing in MAX_WAITED steps in which a later sequence got a run: so m such sequences get a run each within MAX_WAITED + m turns
+  that their client gives to later ones. To wait for earlier sequences does not count: prompts that come together are read one after the
+  other, not all a little at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MAX_PASSED = 16
 """Most times that later requests may pass a waiting request."""
 
 MAX_TRIED = 8
-"""Most requests that are looked at in a step and do not fit."""
+"""After this many requests that do not fit, a step looks at no more."""
 
 MAX_WAITED = 16
 """Steps in which later shorter runs may pass a long run."""
@@ -68,14 +69,14 @@ class Run:
 
     @property
     def wants_taps(self) -> bool:
-        """Whether taps of some of the rows have not been put out yet."""
+        """Whether some of its rows have taps (`request.Taps`) that are wanted and were not put out yet."""
         first = self.sequence.taps_out
         return first is not None and self.start + self.count > first
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The runs of one pass."""
+    """The runs that are computed in one pass through the decoder."""
 
     runs: list[Run] = field(default_factory=list)
 
@@ -93,14 +94,15 @@ class Step:
 
     @property
     def decoding(self) -> int:
-        """Rows of sequences that have no more than one row left."""
+        """How many sequences decode in it: their run is a single row, from which an item is drawn."""
         return sum(run.count == 1 and run.draws for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """max_sequences: of a step, and admitted while they are not idle. max_waiting: requests that wait for their first admission. max_rows:
-    of a step; one row of each sequence with a place is always run, and at least one row of longer runs."""
+    """max_sequences: most sequences in a step, and most admitted ones that are not idle. max_waiting: most requests that wait for their
+    first admission. max_rows: most rows of a step; but one row of each sequence with a place always runs, and at least one row of longer
+    runs."""
 
     max_sequences: int = 64
     max_waiting: int = 64
@@ -114,7 +116,8 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room for a waiting sequence: its pages that are there already, the taps beside them, and the sequences that leave for it."""
+    """Room for a waiting sequence. pages: kept pages with the content of its first rows, held for it. taps: the taps of these pages that it
+    still has to put out. leaving: running sequences that must lose their pages first."""
 
     pages: list[int]
     taps: list[Taps]
@@ -161,7 +164,7 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep the full computed pages for sequences that begin alike."""
+        """Keep its full computed pages and their taps in the prefix cache, for sequences that begin alike."""
         for index, key in enumerate(sequence.page_keys(sequence.computed)):
             self._prefixes.remember(key, sequence.pages[index], sequence.taps_of_page(index))
         sequence.forget_taps()
@@ -169,8 +172,8 @@ class Scheduler:
     # Admission --------------------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Admit the waiting sequences that fit, and return them; some were admitted before. Each holds the pages that were found for it;
-        other pages are taken as they fill."""
+        """Admit the waiting sequences that fit, and return them; some may have been admitted before and preempted. They hold the pages that
+        were kept with their content, and take others as they fill them."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
         while len(refused) < MAX_TRIED and (sequence := self._choose_next(refused)) is not None:
@@ -186,7 +189,8 @@ class Scheduler:
         return admitted
 
     def _choose_next(self, refused: list[Sequence]) -> Sequence | None:
-        """The request whose turn it is, except the refused ones. A request that could not go on keeps waiting."""
+        """The waiting sequence whose turn it is, or None. refused: those that did not fit in this step. A sequence that could not compute
+        anything once admitted keeps waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
         placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
@@ -194,8 +198,8 @@ class Scheduler:
         return min(candidates, key=lambda sequence: (placed[sequence.request.client], sequence.number), default=None)
 
     def _find_room(self, sequence: Sequence) -> _Room | None:
-        """Hold the pages of the sequence that are there already, and choose the sequences that leave so that the others fit. If they do not
-        fit, hold none."""
+        """Hold the kept pages with the content of a sequence, and choose running sequences to leave until its other pages fit. If they
+        never fit, hold none and return None."""
         pages, taps = self._find_pages(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
@@ -208,16 +212,16 @@ class Scheduler:
         return _Room(pages, taps, leaving)
 
     def _find_pages(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
-        """Hold and return the pages of a sequence that are there already, from the `first` one on; and the taps beside these pages that the
-        sequence wants."""
-        # At least one row is computed: the next item is drawn from it.
+        """Kept pages with the content of a sequence, from its page number `first` on, held for it; and the taps of these pages that it
+        still has to put out."""
+        # The last known row is always computed, never found: the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
         at = first + len(pages) - len(taps)
         return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
 
     def _find_more(self, sequence: Sequence) -> None:
-        """Take pages of a prompt whose vectors came after its admission, if the next page is there already."""
+        """Take kept pages for a prompt whose vectors came after its admission, if its own pages are full and the next one is kept."""
         if sequence.computed == len(sequence.pages) * PAGE_ROWS:
             pages, taps = self._find_pages(sequence, len(sequence.pages))
             sequence.pages += pages
@@ -225,8 +229,9 @@ class Scheduler:
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether there is a place, and the known rows fit beside those of the staying sequences. A sequence that was preempted before also
-        leaves a page to each of those, because otherwise it would be preempted again at once. found: pages that are there already."""
+        """Whether a place is free, and enough pages for the known rows of this sequence and of the staying ones. leaving: sequences whose
+        pages count as free. found: number of kept pages held for this sequence. A sequence that was preempted must leave a further page to
+        each staying one, because otherwise it would be preempted again at once."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         needed = pages_for(sequence.known) - found
@@ -240,12 +245,12 @@ class Scheduler:
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
     def _choose_leaving(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
-        """The running sequence that would be next to give up its place and pages for a waiting one."""
+        """The running sequence that is the next to give up its place and pages for a waiting one; None if none has to."""
         now = self._clock()
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
             return idle
-        # The other client has at least two sequences more than this one's client: after the exchange it still has no fewer.
+        # A client with two places more than the client of `sequence` still has as many as that one after the exchange.
         placed = Counter(other.request.client for other in staying if not other.idle)
         client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
         if most - placed[sequence.request.client] < 2:
@@ -253,6 +258,7 @@ class Scheduler:
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
     def _begin(self, sequence: Sequence, room: _Room) -> None:
+        """Make a waiting sequence a running one, in the room that was found for it."""
         for victim in room.leaving:
             self._preempt(victim)
         sequence.pages, sequence.found_taps = room.pages, room.taps
@@ -268,8 +274,8 @@ class Scheduler:
     # The step ---------------------------------------------------------------------------------------------------------------------
 
     def plan(self, most_rows: int) -> Step:
-        """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; at least one of them is
-        run."""
+        """The next step; empty if no running sequence has a row that can be computed. most_rows: at least 1, most rows of sequences with
+        more than one row left."""
         runs: dict[Sequence, list[Run]] = {}
         for sequence in self._running:
             if sequence.reads:
@@ -295,7 +301,8 @@ class Scheduler:
                 sequence.idle_since_s = now
 
     def _choose_placed(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences with a place in the next step, in order of arrival. More may have woken than there are places."""
+        """The sequences that get a place in the next step, in order of arrival. sequences: all that are not idle; more may have woken than
+        there are places."""
         if len(sequences) <= self._limits.max_sequences:
             return sequences
         turns: Counter[str] = Counter()
@@ -307,6 +314,7 @@ class Scheduler:
         return sorted((sequence for *_, sequence in ranked[: self._limits.max_sequences]), key=_arrival)
 
     def _plan_long(self, sequences: list[Sequence], most_rows: int, runs: dict[Sequence, list[Run]]) -> None:
+        """Add runs of sequences that have more than one row left to `runs`, at most `most_rows` rows in all. See "Long runs" above."""
         self._take_turns(sequence.request.client for sequence in sequences)
         waiting, rows = list(sequences), 0
         while waiting and rows < most_rows:
@@ -323,7 +331,8 @@ class Scheduler:
                 sequence.waited += 1
 
     def _add_run(self, sequence: Sequence, most_rows: int, runs: dict[Sequence, list[Run]]) -> Run | None:
-        """The next run of a sequence, behind those that it has in this step; None if there is no page for it."""
+        """Add the next run of a sequence to `runs`, after those that it has in this step, and return it. If no page is free for it, another
+        sequence is preempted and loses its runs. Returns None if no page can be had, or the sequence itself was preempted."""
         if sequence not in self._running:
             return None
         before = runs.get(sequence)
@@ -349,13 +358,15 @@ class Scheduler:
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 
     def _choose_victim(self, sequence: Sequence) -> Sequence | None:
-        """The sequence whose pages this one may take."""
+        """The sequence whose pages this one may take: an idle one, otherwise the youngest, if it is younger than this one; None if there is
+        none."""
         others = [other for other in self._running if other.pages and other is not sequence]
         idle = max((other for other in others if other.idle), key=_arrival, default=None)
         return idle or max((other for other in others if other.number > sequence.number), key=_arrival, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take all pages of a sequence: it waits, and computes its rows again later. Kept pages go first when a page is needed."""
+        """Take all pages from a running sequence: it waits again, and computes its rows again later. Its full pages stay in the prefix
+        cache until a page is needed."""
         self.preemptions += 1
         self.remember(sequence)
         self._running.remove(sequence)
@@ -378,6 +389,6 @@ def _came_later(sequence: Sequence, than: Sequence) -> bool:
 
 
 def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
-    """Order of the long runs of one client: those that waited too long, then those with the fewest rows left."""
+    """Sort key of the long runs of one client, least first: those that waited too long, then those with the fewest rows left."""
     overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
     return -overdue, sequence.left, sequence.number

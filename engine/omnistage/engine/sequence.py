@@ -133,17 +133,17 @@ class Sequence:
 
     @property
     def reads(self) -> bool:
-        """Whether rows of its prompt that came later can be computed now."""
+        """Whether rows of its prompt can be computed now whose vectors came after the request."""
         return self.request.prompt.given_later and self.computed < min(self.ready, len(self.request.prompt))
 
     @property
     def parked(self) -> bool:
-        """Whether nobody reads the output of the sequence."""
+        """Whether its reader is too far behind: it is not computed further."""
         return self.unread >= MAX_UNREAD
 
     @property
     def starved(self) -> bool:
-        """Whether the sequence's next row has not come yet."""
+        """Whether no row can be computed now: the vector of the next one has not come yet."""
         return self.left == 0
 
     @property
@@ -175,7 +175,8 @@ class Sequence:
         self._given_rows += len(given.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
-        """rows: [n, given_width] for the next items; end: the last row serves every further item."""
+        """Take the vectors of the next items of the answer. rows: [n, given_width]. end: no more come, and the last one serves every
+        further item."""
         self._appended.extend(rows)
         self._appended_all = end
 
@@ -222,7 +223,7 @@ class Sequence:
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
     def keep_taps(self, taps: Taps) -> None:
-        """Remember taps of the next rows, all in one page. Taps of the answer are not kept."""
+        """Remember taps of the next rows, all in one page, until the page is kept; taps of the answer's rows are not remembered."""
         if taps.first < len(self.request.prompt):
             self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
 
@@ -246,12 +247,13 @@ class Sequence:
 
     @property
     def _keyed_rows(self) -> int:
-        """Rows whose content is known by ids and digests."""
+        """How many rows from the first on have a content that ids and digests tell."""
         if self._nameless is not None:
             return self._nameless
         return self._given_rows if self.request.appended else self.ready
 
     def _key(self, page: int) -> bytes:
+        """The key of one full page: a hash of the key before it and of the content of its rows."""
         prompt, start = self.request.prompt, page * PAGE_ROWS
         digest = hashlib.sha256(self._keys[page - 1] if page else b"scope" + prompt.scope)
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
@@ -265,6 +267,6 @@ class Sequence:
 
 
 def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
-    """The given vectors of some of these rows: the first row, counted from `start`, and the vectors."""
+    """The part of `given` for the rows `start` .. `start + count - 1`: its first row, counted from `start`, and its vectors."""
     first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
     return first - start, given.rows[first - given.first : last - given.first]
