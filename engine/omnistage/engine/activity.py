@@ -13,8 +13,8 @@ class Activity:
     """One thread that computes: whether it has work, and how many steps it has done.
 
     name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped: the
-    thread may sleep while other threads, such as torch's pool, compute for it. processes: ids of processes whose threads may do so too.
-    `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
+    thread may sleep while other threads, such as torch's pool, compute for it. processes: ids of processes whose threads may compute for it
+    too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
     """
 
     helped = True

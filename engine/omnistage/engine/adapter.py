@@ -91,7 +91,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `StepRows.taps` was false."""
+    """The hidden rows of a step. last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `StepRows.taps` was false."""
 
     last: torch.Tensor
     taps: torch.Tensor | None = None

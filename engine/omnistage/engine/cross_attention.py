@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def bind(backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
-    """Makes the attention for the rows of a plan; a `Crossing` if the decoder attends to the rows of an encoder."""
+    """The attention for the rows of a plan; a `Crossing` if the decoder attends to the rows of an encoder."""
     return Crossing(backend, cache, spec, plan) if spec.crosses else backend.bind(cache, spec, plan)
 
 
 class Crossing:
-    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages. The first attends a run to the
-    pages behind the encoder's. The second attends each row by itself to the encoder's pages, of which it sees all rows."""
+    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages. In the first, a run sees the
+    pages after the encoder's; in the second, each row is a run of its own that sees all rows in the encoder's pages."""
 
     def __init__(self, backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._own = backend.bind(cache, spec, replace(plan, runs=tuple(_own(plan.runs))))
-        # This attention stores nothing: its keys and values were stored with the encoder's rows.
+        # Nothing is stored here: the keys and values were stored with the encoder's rows.
         self._across = backend.bind(
             cache, spec, replace(plan, runs=tuple(_across(plan.runs)), pages=plan.pages[:0], places=plan.places[:0])
         )
@@ -53,6 +53,7 @@ class Crossing:
 
 
 def _own(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
+    """The runs, without those of the encoder's rows, as if their sequences began after the encoder's pages."""
     for run in runs:
         skipped = pages_for(run.encoded)
         if len(run.pages) > skipped:
@@ -60,6 +61,7 @@ def _own(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
 
 
 def _across(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
+    """A run for each row that is not the encoder's: it stands at the last of the encoder's rows, so it sees all of them."""
     for run in runs:
         pages = run.pages[: pages_for(run.encoded)]
         if len(run.pages) > len(pages):
@@ -68,7 +70,8 @@ def _across(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
 
 
 class ComputeLayers(Protocol):
-    """Computes the layers of a decoder for some rows. between: changes hidden rows between attention and feed-forward of a layer."""
+    """Computes the layers of a decoder for some rows. between: called between attention and feed-forward of each layer with the hidden rows
+    and the number of the layer; returns the hidden rows to go on with."""
 
     def __call__(
         self, rows: StepRows, attention: Attention, between: Callable[[torch.Tensor, int], torch.Tensor] | None = None
@@ -76,10 +79,10 @@ class ComputeLayers(Protocol):
 
 
 class CrossAttention:
-    """The part of a decoder. Build it with its materials and the norm before it.
+    """The part of a decoder that attends to an encoder's rows, in each layer. norm: builds the norm before it.
 
     Its weights: "layers.N.encoder_attn.q_proj.weight", k_proj, v_proj and o_proj, with biases or without; k_proj and v_proj take vectors of
-    `DecoderConfig.given_width`. "layers.N.encoder_attn_layer_norm": of its norm.
+    `DecoderConfig.given_width`. Those of its norm begin with "layers.N.encoder_attn_layer_norm".
     """
 
     def __init__(self, materials: Materials, norm: Callable[[Materials, str], Norm]) -> None:
@@ -94,15 +97,15 @@ class CrossAttention:
         self._outputs = tuple(materials.fuse(prefix, {"o_proj": hidden}, queries) for prefix in prefixes)
 
     def step(self, rows: StepRows, attention: Attention, compute: ComputeLayers) -> Hidden:
-        """Compute the rows that are not the encoder's. Rows of the encoder get zeros, and their keys and values are stored beside those of
-        the others."""
+        """Compute the rows of a step that are not the encoder's. Rows of the encoder get zeros as hidden rows, and in each layer their keys
+        and values are stored together with those of the others."""
         if not isinstance(attention, Crossing):
             raise TypeError(f"a decoder with cross-attention needs attention that crosses, not {type(attention).__name__}")
         if rows.given is None or rows.has_given is None:
             return compute(rows, attention, lambda x, layer: self._attend(x, layer, lambda asked: attention.across(layer, asked)))
         encoder, own = (mask.nonzero()[:, 0] for mask in (rows.has_given[:, 0], ~rows.has_given[:, 0]))
         taken, padding, given, count = own, rows.padding, rows.given[encoder], len(rows.items)
-        if len(own) == padding:  # Some row must run: one row of the encoder is computed in vain.
+        if len(own) == padding:  # At least one row must run, so one row of the encoder is computed in vain.
             own, taken, padding = own[:0], encoder[:1], 0
 
         def spread(part: torch.Tensor) -> torch.Tensor:
@@ -125,5 +128,5 @@ class CrossAttention:
 
 
 def cross_attention(norm: Callable[[Materials, str], Norm]) -> Callable[[Materials], CrossAttention]:
-    """Builds cross-attention with norms of this kind."""
+    """Returns a function that builds cross-attention with norms of this kind."""
     return lambda materials: CrossAttention(materials, norm)

@@ -1,4 +1,4 @@
-"""Turns tokens into text whose characters are final.
+"""Turns tokens into text that is never taken back.
 
 A byte-level vocabulary may cut a character into several tokens, and a stop string may begin in any of them. Text is held back while its
 last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string; no text is ever taken back, and no text from
@@ -62,7 +62,7 @@ class Detokenizer:
 
     @property
     def needed(self) -> int:
-        """Characters that must be given out before the text of the tokens so far is final: an incomplete character counts as one."""
+        """Characters that will have been given out when all text of the tokens so far is: an incomplete character counts as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 

@@ -1,4 +1,4 @@
-"""The input of a decoder's layers beside the embeddings of items: vectors that are given for rows, and learned positions."""
+"""The input of a decoder's layers apart from the embeddings of items: vectors that are given for rows, and learned positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
 
 
 def in_place(materials: Materials) -> Enter:
-    """A given vector replaces the embedding. If it is wider, its first numbers do."""
+    """A given vector replaces the embedding of its row; of a wider vector only the first numbers do."""
 
     def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
         if rows.given is None or rows.has_given is None:
@@ -30,7 +30,8 @@ def in_place(materials: Materials) -> Enter:
 
 
 def learned_positions(name: str) -> Callable[[Materials], Enter]:
-    """The embedding of an item plus that of its position. name: of the weight of the positions, [positions, hidden_size]."""
+    """Adds to the embedding of an item the embedding of its position. name: of the weight with the embeddings of positions, [positions,
+    hidden_size]."""
 
     def build(materials: Materials) -> Enter:
         table = materials.need(name, (materials.config.positions, materials.config.hidden_size)).clone()

@@ -1,9 +1,9 @@
 """A feed-forward of experts; each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
 
-All rows are gathered once, so that the rows of an expert lie together, and go through its products like any other rows, in exact numbers of
-rows (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on which
-rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations besides; padding chooses no
-expert. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
+All rows are gathered once, so that the rows of an expert lie together. They go through its products like any other rows, in numbers of rows
+that keep their bits (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not
+depend on which rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever
+their number: padding chooses none. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _GATES = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """experts: how many there are. chosen: how many a row is given to. size: columns of an expert. normalized: the weights of the chosen
-    ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to, weighed by a gate of its own; 0:
-    there is none."""
+    """Sizes of a feed-forward of experts. experts: how many there are. chosen: how many a row is given to. size: columns of an expert.
+    normalized: the weights of the chosen ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to,
+    weighed by a gate of its own; 0: there is none."""
 
     experts: int
     chosen: int
@@ -41,17 +41,18 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """The sizes that must divide evenly among ranks: for `config_of_part`. The number of experts need not divide: one rank may have one
-        more."""
+        """The sizes that must divide evenly among ranks, each with its name for an error: see `config_of_part`. The number of experts need
+        not: one rank may have one more."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
-        """The experts of a rank, in turns."""
+        """Numbers of the experts that a rank has: the ranks take turns."""
         return range(group.rank, self.experts, group.size)
 
 
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
-    """Builds the experts of a layer. Each rank has some of them, its columns of the shared one, and the whole router."""
+    """Returns a function that builds the experts of a layer. Each rank has some of them, its columns of the shared one, and the whole
+    router."""
     if not 0 < sizes.chosen <= sizes.experts:
         raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
     return lambda materials, layer: Experts(materials, f"layers.{layer}.mlp", sizes)
@@ -68,7 +69,7 @@ class Experts:
         own = sizes.of_rank(materials.group)
         self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
         self._number = torch.full((sizes.experts,), len(own), device=materials.device)
-        """Number of each expert within this rank; all experts of other ranks get the number behind the last."""
+        """The number that each expert has on this rank; all experts of other ranks have the number after the last."""
         self._number[list(own)] = torch.arange(len(own), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
@@ -83,7 +84,8 @@ class Experts:
         return self._group.all_reduce(total)
 
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """The weighed results of this rank's chosen experts for each row."""
+        """For each row, the weighed sum of the results of those of its chosen experts that this rank has. x: [n, hidden_size]; weights,
+        chosen: [n, chosen]."""
         chosen, in_order = chosen.sort(-1)
         places, counts = together(self._number[chosen], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
@@ -100,7 +102,7 @@ class Experts:
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers and weights of the chosen experts, [rows, chosen] each."""
+        """Weights and numbers of the experts that each row chooses, [rows, chosen] each."""
         weights, chosen = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
         if self._sizes.normalized:
             # In order: a sum of the library may add in another order if there are more rows.
@@ -109,9 +111,9 @@ class Experts:
 
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
-    """The place of each row, for each of its experts, if the rows of an expert lie together; and the number of places of each expert, so
-    large that no product must pad. All rows of other ranks' experts are in one place behind. numbers: [rows, chosen]: below `experts`, or
-    equal to it for an expert of another rank."""
+    """Lay the rows of each expert next to each other. numbers: int64 [rows, chosen], the chosen experts of each row: below `experts`, or
+    equal to it for an expert of another rank. Returns the place of each row for each of its experts, as `numbers`, and how many places each
+    expert has, so many that no product must pad. All rows of other ranks' experts have one place, after all others."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     room = [pad_rows(count) if count else 0 for count in counts]

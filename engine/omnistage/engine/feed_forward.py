@@ -31,7 +31,7 @@ remainders."""
 
 
 def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
-    """The activation of any number of rows, the same bits for each."""
+    """Activate any number of rows, so that the bits of a row do not depend on that number. x: [rows, columns]."""
     most = max(_SERIAL // x.shape[1], 1)
     if len(x) <= most or not x.is_cpu or torch.get_num_threads() == 1:
         return activation(x)
@@ -46,7 +46,7 @@ def swiglu(materials: Materials, layer: int) -> FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class GatedProduct:
-    """down(silu(gate(x)) * up(x)). gate_up: gate and up lie side by side."""
+    """Computes down(silu(gate(x)) * up(x)). gate_up: the product of gate and up, side by side."""
 
     gate_up: Linear
     down: Linear
@@ -62,14 +62,14 @@ def apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
-    """This rank's part of it. prefix: of the names of the three weights. size: columns of this rank."""
+    """This rank's part of a gated product. prefix: of the names of the three weights. size: columns of this rank."""
     hidden = materials.config.hidden_size
     gate_up = materials.fuse(prefix, {"gate_proj": size, "up_proj": size}, hidden)
     return GatedProduct(gate_up, materials.fuse(prefix, {"down_proj": hidden}, size))
 
 
 def feed_forward_with(activation: Activation) -> Callable[[Materials, int], FeedForward]:
-    """Builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: maps 0 to 0."""
+    """Returns a function that builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: must map 0 to 0."""
 
     def build(materials: Materials, layer: int) -> FeedForward:
         hidden, size, group = materials.config.hidden_size, materials.config.ffn_size, materials.group
@@ -82,7 +82,8 @@ def feed_forward_with(activation: Activation) -> Callable[[Materials, int], Feed
 def activated_product(
     materials: Materials, prefix: str, names: tuple[str, str], widths: tuple[int, int, int], activation: Activation
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """This rank's part of second(activation(first(x))). prefix, names: of the two weights. widths: before, between and behind them."""
+    """This rank's part of second(activation(first(x))). prefix, names: of the weights `first` and `second`. widths: of the input, between
+    the two products, and of the output."""
     (first_name, second_name), (before, between, behind) = names, widths
     missing = -between % _COLUMNS
     bias = materials.fused_bias(prefix, {first_name: between})

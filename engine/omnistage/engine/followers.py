@@ -10,14 +10,14 @@ from omnistage.engine.plan import StepPlan
 
 
 class Followers(Protocol):
-    """Each has a cache like that of the engine, for its heads, and follows orders in their sequence. Everything raises RanksApart if one of
-    them has ended. processes: their ids."""
+    """Each follower has a cache like the engine's, for its own heads, and carries out orders one after the other. Each method raises
+    RanksApart if a follower has ended. processes: ids of their processes."""
 
     @property
     def processes(self) -> Sequence[int]: ...
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
-        """Have a cache of this many pages, and no other one; see KVCache."""
+        """Replace the cache of each follower by one of this many pages; see KVCache."""
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""

@@ -20,7 +20,7 @@ class RanksApart(Exception):
 
 
 class Group(Protocol):
-    """rank: of this process, from 0 to size - 1."""
+    """The ranks, as one of them sees them. rank: the number of this process, from 0 to size - 1."""
 
     @property
     def rank(self) -> int: ...

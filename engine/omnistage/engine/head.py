@@ -1,4 +1,4 @@
-"""The head of a language model: logits, then one token for each row."""
+"""The head of a language model: computes logits, then draws one token for each row."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """config: the sizes of this rank. weight: the weights of this rank. linear: makes the products of the decoder; every product of a part
-    is made here, so that it is tried out at load. group: the ranks; `config` counts the heads and columns of one of them. dtype, device: of
-    the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
+    """What the parts of a decoder are built from. config: the sizes of this rank: of heads and columns only those that it computes. weight:
+    the weights of this rank. linear: makes the products of the decoder; a part makes all its products with it, so that they are tried out
+    at load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
 
     config: DecoderConfig
     weight: Weights
@@ -73,7 +73,7 @@ class Materials:
         return self.linear(matrix, self.fused_bias(prefix, sizes))
 
     def fused_bias(self, prefix: str, sizes: Mapping[str, int]) -> torch.Tensor | None:
-        """The bias, or None if there is none or it has only zeros."""
+        """The biases of several weights, joined; None if there are none or all are zeros. sizes: as in `fuse`."""
         biases = {name: bias for name in sizes if (bias := self.weight(f"{prefix}.{name}.bias")) is not None}
         if not biases:
             return None

@@ -34,11 +34,12 @@ _SECOND = _to_int64(0x94D049BB133111EB)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: torch shifts int64 with its sign."""
+    """Shift int64 to the right and fill up with zeros: torch would fill up with the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser of SplitMix64, for each int64."""
     x = (_shift_right(x, 30).bitwise_xor_(x)).mul_(_FIRST)
     x = (_shift_right(x, 27).bitwise_xor_(x)).mul_(_SECOND)
     return _shift_right(x, 31).bitwise_xor_(x)

@@ -1,10 +1,10 @@
 """The pace of long runs: how many of their rows a step takes, so that decoding sequences do not wait long. It decides when rows are
 computed, never their values.
 
-A step costs the same as its decoding rows alone, mostly for reading the weights, and an extra for each row of long runs. That extra is next
-to nothing if a processor multiplies 32 rows as fast as one, and nearly everything if it does not. Both costs are learned from past steps. A
-step with long runs then takes at most SLOWER times as long as one without, so decoding sequences keep more than half of their pace; or it
-takes BESIDE_S, if that is more.
+A step takes as long as its decoding rows alone would take, mostly to read the weights, and some time more for each row of long runs. This
+additional time is next to nothing if a processor multiplies 32 rows as fast as one, and nearly everything if it does not. Both times are
+learned from past steps. A step with long runs then takes at most SLOWER times as long as one without, so decoding sequences keep more than
+half of their pace; or it takes BESIDE_S, if that is more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _LIGHT_WEIGHT = 0.5
 
 
 class Pace:
-    """Learns from the steps that were run. most_rows: of a step. step_s: None for no bound in time."""
+    """Learns from the steps that were run. most_rows: most rows of a step. step_s: longest step while no sequence decodes; None: no step is
+    bounded in time."""
 
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
@@ -47,7 +48,7 @@ class Pace:
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
-        """Rows of long runs in the next step, beside `decoding` rows of others."""
+        """Most rows of long runs for the next step, which also has `decoding` rows of decoding sequences."""
         most = max(self._most_rows - decoding, 1)
         if self._step_s is None:
             return most
@@ -81,6 +82,7 @@ class Pace:
 
 
 def _fill_blocks(long: int, decoding: int) -> int:
-    """This many rows of long runs, without those that would begin another block, if they are few."""
+    """`long` rows of long runs, less those that would begin another block of a product, if these are few. Decoding rows fill the blocks
+    too."""
     few = (decoding + long) % BLOCK_ROWS
     return long - few if 2 * few < min(BLOCK_ROWS, long) else long

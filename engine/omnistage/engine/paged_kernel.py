@@ -16,25 +16,27 @@ from omnistage.engine.plan import PlannedRun
 __all__ = ["TritonError", "attend", "tiles"]
 
 TILE = 32
-"""Queries of a program, heads that share keys side by side. The number is fixed, or another kernel could give a row other bits. A row that
-decodes fills the group of its heads, and the largest run of a group of 7 reads its pages seven times, six of them from the cache. With 64
-the matrix units of some GPUs take other instructions than with 32."""
+"""Queries of one program: a query is one row of one query head, and the heads that share keys lie side by side. The number is fixed,
+because another kernel could give a row other bits. A decoding row needs one query for each head of its group. The longest run, with 7 heads
+in a group, needs seven programs, which all read its pages, six of them from the cache. With 64 the matrix units of some GPUs take other
+instructions than with 32."""
 
 _FIELDS = 5
-"""Numbers of a tile: see `tiles`."""
+"""How many numbers describe a tile: see `tiles`."""
 
 OPTIONS = {"num_warps": 4, "num_stages": 2}
 """Options of the compiler."""
 
 _LEAST_WIDTH = 16
-"""Precision of a product."""
+"""Fewest columns of a product in Triton."""
 
 
 def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
-    """The numbers that the programs of one head read, and the number of programs.
+    """The numbers that the programs of each head of keys read, int32, and how many tiles there are: a program computes one. group: query
+    heads that share keys.
 
-    int32, for each tile: the first row of its run in the step, the number of the run's rows, the slot of the first row, the beginning of
-    the list of the run's pages, and the first query of the tile, counted in the run. The pages follow.
+    The numbers of each tile: the first row of its run in the step, how many rows the run has, the slot of its first row, where the list of
+    its pages begins among these numbers, and the first query of the tile, counted in the run. After all tiles come the lists of pages.
     """
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)
@@ -49,8 +51,8 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
 
 
 def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: torch.Tensor, total: int, result: torch.Tensor) -> None:
-    """Fill the rows of some runs. queries, result: [rows, query_heads, head_size], contiguous; pages: of one layer, as in `KVCache.layer`;
-    told, total: the result of `tiles`, on the device."""
+    """Write the attention of the rows of some runs into `result`. queries, result: [rows, query_heads, head_size], contiguous; pages: keys
+    and values of one layer, as in `KVCache.layer`; told, total: the results of `tiles`, the first one on the device."""
     if not total:
         return
     # Triton launches on the device of the thread, wherever the tensors are.
@@ -85,8 +87,8 @@ def _attend(
     TILE: tl.constexpr,
     FIELDS: tl.constexpr,
 ) -> None:
-    """One tile of one run and the heads that share one head of keys: pages in order, with a soft max that is kept up as they come
-    (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run itself decide what is computed."""
+    """One tile of one run and the heads that share one head of keys: goes through the pages in order and corrects the softmax with each of
+    them (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run itself decide what is computed."""
     tile, head = told + tl.program_id(0) * FIELDS, tl.program_id(1)
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     table, begin = told + tl.load(tile + 3), tl.load(tile + 4)
@@ -103,7 +105,7 @@ def _attend(
         # 64 bits: a layer may have more than 2**31 numbers.
         page = tl.load(table + number).to(tl.int64) * (2 * KV_HEADS)
         slot = number * PAGE + place
-        # Nothing behind the run is read, so its contents, even NaN, have no part in any sum.
+        # No slot after the run is read, so its contents, even NaN, have no part in any sum.
         is_held = (slot < start + count)[:, None] & (column < SIZE)[None, :]
         inside = place[:, None] * SIZE + column[None, :]
         keys = tl.load(pages + (page + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)

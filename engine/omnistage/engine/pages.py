@@ -24,7 +24,7 @@ class OutOfPages(RuntimeError):
 
 class PagePool:
     """Counts the holders of each page. A page is free when its last holder gave it back; giving back a free page is an error. One special
-    holder keeps pages: the pool always knows how many of the kept pages nobody else holds."""
+    holder, the prefix cache, keeps pages: the pool always knows how many of the kept pages nobody else holds."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -50,7 +50,7 @@ class PagePool:
 
     @property
     def only_kept(self) -> int:
-        """Kept pages that nobody else holds."""
+        """Number of kept pages that nobody else holds."""
         return self._only_kept
 
     def is_kept(self, page: int) -> bool:
@@ -136,8 +136,8 @@ class PrefixCache:
         return self._limit
 
     def find(self, keys: Sequence[bytes], taps_from: int | None, first: int = 0) -> tuple[list[int], list[torch.Tensor]]:
-        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`. first: number
-        of the first page that is asked for; the caller has those before it."""
+        """Kept pages for the longest run of `keys` from number `first` on, held for the caller, and the taps of those that end after slot
+        `taps_from` (None: no taps). The caller has the pages before `first` already."""
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):

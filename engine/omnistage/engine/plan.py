@@ -18,7 +18,8 @@ from omnistage.engine.transfer import to_device
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: the pages that its
-    rows see; the rows are in the last of them. encoded: number of an encoder's rows in the first of these pages, or in all of them."""
+    rows see; the rows are in the last of them. encoded: how many rows of an encoder the sequence begins with; they are in the first of
+    these pages."""
 
     first: int
     count: int
@@ -30,7 +31,7 @@ class PlannedRun:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """On the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values of each row go, without
-    padding. runs: as above, in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
+    padding. runs: in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
 
     rows: StepRows
     pages: torch.Tensor
@@ -44,7 +45,7 @@ class StepPlan:
         return len(self.pages)
 
     def to(self, device: torch.device) -> StepPlan:
-        """The same on a device; vectors that an encoder left there are there already."""
+        """The same plan on a device. Vectors that an encoder made there need no copy."""
         if device.type == "cpu":
             return self
         rows = self.rows
@@ -105,7 +106,8 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
 
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    # On the device they are on: an encoder's vectors stay there, and vectors from the wire move there with the plan.
+    """`given` and `has_given` of StepRows. parts: the first row of each part, and its vectors."""
+    # On the CPU if all parts are there, and they move with the plan; otherwise on the device, where an encoder's vectors are already.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
     has_given = torch.zeros(rows, 1, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """Gives queries and keys the positions of their rows: rotary positions (Su et al. 2021) on one axis or several, or none.
 
-A rope is asked once a step for the positions of its rows, and returns a function that turns the heads of each layer in place.
+A rope is called once a step with the positions of its rows, and returns a function that turns the heads of each layer in place.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ keys turn, values stay."""
 
 
 class Rope(Protocol):
+    """Applies positions to queries and keys."""
+
     @property
     def axes(self) -> int:
         """Number of kinds of positions of a row."""
 
     def __call__(self, positions: torch.Tensor) -> Turn:
-        """positions: int64 [axes, rows]."""
+        """The function that turns the heads of these rows. positions: int64 [axes, rows]."""
 
 
 def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
@@ -41,12 +43,13 @@ def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def rotary(theta: float = 10_000.0, axis_of_pair: Sequence[int] = ()) -> Callable[[Materials], Rope]:
-    """Builds rotary positions. axis_of_pair: from `contiguous` or `interleaved`; empty: there is one axis."""
+    """Returns a function that builds rotary positions. theta: base of the frequencies. axis_of_pair: from `contiguous` or `interleaved`;
+    empty: there is one axis."""
     return lambda materials: Rotary(materials, theta, axis_of_pair)
 
 
 class Rotary:
-    """Implements `Rope`. Raises ValueError for sections whose sum is not the pairs of a head."""
+    """Implements `Rope`. Raises ValueError if `axis_of_pair` does not have an entry for each pair of components of a head."""
 
     def __init__(self, materials: Materials, theta: float, axis_of_pair: Sequence[int]) -> None:
         config = self._config = materials.config

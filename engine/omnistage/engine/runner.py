@@ -18,7 +18,8 @@ from omnistage.engine.scheduler import Run
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a run. taps: of all its rows, None if none were wanted. drawn: None also if the numbers were not finite."""
+    """The result of a run. taps: of all its rows, None if none were wanted. drawn: the next item; None if none was to be drawn, or if the
+    logits were not finite."""
 
     run: Run
     taps: Taps | None
@@ -26,12 +27,14 @@ class Computed:
 
 
 class Runner:
+    """Computes steps on this rank, and tells the followers about each."""
+
     def __init__(self, decoder: Decoder, head: Head, cache: KVCache, attention: AttentionBackend, followers: Followers = NOBODY) -> None:
         self._decoder, self._head, self._cache, self._attention = decoder, head, cache, attention
         self._followers = followers
 
     def follow(self, taken: Many[int], freed: Many[int]) -> None:
-        """See KVCache.follow; called between two steps."""
+        """Tell the cache, here and on the followers, which pages were taken and freed since the last step."""
         self._cache.follow(taken, freed)
         if taken or freed:
             self._followers.pages_changed(taken, freed)

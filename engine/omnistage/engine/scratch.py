@@ -23,8 +23,8 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
 
 @contextmanager
 def kernels_kept(count: int) -> Iterator[None]:
-    """Use it around the first product of a process: oneDNN keeps this many, unless the environment says otherwise. Processes that are
-    started later do not inherit the setting."""
+    """Use it around the first product of a process: oneDNN keeps `count` compiled products, unless the environment says otherwise.
+    Processes that are started later do not inherit the setting."""
     given = os.environ[ONEDNN_KEEPS]
     if given == str(KEPT_KERNELS):
         os.environ[ONEDNN_KEEPS] = str(count)
@@ -43,7 +43,8 @@ class Scratch:
         self._pieces: dict[str, torch.Tensor] = {}
 
     def take(self, use: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A tensor of that shape, with the dtype and device of `like` and any contents. It is valid until the next one for the same use."""
+        """A tensor of this shape, with the dtype and device of `like` and undefined contents. It is valid until the next call with the same
+        `use`."""
         size = 1
         for length in shape:
             size *= length

@@ -20,8 +20,8 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """The orders since the engine last looked. taken: events that readers took, by stream. given: vectors of the next rows of a prompt.
-    appended: rows and whether they are the last."""
+    """The orders since the engine last looked. asked: new requests. taken: number of events that readers took, by stream. given: vectors of
+    the next rows of a prompt. appended: rows and whether they are the last."""
 
     asked: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
@@ -35,9 +35,10 @@ class Orders:
 
 
 class Mailbox:
-    """Orders from any thread for one thread. on_order is called under the lock whenever one comes, and must not wait.
+    """Orders from any thread to the engine's thread. max_waiting: most requests that wait for admission. on_order: called when an order
+    comes. on_rest: called before the engine's thread waits. Both are called under the lock and must not wait.
 
-    This class bounds the number of requests that wait for admission; the bound on each stream's orders bounds everything else.
+    Only the number of waiting requests is bounded here. All other orders are bounded by those that one stream may have.
     """
 
     def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
@@ -85,12 +86,12 @@ class Mailbox:
             self._wake()
 
     def left_queue(self, count: int) -> None:
-        """Note that this many requests were admitted, or ended before."""
+        """Note that `count` requests no longer wait: they were admitted, or ended before that."""
         with self._changed:
             self._waiting -= count
 
     def collect(self, wait: bool, most_s: float | None = None) -> Orders:
-        """Return all present orders; with `wait`, at least one, or none after `most_s` seconds."""
+        """Return all present orders. wait: if there are none, wait for one, at most `most_s` seconds."""
         with self._changed:
             while wait and not self._orders:
                 self._on_rest()
@@ -163,7 +164,7 @@ class SequenceStream:
             raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs, and return when every page of it is free."""
+        """Cancel the request if it still runs, and return when it holds no page any more."""
         if not self._ended:
             self._mailbox.cancel(self)
         while not self._ended:
@@ -171,7 +172,7 @@ class SequenceStream:
             await self._changed.wait()
 
     def deliver(self, part: StreamOutput) -> None:
-        """Called on the reader's event loop."""
+        """Take the output of a step. Called on the reader's event loop."""
         self._events += part.events
         self._ended = self._ended or part.ended
         self._error = self._error or part.error
@@ -201,7 +202,8 @@ class StepOutputs:
         part.ended, part.error = True, error
 
     def send(self) -> list[SequenceStream]:
-        """Wake each event loop once. Returns the streams whose loop is closed: nobody will ever read them."""
+        """Deliver the output to its streams; each event loop is woken once. Returns the streams whose loop is closed: nobody will ever read
+        them."""
         parts, self._parts = self._parts, {}
         loops: dict[asyncio.AbstractEventLoop, list[SequenceStream]] = {}
         for stream in parts:

@@ -1,4 +1,4 @@
-"""The output of a decoder for the stage behind it, for each row, beside the item that is drawn."""
+"""Taps: vectors that a decoder puts out for its rows, for the next stage, in addition to the items that are drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.engine.materials import Materials
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """width: of a tap. make: makes the taps, [rows, width], from the rows of a step, the embeddings of their items and hidden rows. layer:
-    the layer whose output the hidden rows are; None: the last hidden rows, after the last norm."""
+    """How the taps of a decoder are made. width: of a tap. make: returns the taps, [rows, width], from the rows of a step, the embeddings
+    of their items and hidden rows. layer: the layer whose output the hidden rows are; None: the last hidden rows, after the last norm."""
 
     width: int
     make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,7 +23,7 @@ class Tap:
 
 
 def last_and_embedding(materials: Materials) -> Tap:
-    """The last hidden row plus the embedding of the row's item; without the embedding if a vector was given."""
+    """Taps that are the last hidden row plus the embedding of the row's item; without the embedding if a vector was given for the row."""
 
     def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
@@ -32,7 +32,8 @@ def last_and_embedding(materials: Materials) -> Tap:
 
 
 def hidden_of(layer: int) -> Callable[[Materials], Tap]:
-    """The output of a layer, counted from 0, before anything is added behind it. Raises ValueError for a layer that does not exist."""
+    """Taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. The function that is returned raises
+    ValueError for a layer that does not exist."""
 
     def build(materials: Materials) -> Tap:
         if not 0 <= layer < materials.config.layers:
@@ -43,7 +44,7 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
 
 
 def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
-    """The embedding of the row's item, or `hidden_state(index)` if a vector was given."""
+    """Taps that are the embedding of the row's item, or `hidden_state(index)` if a vector was given for the row."""
 
     def build(materials: Materials) -> Tap:
         tap = hidden_state(index)(materials)
@@ -57,9 +58,9 @@ def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
 
 
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
-    """`hidden_states[index]` of Transformers: 0 is the input of the first layer. Any other index is the output of the layer before it,
-    without additions behind that layer; the last index has gone through the last norm. Raises ValueError for an index that does not
-    exist."""
+    """Taps that are `hidden_states[index]` of Transformers: 0 is the input of the first layer, n is the output of n layers, before
+    `DecoderParts.after` adds to it; after all layers it has gone through the last norm. The function that is returned raises ValueError for
+    an index that does not exist."""
 
     def build(materials: Materials) -> Tap:
         width = materials.config.hidden_size

@@ -6,9 +6,9 @@ import torch
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the CPU on a device, which takes it in its turn: a plain copy would wait until everything before it is computed. The
-    caller must not change `values` afterwards."""
+    """Copy a tensor from the CPU to a device. The device makes the copy after its earlier work and the caller does not wait, as it would
+    with a plain copy; it must not change `values` afterwards."""
     if device.type == "cpu":
         return values
-    # Only a copy out of pinned memory is left to the device. The allocator keeps the memory until it is done.
+    # Only for pinned memory does the caller not wait. The allocator keeps that memory until the copy is made.
     return values.pin_memory().to(device, non_blocking=True)
