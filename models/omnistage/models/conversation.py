@@ -27,7 +27,7 @@ class Media:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the bytes: equal media need to be computed only once. It takes 1 ms for each 0.5 to 2 MB: call it once, on a thread,
-        after the refusals."""
+        when the request has been checked."""
         return hashlib.sha256(self.data).digest()
 
 

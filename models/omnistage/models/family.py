@@ -60,10 +60,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """models: by kind. needs: packages of the extra `models` without which no model of the family can be loaded. default: "module:function"
-    that returns the folder of the default checkpoint, and fetches it first if it must, as `fetch_default` of the registry says; empty:
-    there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to the family. Empty: the models have no
-    files.
+    """A family of models. models: by kind of the stage. needs: packages of the extra `models` without which no model of the family can be
+    loaded. default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it must, as
+    `fetch_default` of the registry says; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set
+    belongs to the family. Empty: the models have no files.
     """
 
     models: Mapping[str, ModelEntry]

@@ -119,8 +119,8 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: SHA-256 of its content; empty if the hub does not tell it. git: its name in git; empty if the hub does
-    not tell it."""
+    """One file of a commit. sha256: hash of its content; empty if the hub does not tell it. git: its name as a blob in git; empty if the
+    hub does not tell it."""
 
     path: str
     size: int
@@ -135,8 +135,9 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The meaning of a name, and the files to fetch. cache: the folder. size, missing, free: bytes of all wanted files, of those that the
-    cache lacks, and free bytes of its disk. is_unasked: the hub did not answer, and the cache has the checkpoint."""
+    """The commit that a name stands for, and how much of it must be fetched. cache: folder of the cache. size: bytes of all wanted files.
+    missing: bytes that the cache lacks. free: free bytes of its disk. is_unasked: the hub did not answer, so the checkpoint in the cache is
+    used."""
 
     name: HubName
     commit: str
@@ -179,7 +180,7 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchP
 
 
 def _unfetched(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
-    """The checkpoint from the cache."""
+    """The checkpoint in a folder of the cache, after the calls that `fetch` promises."""
     tell(plan)
     check(folder)
     return FoundCheckpoint(plan.commit, folder)
@@ -218,8 +219,8 @@ def _of_a_hub() -> Iterator[None]:
 
 
 class Fetch:
-    """One commit on its way into the cache, which has the layout that huggingface_hub documents: blobs by hash, snapshots of links to them
-    by commit, and refs from branches and tags to commits."""
+    """Fetches one commit into the cache, which has the layout that huggingface_hub documents: blobs by hash, snapshots of links to them by
+    commit, and refs from branches and tags to commits."""
 
     def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: ShowProgress) -> None:
         self._name = name
@@ -274,12 +275,13 @@ class Fetch:
                 self._blob(file).unlink(missing_ok=True)
 
     def _check_whole(self) -> None:
+        """Raises HubError if a file is missing or has another size than the hub says."""
         for file in self._files:
             if not self._is_there(file):
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
 
     def _missing(self) -> int:
-        """Bytes that must still come."""
+        """How many bytes must still be fetched."""
         return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
 
     def _begun(self, file: RemoteFile) -> int:
@@ -311,7 +313,7 @@ class Fetch:
             snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
 
     def _weights(self) -> None:
-        """Fetch the large files, one after the other, each to its end."""
+        """Fetch the files of weights whose SHA-256 is known, one after the other."""
         weights = list(filter(_is_weights, self._files))
         total = sum(file.size for file in weights)
         label, done = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
@@ -332,6 +334,8 @@ class Fetch:
             self._progress(label, done, total, "bytes")
 
     def _weight(self, file: RemoteFile, came: Callable[[int], None]) -> None:
+        """Fetch one file of weights from where an earlier try stopped, and check it. came: called with the number of its bytes that are
+        there."""
         partial = self._partial(file)
         partial.parent.mkdir(parents=True, exist_ok=True)
         if size_of(partial) > file.size:
@@ -354,7 +358,7 @@ class Fetch:
         partial.rename(self._blob(file))
 
     def _refer(self) -> None:
-        """Note the commit of a branch or tag, now that all of it is there: for a time when the hub cannot be asked."""
+        """Note the commit of a branch or tag, now that all of its files are there: it is read when the hub cannot be reached."""
         reference = self._store / "refs" / self._name.revision
         if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
             return
@@ -365,7 +369,8 @@ class Fetch:
 
 
 def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None if it is incomplete, as far as can be known, or if that is unknown. Asks no hub."""
+    """The folder of a name in the cache; None if it lacks a file. knowing: also None if the cache has no list of the commit's files, by
+    which alone completeness is known; otherwise the names in its own files decide. Asks no hub."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
@@ -396,7 +401,8 @@ def _has_all_parts(folder: Path) -> bool:
 
 
 def _counter(came: Callable[[int], None]) -> type[tqdm]:
-    """A progress bar for the library that draws nothing, and tells how many bytes have come before they are written."""
+    """A class of progress bars for the library that draws nothing, and calls `came` with the bytes that have come, before they are
+    written."""
 
     class Counter(tqdm):
         def __init__(self, *arguments: Any, unit: str = "it", initial: int = 0, **others: Any) -> None:
@@ -463,6 +469,7 @@ def _told(name: HubName) -> Iterator[None]:
 
 
 def _of_disk(error: OSError, name: HubName) -> HubError:
+    """The HubError for an error of reading or writing files."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
     if error.errno is None:  # The library's own error for a file that ended too early.

@@ -97,7 +97,7 @@ class PortSpec:
 
     rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 if a rate means nothing. width: size of a row
     (tensor), codebooks (codes) or channels (audio). element_type: that of a tensor. compact: small enough for the caller to keep as a
-    checkpoint. window: input only; a replacement replica needs only a window of it.
+    checkpoint. window: of an input: a replica that takes over a session needs its items only from a later one on, not from the first.
     """
 
     name: str
@@ -115,9 +115,9 @@ class ModelInfo:
 
     revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports. inputs:
     kinds of content that a message or request may hold. constraints: forms of TextConstraint that it supports. settings: chosen values and
-    reasons, by name of the setting, for humans. draws: whether another seed can give another output: always, or never. None for a Thinker
-    or Talker: if a temperature is requested and, for a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: a
-    Talker that yields Unspoken. usual_tokens: most tokens of a Thinker's text if neither request nor pipeline says; 0: one of them must.
+    reasons, by name of the setting, for humans. draws: whether another seed can give another output. None for a Thinker or Talker: only if
+    a temperature is requested and, of a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: a Talker that yields
+    Unspoken. usual_tokens: most tokens of a Thinker's text if neither request nor pipeline says; 0: one of them must.
     """
 
     name: str
@@ -136,7 +136,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """steps: number of steps. stepped: sessions in them, each counted once a step."""
+    """How much a model computes together. steps: number of steps. stepped: sessions in them, each counted once a step."""
 
     steps: int = 0
     stepped: int = 0
@@ -156,7 +156,7 @@ class Load:
 
 
 class Model(Protocol):
-    """The part of a model that every kind has."""
+    """The part of the interface that models of all kinds have."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -296,10 +296,10 @@ class ThinkerModel(Model, Protocol[P]):
         """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: streamed media.
 
         With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
-        port from its wanted row on. A history costs a prefill, not a repetition. Nobody has rows of tokens that are not in the history. A
-        row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. A family whose Talker
-        was trained so puts out no row of a last token that no end token followed, because of max_tokens or a stop string; such a family
-        never does.
+        port from its wanted row on. A history is read like a prompt, not generated again. No row of a token that is not in the history has
+        gone out before. A row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. If
+        max_tokens or a stop string ends the answer, no end token follows its last token: some families never put out the row of such a
+        token, because their Talker was trained so.
         """
 
 
@@ -368,18 +368,19 @@ class Unspoken:
 
 
 class TalkerModel(Model, Protocol[P]):
-    """Makes speech frames from text, rows, or both: it has one port of them. A model that knows when it speaks which word has a second
+    """Makes speech frames, which go out on one port, from text, rows, or both. A model that knows when it speaks which word has a second
     port, of content ALIGNMENT, which does not depend on how the text was cut into pieces."""
 
     async def prepare(self, request: SpeechRequest) -> P:
         """The prepared run for `speak`. Raises BadRequest."""
 
     def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
-        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames, and the words if they
-        are wanted, from the wanted ones on; words before or right after their frames. Raises BadRequest for speech that ends before them.
+        """inputs: the pieces of all input ports in order of arrival, from item 0 even in a session that goes on elsewhere. Yields the
+        frames from the first wanted one on, and likewise the words if they are wanted, before or right after their frames. Raises
+        BadRequest for speech that ends before the first wanted item.
 
-        A model that `tells_unspoken` yields the unspoken characters of the whole text, whatever is wanted. In a session that goes on
-        elsewhere it is called even if nothing else is wanted any more: for these alone."""
+        A model that `tells_unspoken` yields the unspoken characters of the whole text, whatever is wanted. For these alone it is also
+        called in a session that goes on elsewhere and of which nothing else is wanted any more."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
@@ -430,8 +431,8 @@ class Code2WavModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """A request to a Diffusion model: for `results` pictures, or each as so many layers; for a film of so many frames; for seconds of
-    sound.
+    """A request to a Diffusion model: for `results` pictures, each of `layers` layers if that is not 0; for a film of `frames` frames; or
+    for `seconds` of sound.
 
     images: images to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from the
     negative_prompt towards the prompt; None is the default. guidance_scale_2: the same in the steps of a second transformer; None is as
@@ -474,7 +475,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """This many of the steps are done. steps: 0 if unknown."""
+    """Progress of a drawing. step: how many steps are done. steps: how many there are; 0: unknown."""
 
     step: int
     steps: int

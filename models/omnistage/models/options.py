@@ -39,20 +39,20 @@ USUAL_SESSIONS = 64
 
 
 def with_resumed(sessions: int) -> int:
-    """The number of sessions that a replica for this many takes when it replaces another one. Resumed sessions come above its own limit:
-    they must not be turned away while there is memory for them."""
+    """Most sessions of a replica with a limit of `sessions`, if it takes over sessions of a lost replica: these may exceed the limit,
+    because they must not be turned away while there is memory for them."""
     return 2 * sessions
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """A default leaves a setting to the model.
+    """How a model is to be loaded. A default leaves a setting to the model.
 
     path: folder of a checkpoint; None: the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
     rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: keep the common beginnings of prompts. tensor_parallel_size:
     number of ranks of the model. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to 1. memory_share: part of the
-    device's memory that it may count on, above 0 to 1, if other models that take all free memory start beside it. family: options that only
-    models of one family have.
+    device's memory that it may count on, above 0 to 1, if other models that take all free memory start at the same time. family: options
+    that only models of one family have.
     """
 
     path: Path | None = None
@@ -81,7 +81,7 @@ class LoadOptions:
 
     @property
     def sessions(self) -> int:
-        """Answers at once, with a default."""
+        """Answers at once; USUAL_SESSIONS if the user does not say."""
         return self.max_sessions or USUAL_SESSIONS
 
     @property
@@ -90,7 +90,7 @@ class LoadOptions:
         return self.enable_cache is not False
 
     def told(self, name: str, value: object) -> str:
-        """The text of a chosen value, and whether the user gave it."""
+        """The text of the value that was chosen for a setting, marked as default if the user gave none."""
         return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
 
 
@@ -109,7 +109,8 @@ def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of:
 
 
 def not_negative(made: Made, of: str) -> Made:
-    """The options of a family, in which 0 leaves a choice to the model. of: as above. Raises LoadError for a number below 0."""
+    """The same options of a family, in which 0 leaves a choice to the model. of: name of the family, for humans. Raises LoadError for a
+    number below 0."""
     for each in fields(made):
         value = getattr(made, each.name)
         if not isinstance(value, str) and value < 0:
@@ -118,14 +119,14 @@ def not_negative(made: Made, of: str) -> Made:
 
 
 def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:
-    """Raises LoadError for a count below 1. of: as above."""
+    """Raises LoadError for an option below 1. names: the options to check. of: name of the family, for humans."""
     for name in names:
         if getattr(options, name) < 1:
             raise LoadError(f"option {name} of {of} is {getattr(options, name)}: give 1 or more")
 
 
 def value_text(value: object) -> str:
-    """A value as a command line has it."""
+    """The text of a value as it is written on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

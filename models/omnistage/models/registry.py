@@ -43,12 +43,13 @@ _ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes",
 """Settings that every model on the engine uses."""
 
 _SPEAKS = ("enable_audio_output", "enable_talker")
+"""Keys of a config that are false if the checkpoint has neither Talker nor Code2Wav."""
 
 _SPEECH_2_5 = ("talker_config", "token2wav_config")
 """Sections that its Talker and its Code2Wav both read."""
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
-"""The same for every kind, so that a whole chain can be given one option."""
+"""The options of the toy models, the same for every kind, so that one option can be given to a whole chain."""
 
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
@@ -227,7 +228,7 @@ def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
 
 
 def _brought(points: tuple[EntryPoint, ...]) -> Family:
-    """The family of the entry points of one name."""
+    """The family that packages bring by entry points of one name. Raises LoadError if there are several, or if it is no Family."""
     packages = [point.dist.name if point.dist else "a package" for point in points]
     name = points[0].name
     if len(points) > 1:
@@ -259,8 +260,8 @@ def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def is_said(config: Config, family: str, kind: str) -> bool:
-    """Whether the checkpoint of this config has a family's model of a kind: its sections, of which an empty one does not count, and its
-    switches. Raises BadCheckpoint for a value of another type."""
+    """Whether a checkpoint has a family's model of a kind, by its config: no section of the model is absent or empty, and no switch is
+    false. Raises BadCheckpoint for a value of another type."""
     entry = _entry(family, kind)
     there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
     return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
@@ -329,7 +330,8 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
-    """A family's model of a kind, from `options.path`, else from the cache, where it is fetched first if it must be.
+    """Load a family's model of a kind, from `options.path` or otherwise from the family's own checkpoint, which is fetched if the cache
+    lacks it.
 
     Raises LoadError."""
     check(family, kind, options)
@@ -355,7 +357,7 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
     except Unreachable as error:
         raise BadCheckpoint(f"{folder} is not complete: {error}") from error
     except FAULTS as error:
-        # torch has no class for it on a CPU
+        # On a CPU torch has no class of its own for a lack of memory.
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
         if folder is None:
@@ -402,7 +404,7 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
-    # A family that takes every checkpoint of a kind leaves a checkpoint to other families that know it by name.
+    # A family with a mark that any value has gives way to families that name the value.
     found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]
@@ -414,6 +416,7 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
 
 
 def _bears(path: Path, mark: Mark) -> bool:
+    """Whether the checkpoint in a folder has a mark."""
     if not (path / mark.file).is_file():
         return False
     said = json_object(path / mark.file).get(mark.key)

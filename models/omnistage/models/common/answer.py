@@ -50,11 +50,12 @@ class AnswerAssembler:
         thought: ThoughtLike | None = None,
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: the reason with which the answer ended after them; None: it
-        goes on. most: most tokens of the answer. row_port: the port with one row for each token; empty for a model without one. last_row:
-        whether the last token has a row even if no end token follows it, because there was no room for one or a stop string was met.
-        row_of: makes the row of a token, [1, width], from its id; None: rows come from the engine. prompt_port: the port with the rows of
-        the prompt, which has `prompt_rows`. prompt_slots: the port has the rows of these slots alone. thought: the thought before the
-        answer, which has no rows; None: there is none. Raises BadRequest if rows are wanted from a token on that nobody has rows of."""
+        goes on. most: the most tokens that the answer may have. row_port: the port with one row for each token; empty for a model without
+        one. last_row: whether the last token has a row even if no end token follows it, because there was no room for one or a stop string
+        was met. row_of: makes the row of a token, [1, width], from its id; None: rows come from the engine. prompt_port: the port with the
+        rows of the prompt, which has `prompt_rows`. prompt_slots: int64, ascending: this port has only the rows of these slots; None: of
+        all. ready: rows that are known already and go out first. thought: the thought before the answer, which has no rows; None: there is
+        none. Raises BadRequest if the first wanted row lies beyond the rows of the prompt, or beyond the tokens so far."""
         self._detokenizer = detokenizer
         self._wants_text = text_port in wanted
         self._wants_rows = row_port in wanted
@@ -66,9 +67,12 @@ class AnswerAssembler:
         self._thought_text: str | None = None
         """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
         self._cut: list[TextPiece] = []
+        """The last piece of a thought, put aside when the answer begins."""
         self._sayable = 0
+        """How many tokens have final text, are to have a row, and wait for it to go out."""
         self._rows: deque[Array] = deque()
         self._arrived = 0
+        """How many rows have come and not gone out."""
         self._rows_ended = not self._wants_rows
         self._most = most
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
@@ -85,6 +89,7 @@ class AnswerAssembler:
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self._reason: FinishReason | None = None
         self._told = False
+        """Whether the reason of the end has gone out."""
         self._queued_s, self._cached_tokens = 0.0, 0
         self._prompt_tokens = prompt_rows or None
         check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
@@ -241,8 +246,8 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Count the tokens whose text is final and those that are to have rows."""
-        # Where rows come from the engine, the last token's row is made with the token after it, which is certain only if an end token was
+        """Move the tokens whose text has become final from `_spans` to the count `_sayable`, if they are to have rows."""
+        # If rows come from the engine, the last token's row is made with the token after it, which is certain only if an end token was
         # drawn.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
@@ -252,17 +257,19 @@ class AnswerAssembler:
 
     @property
     def _end_was_drawn(self) -> bool:
-        """Whether the answer ended by itself. An answer that goes on elsewhere uses the same signs."""
+        """Whether an end token ended the answer. This is judged only by facts that a replica which goes on with the answer knows too."""
         return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
 
     def _is_final(self, span: _Span) -> bool:
-        """A token that a stop string cuts in the middle is spoken whole: otherwise its visible part would not be heard."""
+        """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole:
+        otherwise its visible part would not be heard."""
         given = self._detokenizer.given
         if span.end <= given:
             return True
         return self.ended and (span.begin < given or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
+        """The rows that have come for tokens with final text, as one piece; an empty last piece if the port ends without any."""
         self._settle()
         left = count = min(self._sayable, self._arrived)
         taken: list[Array] = []

@@ -33,9 +33,10 @@ _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_l
 
 _SPACE = " ?"
 _HISTORY_PIECE = 256
+"""Tokens of a history that the matcher takes in one call."""
 _FORCED_CHARACTERS = 128
-"""If the text can continue in only one way, this many characters become tokens, of which one is taken: to tokenize all of them at every
-step costs too much."""
+"""If the text can continue in only one way, the library tokenizes this continuation and takes its first token. Only so many characters of
+it are tokenized, because all of them at every step would cost too much."""
 _MAX_REASON_CHARACTERS = 200
 
 
@@ -98,7 +99,8 @@ class AfterThought:
 
 
 class _ThinkingWalk:
-    """Implements `engine.constraint.Walk`. walk: that of the answer. free: tokens that may come within the thought."""
+    """Implements `engine.constraint.Walk`. walk: the walk of the answer after the thought. closes: id of the token that ends the thought.
+    free: bits of the tokens that may come within it."""
 
     def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:
         self._walk, self._closes, self._free = walk, closes, free
@@ -124,9 +126,9 @@ class _ThinkingWalk:
 class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
-    piece: the bytes of an id; none for an id without a token, any bytes for a special one. encode: ids of a text, for text that can
-    continue in only one way. special: ids that no text has. end_ids: those of them that end the text. vocabulary: number of ids in the
-    decoder's head.
+    piece: the bytes of an id; no bytes for an id without a token, any for a special one. encode: ids of a text, for text that can continue
+    in only one way. special: ids that no text has. end_ids: those of them that end the text. vocabulary: number of ids in the decoder's
+    head.
     """
 
     def __init__(
@@ -172,11 +174,13 @@ class Constraints:
 
     @cached_property
     def _ends(self) -> torch.Tensor:
+        """Bits of the tokens that end a text, as in `Walk.allowed`."""
         bits = np.zeros(-(-self._vocabulary // 32) * 32, bool)
         bits[list(self._end_ids)] = True
         return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
     def _grammar(self, constraint: TextConstraint, history: Sequence[int]) -> Grammar:
+        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text or not this history keeps to it."""
         field = f"{_FIELD}.{constraint.form}"
         try:
             source = _source(constraint)
@@ -196,7 +200,7 @@ class Constraints:
 
 
 class _Vocabulary(TokenizerWrapper):
-    """The attributes that LLTokenizer reads of a tokenizer; it chose the names."""
+    """A tokenizer with the attributes that LLTokenizer reads, under the names that it prescribes."""
 
     def __init__(self, pieces: Sequence[bytes], special: Collection[int], end_id: int, encode: Callable[[str], Sequence[int]]) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id, self.bos_token_id = pieces, sorted(special), end_id, None
@@ -223,7 +227,7 @@ def _literal(text: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """The line of a message that tells the fault, in one line and without the place in a file that nobody has."""
+    """The line of the library's message that tells the fault, without its place in a grammar that the user has not written."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
     return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]

@@ -40,10 +40,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class EngineModel:
-    """Implements the part of `Model` that every kind has, except the first session."""
+    """Implements `Model` except `warm_up`."""
 
     def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
-        """workers: threads besides the engine's. team: other ranks of its decoder. The model closes both."""
+        """workers: threads in addition to the engine's. team: other ranks of its decoder. The model closes both."""
         self.engine, self.info, self._workers, self._team = engine, info, tuple(workers), team
         self.threads: Sequence[Activity] = (engine.activity, *(worker.activity for worker in workers))
 
@@ -93,7 +93,7 @@ class Started:
         other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = choose_backend(decoder.spec)
-        with ThreadPoolExecutor(1) as beside:  # Both take long, and neither holds Python's lock.
+        with ThreadPoolExecutor(1) as beside:  # Both take long without Python's lock.
             files = beside.submit(digests_of_files, folder)
             results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
@@ -119,7 +119,7 @@ class Started:
         return cls(engine, folder, files.result(), options, dtype, results, settings)
 
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
-        """The revision of the model; see `revision.revision`. results: those of other parts of the model."""
+        """The revision of the model; see `revision.revision`. results: further results, of other parts of the model."""
         return revision(
             self.folder,
             code,
@@ -145,9 +145,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
-    """The limits of the engine. rows: rows of a step if the user does not say; 0: the usual number. Raises LoadError.
+    """The limits of the engine. rows: most rows of a step if the user does not say; 0: the usual number. Raises LoadError.
 
-    All sessions may wait at once, including those that another replica has lost."""
+    All sessions may wait at once, including those that are taken over from a lost replica."""
     rows = options.max_batch_tokens or rows
     limits = SchedulerLimits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:

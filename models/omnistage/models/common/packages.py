@@ -116,6 +116,7 @@ def size_of(path: Path) -> int:
 
 
 def _check(package: Package, name: str, sha256: str) -> None:
+    """Raises FetchError if a file does not have the hash of the package."""
     if sha256 != package.sha256:
         raise FetchError(
             f"{name} has sha256 {sha256}, expected {package.sha256}: it is not the file this was made with."
@@ -145,7 +146,8 @@ def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came
 
 
 def _offer(package: Package, scratch: Path) -> WheelPlace | None:
-    """The wheel that pip would take. None: pip does not tell, or not without a download, which is then done once instead of twice."""
+    """The place of the wheel that pip would take. None: pip cannot tell it, or only by a download; the caller then lets pip download it,
+    once."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
@@ -153,7 +155,7 @@ def _offer(package: Package, scratch: Path) -> WheelPlace | None:
             words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
             return _pip(words, Path(folder), ASK_LIMIT_S, lambda: not _wheels(Path(folder)))
 
-        # If the index has no metadata beside the wheel, pip reads the end of the wheel, if the server allows that.
+        # If the index has no metadata apart from the wheel, pip then reads only the end of the wheel, if the server lets it.
         ended = asked("--use-feature=fast-deps")
         if ended is not None and ended.returncode == _FAULT:
             ended = asked()
@@ -185,6 +187,7 @@ def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
 
 
 def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
+    """The error for a pip that failed, with the last line that it wrote."""
     if "No module named pip" in ended.stderr:
         return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -195,12 +198,13 @@ def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
 
 
 def _wheels(folder: Path) -> list[Path]:
-    """Wheels that pip has, complete or begun. Meanwhile pip removes files and folders."""
+    """Wheels below a folder of pip's, complete or begun. pip may remove files and folders meanwhile."""
     return [Path(place) / name for place, _, names in os.walk(folder) for name in names if name.endswith(".whl")]
 
 
 def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
-    """Run pip to its end. None: it took too long, or `look`, which is called meanwhile, ended the run. work: folder for its files.
+    """Run pip to its end. look: called meanwhile; False ends the run. Returns None if that happened, or if it took longer than `limit_s`.
+    work: folder for its files.
 
     pip keeps no copy of a wheel in its cache: the folder made from the wheel is kept."""
     command = [sys.executable, "-c", _PIP, str(os.getpid()), *words, "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -218,7 +222,7 @@ def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bo
 
 
 def _ended(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
-    """Whether a process ended by itself while it was watched."""
+    """Wait for a process. Returns whether it ended by itself, before `look` returned False and before `limit_s` seconds were over."""
     end = time.monotonic() + limit_s
     while look() and time.monotonic() < end:
         try:

@@ -72,6 +72,7 @@ def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
 
 
 def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
+    """The weights of 8-bit floats with a scale for each block. block: rows and columns of a block. place: of the config, for errors."""
     for name, stored in header.items():
         scale = header.get(name + _SCALE)
         if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
@@ -84,6 +85,7 @@ def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> I
 
 
 def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
+    """Unpack a weight of `_scaled`: its numbers times the scales of their blocks, float32."""
     weight = parts["weight"].float()
     (rows, columns), scale = weight.shape[-2:], parts["scale"].float()
     # Blocks may be larger than the weight.
@@ -92,6 +94,7 @@ def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.T
 
 
 def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
+    """The weights in the format of compressed-tensors. said: the section of the config about packing."""
     scheme, decompress, names = _scheme_of(said)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
@@ -113,7 +116,7 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
     """Raises BadCheckpoint for scales or zeros of another shape: torch would spread some of them over numbers that they do not belong to.
-    args: how weights are packed. parts: shapes of the tensors of one weight. shape: shape of the weight."""
+    args: how the library packs weights. parts: shapes of the tensors of one weight. shape: shape of the unpacked weight."""
     if len(shape) != 2 or min(shape) < 1:
         raise BadCheckpoint(f"{place}.weight is {list(shape)}, and only weights of rows and columns are unpacked")
     rows, columns = shape
@@ -170,6 +173,7 @@ def _decompressed(
     root: str,
     parts: dict[str, torch.Tensor],
 ) -> torch.Tensor:
+    """Unpack a weight of `_compressed` with the library. root: name of its packed tensor, for errors. Raises BadCheckpoint."""
     try:
         weight = decompress(parts, scheme)["weight"]
     except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for shapes that do not fit.

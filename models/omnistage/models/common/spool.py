@@ -49,7 +49,8 @@ class Spool:
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for these media. most_bytes: most bytes of one medium. Raises BadRequest for a medium that declares more."""
+        """Files for these media. most_bytes: returns the most bytes that a medium may have. Raises BadRequest for a medium that declares
+        more."""
         return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:
@@ -122,8 +123,8 @@ async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class _File:
-    """One medium. size: bytes that were counted for it. `write` and `close` run in threads: a write whose caller was cancelled may still
-    run when the file is closed."""
+    """The file of one medium. size: bytes that the spool counts for it. most: bytes that it may have. `write` and `close` run in threads: a
+    write whose caller was cancelled may still run when the file is closed."""
 
     def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
         self.streamed = streamed

@@ -92,10 +92,11 @@ class _Rank:
 
 
 class Team:
-    """Implements `Followers`. The ranks start at once; `connect` when this rank has loaded its own part; `close` in any case.
+    """Implements `Followers`. The other ranks start when it is made. Call `connect` when this rank has loaded its own part, and `close` in
+    any case.
 
-    Steps and logits come from one thread. A rank that ends ends a thread of this process with RanksApart, at work and at rest: the server
-    then ends as for any broken thread, and its answers go on elsewhere.
+    Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart:
+    the server then ends as it does for any broken thread, and its answers go on elsewhere.
     """
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
@@ -107,6 +108,7 @@ class Team:
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
         self._told, self._telling = os.pipe()
+        """Both ends of a pipe to the thread that watches the ranks."""
         self._over, self._closed = threading.Event(), False
         started: Future[None] = Future()
         self._watch = threading.Thread(target=self._watched, args=(started,), name="omnistage-ranks", daemon=True)
@@ -134,7 +136,8 @@ class Team:
         return tuple(rank.process.pid for rank in self._ranks)
 
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks have loaded and met. met: called then, as in the other ranks; it may make groups. Raises LoadError."""
+        """Wait until all ranks have loaded and met. met: called when they have met, at the same time as in the other ranks; it may make
+        groups of ranks. Raises LoadError."""
         with self._all_there(LoadError):
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
@@ -176,7 +179,8 @@ class Team:
             rank.process.kill()
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The logits of a decoder for those rows of the last step that an item is drawn from, computed with the others."""
+        """A function that computes `of`, the logits of a decoder, together with the other ranks. Call it with the rows of the last step
+        from which items are drawn."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
             with self.together(ComputeLogits()):
@@ -229,7 +233,7 @@ class Team:
             raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
-        """How the first of the ended ranks ended; empty if no rank has ended."""
+        """Wait at most DEATH_S for a rank to end. Returns a text that tells how the first one ended; empty if none does."""
         ends = select.poll()
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
@@ -257,7 +261,7 @@ class Team:
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:
-    """The options of one of several ranks: each has a GPU of its own."""
+    """The options for one rank: each of several ranks on GPUs gets a GPU of its own. Raises LoadError if `options` name one GPU for all."""
     if options.device == "cpu" or options.tensor_parallel_size == 1:
         return options
     if ":" in options.device:
@@ -268,9 +272,9 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
 
 
 def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
-    """The result of `load` as the first of `options.tensor_parallel_size` ranks; its team is None for a single rank. reader: function of a
-    module by which each other rank reads its part, see `rank.Reader`. If `load` fails, the others end. Raises what `load` raises, and
-    LoadError."""
+    """Call `load` with the options of the first of `options.tensor_parallel_size` ranks and a team of the others, None for a single rank;
+    return its result. reader: function of a module by which each other rank reads its part, see `rank.Reader`. If `load` fails, the other
+    ranks end. Raises what `load` raises, and LoadError."""
     with contextlib.ExitStack() as undo:
         if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
             undo.callback(team.close)

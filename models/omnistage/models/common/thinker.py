@@ -40,6 +40,7 @@ from omnistage.models.interface import (
 TEXT = "text"
 
 _PIECE_TOKENS = 8
+"""Tokens of verbatim text in a piece."""
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it is tokenized, which takes time. English has
 about 4.5 characters per token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
@@ -59,7 +60,7 @@ P = TypeVar("P", bound=Tokenized)
 
 
 class EngineThinker(EngineModel, ABC, Generic[P]):
-    """Implements `ThinkerModel`, except the family's own part."""
+    """Implements `ThinkerModel`, except the abstract methods, which are the family's own part."""
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         workers: Sequence[Worker] = (),
         team: Team | None = None,
     ) -> None:
-        """context: tokens of a conversation with its answer. workers: threads of the family besides those of the engine, the tokenizer and
-        the grammars. team: see EngineModel. The model closes both."""
+        """context: tokens of a conversation with its answer. workers: threads of the family, in addition to the threads of the engine, the
+        tokenizer and the grammars. team: see EngineModel. The model closes both."""
         self._worker = Worker("tokenizer", threads=1)
         super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
@@ -98,6 +99,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         await self._answer_once("Hello!")
 
     async def _answer_once(self, *parts: Part) -> None:
+        """Answer one short question of these parts, and drop the answer."""
         await self._constraints.warm_up()
         prepared = await self.prepare(TextRequest((Turn("user", parts),), seed=0, max_tokens=4))
         async with aclosing(self.generate(prepared, no_inputs(), {TEXT: 0})) as pieces:
@@ -179,8 +181,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         said_ids: tuple[int, ...] = (),
         taps_from: int | None = None,
     ) -> SequenceRequest:
-        """The request to the engine. said_ids: verbatim text, which is an answer up to its end: its rows are computed, and one item more,
-        which nobody takes. Raises Unfit."""
+        """The request to the engine. items: most items of the answer. said_ids: tokens of verbatim text, which become the history of an
+        answer, so that their rows are computed; one more item is drawn, which nobody takes. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
             seed=request.seed,
@@ -189,7 +191,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             min_items=request.min_tokens,
             end_ids=self.tokenizer.ends,
             ignore_end=request.ignore_eos,
-            # A banned token in the history of an answer would open another turn.
+            # Never drawn: in the history of an answer such a token would open another turn.
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
@@ -212,6 +214,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
                 yield piece
 
     async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+        """Yield verbatim text of which no rows are wanted, without the engine."""
         request = prepared.request
         answer = await self._worker.run(
             partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
@@ -220,6 +223,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             yield piece
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+        """Yield an answer of the engine, or verbatim text with its rows."""
         answer, asked = await self._begun(prepared, inputs, wanted)
         answer.asked_with(len(asked.prompt))
         with refuse_unfit("thinker"):
@@ -233,9 +237,9 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The answer as far as its history, and the request to the engine. A long history is assembled on a thread. Not used for verbatim
-        text of which only the text is wanted. The engine checks, when it is asked, whether it can run the request at all. Raises BadRequest
-        or Full."""
+        """The answer as far as its history, and the request to the engine. A long history is assembled on a thread. It is not called for
+        verbatim text without rows. The engine checks, when it is asked, whether it can run the request at all. Raises BadRequest or
+        Full."""
 
 
 def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:

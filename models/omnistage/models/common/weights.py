@@ -36,16 +36,17 @@ _OWN_FILES = ("quantize_config.json", "quant_config.json")
 """Files in which GPTQ and AWQ tell how they pack weights, beside config.json or instead of it."""
 
 _UNPACKED_TO = "F32"
+"""The type that packed weights have in `Weights.header`."""
 
 ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
 """The weight of a name, in its shape. Raises BadCheckpoint."""
 
 
 class Weights:
-    """The weights in a folder by name, open during a `with`. Remembers which were read.
+    """The weights in a folder by name, open during a `with`. It remembers which of them were read.
 
-    others: beginnings of names of weights for parts that the model does not have. renamed: beginnings of names in files of another time,
-    and their names here. computed: the type of computing.
+    others: beginnings of names of weights for parts that the model does not have. renamed: beginnings of names as some files have them ->
+    as they are here. computed: the type that the model computes in.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Weights:
         self.header: Mapping[str, Stored] = {}
         """All weights except those of other parts."""
         self._checked: set[tuple[str, int | None]] = set()
+        """Name and index of each weight that was read."""
         self._left: set[str] = set()
+        """Names of the weights that another process reads."""
         self._packed: Mapping[str, PackedWeight] = {}
 
     def __enter__(self) -> Weights:
@@ -89,8 +92,8 @@ class Weights:
         return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The weight of a name; None if there is none. index: reads one weight of several, such as those of all experts. Raises
-        BadCheckpoint for a weight that is damaged or of a type that cannot be computed with."""
+        """The weight of a name; None if there is none. index: read only this entry of its first axis, such as one expert of all. Raises
+        BadCheckpoint for a weight that is damaged or cannot be computed with."""
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
             return None
@@ -101,7 +104,7 @@ class Weights:
             tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
-        if (name, index) not in self._checked:  # Once: all are read again if the first way to multiply is refused.
+        if (name, index) not in self._checked:  # Only once: all are read again if a backend of products is refused.
             check_finite(tensor, name, path, self._computed)
             self._checked.add((name, index))
         return tensor
@@ -126,8 +129,8 @@ class Weights:
         return tensor
 
     def mapped(self, name: str) -> torch.Tensor | None:
-        """As `read`, over a mapping of the weight alone: for a weight that is kept as it is in the file. Its memory is the file's, which
-        all processes of this machine share; nothing else of the file stays mapped for it. Nobody writes to it."""
+        """As `read`, but the tensor is a mapping of this weight alone: for a weight that is kept as it is in the file. All processes of
+        this machine share its memory, which is the file's, and the rest of the file does not stay mapped. Nobody may write to it."""
         tensor = self.read(name)
         if tensor is None or name in self._packed:
             return tensor
@@ -144,7 +147,8 @@ class Weights:
         self._left.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises BadCheckpoint for a missing or misshapen weight. Does not read it: nothing of these sizes may be built before."""
+        """Raises BadCheckpoint for a missing or misshapen weight. It reads only the header, so call it before anything of these sizes is
+        built."""
         if name not in self.header:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
         if (found := self.header[name].shape) != shape:
@@ -164,7 +168,7 @@ class Weights:
             raise BadCheckpoint(f"{self.directory} has {len(unexpected)} weights that this model does not, the first is {unexpected[0]}")
 
     def _open(self) -> dict[str, Stored]:
-        """Open the files; returns all that is in them."""
+        """Open the files. Returns type and shape of all tensors in them, by their names here."""
         index = self.directory / WEIGHTS_INDEX
         found: dict[str, _Place] = {}
         if index.is_file():
@@ -188,8 +192,8 @@ class Weights:
         return {name: headers[shard][stored] for name, (shard, stored) in found.items()}
 
     def _unpack(self, stored: Mapping[str, Stored]) -> None:
-        """Raises BadCheckpoint if weights are packed in an unknown way. Weights of other parts are checked too: a model may read one of
-        them."""
+        """Find the packed weights, and set `header`. stored: all tensors in the files. Raises BadCheckpoint if weights are packed in an
+        unknown way. Weights of other parts are checked too, because a model may read one of them."""
         for file in _OWN_FILES:
             if (path := self.directory / file).is_file():
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
@@ -229,7 +233,8 @@ class _Place(NamedTuple):
 
 
 def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A weight of a file that the library has checked."""
+    """The weight `name` of a file as a mapping of its own; see `mapped`. tensor: the same weight as the library read it, after it checked
+    the file."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         begin, _ = json.loads(file.read(header))[name]["data_offsets"]
@@ -252,7 +257,7 @@ def load_weights(net: nn.Module, directory: Path) -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Errors of the library as errors of the file that it reads."""
+    """Turns errors of the library into BadCheckpoint that names the file."""
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -66,7 +66,8 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """How pictures and films become rows. queue: its pieces are `frames` frames, which share patches. grid: makes the grid of frames."""
+    """How pictures and films become rows. queue: encodes pieces of `frames` frames, which share patches. grid: returns the Grid of some
+    frames."""
 
     queue: EncoderQueue[Pixels]
     frames: int
@@ -75,8 +76,8 @@ class PictureEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SoundEncoding:
-    """How sound becomes rows. pieces: cuts a spectrogram. spectrogram: float32 [frames, bins], from samples [n]. rows: rows that this many
-    samples become. least_ms: length from which a sound has a row."""
+    """How sound becomes rows. pieces: cuts a spectrogram for the queue. spectrogram: returns float32 [frames, bins] for samples [n]. rows:
+    how many rows a number of samples becomes. least_ms: duration of the shortest sound that has a row."""
 
     queue: EncoderQueue[torch.Tensor]
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -123,8 +124,8 @@ class MediaPreprocessing:
 
 
 class MediaReader:
-    """Reads media for one model. rows_of: rows of a prompt that a medium takes. digest: digest of all that the rows of equal bytes depend
-    on besides: weights, settings."""
+    """Reads media for one model. rows_of: how many rows of a prompt a medium takes. digest: of all that the rows depend on apart from the
+    medium's own bytes: weights, settings."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class MediaReader:
         await self._decoder.close()
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> RequestMedium:
-        """The medium of a request's part. sha256: that of its bytes. scope: rows that are kept are used only for requests of the same
+        """The medium of a request's part. sha256: hash of its bytes. scope: rows that are kept are used only for requests of the same
         scope."""
         ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
@@ -156,8 +157,8 @@ class MediaReader:
         return self._decoder.limits.of(kind)[0]
 
     async def features(self, medium: RequestMedium, most_rows: int) -> Features:
-        """The rows of a medium. most_rows: rows that there is room for. A medium that several requests ask for at once is read once.
-        Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
+        """The rows of a medium. most_rows: how many rows the prompt has room for. A medium that several requests ask for at once is read
+        once. Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.find(medium.digest)) is None:
             if (other := self._read_now.get(medium.digest)) is not None:
                 await other.done.wait()
@@ -182,6 +183,7 @@ class MediaReader:
         return found
 
     async def _read(self, medium: RequestMedium, most_rows: int) -> Features:
+        """Decode and encode a medium; see `features`."""
         digest = medium.digest
         match ask := medium.preprocessing:
             case PicturePreprocessing():
@@ -198,6 +200,7 @@ class MediaReader:
                 return Features(extent, await self._joined(await self._heard(sound)), digest)
 
     async def _seen(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
+        """Encode a picture, or a film and its sound. seconds: duration of the frames of one piece; 0 for a picture."""
         each = self._pictures.frames
         extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
         self._check_room(extent, most_rows)
@@ -205,6 +208,7 @@ class MediaReader:
         return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
 
     def _heard_rows(self, sound: DecodedSound) -> int:
+        """How many rows a sound becomes. Raises BadMedia if it is too short for one."""
         rows = self._sounds.rows(len(sound.samples))
         if not rows:
             lasts_ms, least_ms = len(sound.samples) / sound.rate_hz * 1000, self._sounds.least_ms
@@ -212,10 +216,11 @@ class MediaReader:
         return rows
 
     async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """Join rows on a thread: those of a long film are hundreds of megabytes."""
+        """Join rows on a thread: the rows of a long film are hundreds of megabytes."""
         return await self._pictures.queue.worker.run(partial(torch.cat, rows))
 
     async def _heard(self, sound: DecodedSound) -> list[torch.Tensor]:
+        """Encode a sound. Returns the rows of each of its pieces."""
         spectrogram = await self._sounds.queue.worker.run(partial(self._sounds.spectrogram, sound.samples))
         return await self._sounds.queue.rows(self._sounds.pieces(spectrogram))
 

@@ -62,7 +62,7 @@ class ThinkerParts:
 
 
 class ThinkerSizes(MediaSizes, Protocol):
-    """text: sizes of the decoder."""
+    """The sizes in the config of a Thinker. text: sizes of the decoder."""
 
     @property
     def text(self) -> DecoderConfig: ...
@@ -95,7 +95,7 @@ class ThinkerWeights(Generic[Sized]):
         return ThinkerParts(decoder, vision, audio, products)
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-        """The part that a `rank.Reader` reads."""
+        """The part of the decoder that one of several ranks computes, for a `rank.Reader`."""
         dtype = choose_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
@@ -103,7 +103,7 @@ class ThinkerWeights(Generic[Sized]):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The preparation of media that a checkpoint wants."""
+    """How a checkpoint wants media to be prepared for its encoders."""
 
     pictures: PictureSettings
     spectrograms: Spectrograms
@@ -139,8 +139,9 @@ class Ready:
         produces: Callable[[str], tuple[PortSpec, ...]],
         team: Team | None = None,
     ) -> Self:
-        """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: the ports of the outputs, by the type of
-        computing. team: the other ranks, for which this waits. Raises LoadError, or ValueError for ill-shaped weights."""
+        """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: returns the output ports, from the name of
+        the type that the model computes in. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for
+        ill-shaped weights."""
         dtype, device = choose_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
@@ -196,7 +197,7 @@ def _reader(
 def _built(
     build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
-    """Build the encoders; returns them and how their products multiply."""
+    """Build the encoders. Returns them, and a text that tells how their products multiply."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)
     # A medium alone in its pass has the same bits every time, and products of a whole picture suit a GPU.
@@ -204,7 +205,7 @@ def _built(
 
 
 def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
-    """The weights whose names begin with `prefix`, by the rest of their names."""
+    """A function that returns the weight `prefix + name` in this dtype on this device, and raises BadCheckpoint if there is none."""
 
     def need(name: str) -> torch.Tensor:
         found = weights.read(prefix + name)
@@ -216,8 +217,8 @@ def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: tor
 
 
 def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
-    """The rows of random pictures and sounds, with sizes that give whole and partial windows and chunks; and whether the rows have the same
-    bits alone and together."""
+    """Encode random pictures and sounds, with sizes that give whole and partial windows and chunks. Returns whether their rows have the
+    same bits encoded together as alone, and the rows."""
     random = np.random.default_rng(0)
     eyes, ears = parts.vision.config, parts.audio.config
     side, chunk = eyes.patch_size * eyes.merge, ears.chunk
@@ -235,4 +236,4 @@ def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """Called between the layers when nobody needs to know."""
+    """Does nothing: for passes whose calls between layers nobody needs."""

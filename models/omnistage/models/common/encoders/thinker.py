@@ -64,12 +64,13 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
         """row_of: makes the row of a token of the answer; None: the row is the tap. `ready` is closed with the model."""
-        # A thought may be long, and an answer needs the end of its thought.
+        # A thought may be long, and the answer comes after its end: so such a model may use its whole context.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
         self.reader, self._row_of = ready.reader, row_of
         self._unread = 0
+        """How many requests have media that are not read yet."""
         self._spool = Spool()
 
     def load(self) -> Load:
@@ -162,7 +163,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return answer, asked
 
     async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media, one after the other. Streamed media are files until then."""
+        """The features of all media of a request, in order. Waits for streamed media, which lie in files until they are read."""
         if not prepared.media:
             return []
         async with prepared.files as files:
@@ -181,6 +182,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return self._medium(spooled.streamed, spooled.file, spooled.digest, request)
 
     async def _features(self, media: Sequence[RequestMedium], room: int) -> list[Features]:
+        """Read media one after the other. room: rows that the prompt may still have."""
         features = list[Features]()
         for number, medium in enumerate(media, 1):
             features.append(await self._features_of(medium, room, number))
@@ -197,12 +199,13 @@ class MediaThinker(EngineThinker[PreparedConversation]):
             refusal = partial(Full, str(error))
         except DecoderBroken as error:
             refusal = partial(Failed, str(error))
-        # Not raised where the error is caught: a refusal that knows that error would keep the pixels to which its traceback leads.
+        # Raised outside of `except`: otherwise the refusal would keep the caught error, and with its traceback the pixels.
         raise refusal()
 
 
 def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
-    """Rows of a prompt that are whole numbers, int32 [n, width], for a port; none if nobody wants them. Raises BadRequest."""
+    """Integer rows of a prompt as int32 [n, width], from the first wanted row of a port on; nothing if the port is not wanted. Raises
+    BadRequest."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")
@@ -214,7 +217,7 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
 
 
 def _given(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
-    """The rows of a prompt's media."""
+    """The features of media as given vectors of a prompt, in the places that `layout` has for them."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
         for placed, each in zip(layout.media, features, strict=True)

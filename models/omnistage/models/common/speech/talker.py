@@ -47,9 +47,9 @@ LEAST_MEASURED = 4
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a family speaks. place: numbers of a row in the port of places. codes: the output port. block: frames that go out together, after
-    the first one. ends, silent: first codes that end a speech, and first codes that are never drawn. seen: first codes that count as drawn
-    before the first frame, for the repetition penalty."""
+    """How a family speaks. place: how many numbers a row of the port of places has. codes: the output port. block: frames that go out
+    together, after the first one. ends, silent: first codes that end a speech, and first codes that are never drawn. seen: first codes that
+    count as drawn before the first frame, for the repetition penalty."""
 
     place: int
     codes: PortSpec
@@ -61,8 +61,8 @@ class Manner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRows:
-    """Rows [n, row_size] that a Talker adds. between: rows after the conversation and before the answer, by the names of the voices; of
-    equal numbers. behind: the row for the end of the text and the row for nothing, which follow the last row of an answer."""
+    """Rows [n, row_size] that a Talker adds. between: rows after the conversation and before the answer, by voice, equally many for each.
+    behind: two rows that follow the last row of an answer: one for the end of the text, one for nothing."""
 
     between: Mapping[str, torch.Tensor]
     behind: torch.Tensor
@@ -147,7 +147,7 @@ class RowTalker(EngineModel):
         self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], held: AsyncExitStack
     ) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first frame, read while it comes: a Thinker sends the rows of a long conversation long before it answers.
-        held: gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
+        held: closes the stream. The stream is None if there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
         stream = None
         opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
         while not opening.complete:
@@ -167,7 +167,7 @@ class RowTalker(EngineModel):
         """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `lay_out`.
         Raises Unfit.
 
-        A speech has as many frames as there are rows left, and places: the places of pictures and films may outrun their rows."""
+        A speech has at most as many frames as rows and as positions are left: pictures and films may take more positions than rows."""
         request = prepared.request
         items, positions = self.lay_out(places, prepared.voice)
         prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
@@ -189,16 +189,17 @@ class RowTalker(EngineModel):
 
 
 def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, and of `count` rows after it: each position is one behind all before it."""
+    """Positions [axes, rows] of a conversation, followed by those of `count` more rows: on every axis one more than the row before has at
+    most."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 
 
 def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
-    """The part of the memory that a Talker takes, and the part of that for keys and values. row_size: width of the rows that come. Raises
-    LoadError.
+    """The memory that a Talker takes, and how many of its bytes are for keys and values. row_size: width of the rows that come. context,
+    wanted: as in `CacheSize.choose`. Raises LoadError.
 
-    A given row is kept as long as it may have to be computed again: until its speech ends, and on the CPU."""
+    A row that came is kept until its speech ends, because it may have to be computed again. It is kept in the CPU's memory."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
     cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, wanted=wanted)

@@ -57,10 +57,10 @@ class Trials(Protocol[Job]):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """together: for each stage and each shape of its steps, the numbers of windows, without 1, that have the same bits together as each has
-    alone; descending. halved: shapes of which two threads make a single one sooner, with the same bits, and the seconds of one thread.
-    results: results of fixed input. workers: number of threads. speakers: how many voices this machine can speak in real time if it does
-    nothing else. seconds: seconds that a window takes alone on this machine, by its form."""
+    """The results of a trial. together: by stage and shape, the numbers of windows above 1 that have the same bits in one step as each has
+    alone, descending. halved: the shapes whose step of one window two threads make sooner, with the same bits, and the seconds that one
+    thread takes. results: results of fixed input. workers: number of threads. speakers: how many voices this machine can speak in real time
+    if it does nothing else. seconds: seconds that a window takes alone on this machine, by its form."""
 
     together: Mapping[str, Mapping[Hashable, tuple[int, ...]]]
     halved: Mapping[Hashable, float]
@@ -70,7 +70,7 @@ class Trial:
     seconds: Mapping[Hashable, float]
 
     def most(self, shape: Hashable, there: int) -> int:
-        """How many of `there` waiting windows are computed together."""
+        """How many windows of this shape are computed together. there: how many wait."""
         sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
         return next((size for size in sizes if size <= there), 1)
 
@@ -87,6 +87,7 @@ class Trial:
 
 
 def _told(shapes: Sequence[tuple[int, ...]]) -> str:
+    """The results of one stage in words. shapes: for each of its shapes the exact numbers of windows."""
     exact = [max(sizes) for sizes in shapes if sizes]
     return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
 
@@ -143,7 +144,7 @@ def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Windo
 
 
 class _Trying(Generic[Job]):
-    """Windows like a given one, at one of their stages."""
+    """Steps of random windows that are like a given one, at one of their stages."""
 
     def __init__(self, trials: Trials[Job], stage: str, window: Window) -> None:
         self._trials, self._stage, self._window = trials, stage, window
