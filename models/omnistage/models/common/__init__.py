@@ -1,1 +1,1 @@
-"""Parts that several families need. Modules that compute import torch; answer.py, steps.py and requests.py do not."""
+"""Parts that several families need. Modules that compute import torch; answer.py, thought.py and requests.py do not."""

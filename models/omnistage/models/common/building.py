@@ -41,7 +41,8 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
 
 @contextmanager
 def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
-    """Bounds the modules that this thread builds meanwhile. Raises BadCheckpoint when they have many times more weights than the files."""
+    """While the context is open, bounds the modules that this thread builds: raises BadCheckpoint when they have many times more weights
+    than the files."""
     thread = threading.get_ident()
     most = TIMES * len(header) + SPARE_WEIGHTS
     most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS

@@ -22,8 +22,8 @@ LEAST_CONTEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """context: most rows of a sequence. kv_bytes: bytes of keys and values. free: bytes that were free before. why: reasons in words, by
-    name of the setting."""
+    """The memory of a model on the engine. context: most rows of a sequence. kv_bytes: bytes of keys and values. free: bytes that were free
+    before these. why: reasons in words, by name of the setting."""
 
     context: int
     kv_bytes: int
@@ -49,7 +49,8 @@ class CacheSize:
 
 
 def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
-    """The context and the bytes of its cache, which holds at least one whole context. most: bytes that there is room for.
+    """The context, and the bytes of a cache that holds at least one sequence of it. whole: the context if it fits. most: bytes that there
+    is room for. is_wanted: whether the user asked for this context.
 
     A context that does not fit becomes a power of two: the context decides when an answer ends, so replicas whose free memory differs a
     little must choose the same."""

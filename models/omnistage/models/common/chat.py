@@ -23,11 +23,11 @@ TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja
 tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""A mark in the place of each text while the template is written; both characters belong to Unicode's private use area."""
+"""The mark that stands for each text while the template writes a conversation; both characters belong to Unicode's private use area."""
 
 
 class ChatTokenizer(TextTokenizer):
-    """template: writes conversations."""
+    """The tokenizer of a checkpoint, and its chat template, which writes conversations."""
 
     def __init__(self, directory: Path, vocabulary: int, end: str, media: Mapping[int, str]) -> None:
         """vocabulary: number of ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises
@@ -39,7 +39,7 @@ class ChatTokenizer(TextTokenizer):
         self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
         template = _template(directory)
         self.template = ChatTemplate(template, self.added, self.encode, media)
-        # Many tokenizers have these marks, even those of models that do not think.
+        # The template tells whether the model thinks: many tokenizers have the marks of a thought even if it does not.
         if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
             opens, closes = marks
             said = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]
@@ -104,7 +104,8 @@ class ChatTemplate:
 
 
 def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
-    """The parts of a turn as templates know them, with marks in the place of texts."""
+    """The parts of a turn as templates know them, with marks in the place of texts. texts: gets the texts. kinds: yields the kinds of the
+    media."""
     content = []
     for part in turn.parts:
         if isinstance(part, str):
@@ -119,7 +120,7 @@ def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[d
 
 
 def _template(directory: Path) -> str:
-    """The chat template; of several named ones, the default."""
+    """The text of the chat template; if there are several by name, the one named default. Raises BadCheckpoint."""
     for path in (directory / name for name in TEMPLATES):
         if not path.is_file():
             continue
@@ -139,6 +140,7 @@ def _template(directory: Path) -> str:
 
 
 def _ends(directory: Path) -> Sequence[int]:
+    """The ids that end an answer, by generation_config.json. Raises BadCheckpoint."""
     path = directory / "generation_config.json"
     found = json_object(path).get("eos_token_id") if path.is_file() else None
     ends = [] if found is None else found if isinstance(found, list) else [found]

@@ -25,7 +25,7 @@ LARGEST_JSON = 64 << 20
 """Most bytes of a JSON file that is read whole. The index of the largest models has a few million."""
 
 MOST = 1 << 24
-"""No model has more parts of any kind."""
+"""Largest size or count in a config: no model has more parts of any kind."""
 
 V = TypeVar("V", int, float, str, bool)
 
@@ -103,6 +103,7 @@ class Config:
 
 
 def _of_kind(found: object, kind: type[V], place: str) -> V:
+    """The value itself if it is of this kind; a whole number becomes a float if one is wanted. place: for errors. Raises BadCheckpoint."""
     if kind is float and type(found) is int and abs(found) <= sys.float_info.max:
         found = float(found)
     if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):  # not isinstance: true and false are no numbers
@@ -123,8 +124,8 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
 
 
 def called(checkpoint: Path) -> str:
-    """The name that people use for a checkpoint: the name of its folder, or that in the cache of a hub,
-    models--OWNER--NAME/snapshots/COMMIT."""
+    """The name that people use for a checkpoint: the name of its folder, or NAME if the folder is models--OWNER--NAME/snapshots/COMMIT, as
+    in the cache of a hub."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name

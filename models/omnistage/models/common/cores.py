@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""The container's limit: microseconds of computing in each period of so many microseconds, or "max" for no limit."""
+"""The container's limit as two numbers: microseconds of computing in each period, or "max" for no limit; and microseconds of the period."""
 
 
 def cores(quota: Path = QUOTA) -> int:

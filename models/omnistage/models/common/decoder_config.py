@@ -24,14 +24,16 @@ BIASED = ("q_proj", "k_proj", "v_proj")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """sections: pairs of components of a head that turn by time, height and width, one after the other; empty: there is one axis."""
+    """How queries and keys turn by positions. theta: base of the frequencies. sections: pairs of components of a head that turn by time, by
+    height and by width; empty: there is one axis."""
 
     theta: float
     sections: tuple[int, ...] = ()
 
 
 def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> DecoderConfig:
-    """Read the sizes of a decoder. ffn_size: name of the width between the two products of a layer or an expert. Raises BadCheckpoint."""
+    """Read the sizes of a decoder. ffn_size: the config's name for the width between the two products of a layer or an expert. Raises
+    BadCheckpoint."""
     check_activation(config, "hidden_act", "silu")
     _check_sees_all(config)
     return DecoderConfig(
@@ -49,8 +51,8 @@ def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> Dec
 
 def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> ExpertSizes:
     """Read the sizes of experts, in both spellings: `num_experts` of the published checkpoints, and `num_local_experts` of Transformers 5.
-    normalized: whether the weights of the chosen experts add up to 1, if the config does not say. shared: name of the width of the expert
-    that all rows go through, if there is one. Raises BadCheckpoint."""
+    normalized: whether the weights of the chosen experts add up to 1, if the config does not say. shared: the config's name for the width
+    of the expert that all rows go through; empty: there is none. Raises BadCheckpoint."""
     dense = config.values("mlp_only_layers", int) if config.has("mlp_only_layers") else ()
     if dense or config.value("decoder_sparse_step", int, 1) != 1:
         raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
@@ -85,8 +87,8 @@ def rope_theta_of(config: Config, kind: str = "default") -> float:
 
 def _rope_said(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
     """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some with `rope_scaling`; Transformers 5
-    writes `rope_parameters`. The first object that says anything counts, and a value inside it goes before one beside it. kinds: known
-    types; the first one is meant if the config names none. usual: theta if the config has none; None: the config must have it."""
+    writes `rope_parameters`. The first of these objects that is not empty counts, and a theta inside it goes before one outside. kinds:
+    known types; the first one is meant if the config names none. usual: theta if the config has none; None: the config must have it."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
     if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:

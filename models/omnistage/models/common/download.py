@@ -18,7 +18,7 @@ SILENCE_S = 30.0
 """Seconds of silence of a server that count as a break."""
 
 BREAKS = 5
-"""Breaks after which one call goes on."""
+"""How many times one call goes on after a break."""
 
 PAUSE_S = 1.0
 """Pause before the call goes on for the first time; each further pause is longer by as much."""
@@ -26,7 +26,7 @@ PAUSE_S = 1.0
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<size>\d+|\*)")
 
 Came = Callable[[int, int | None], None]
-"""Called with the bytes that are there and the bytes of the file; None: the server does not say."""
+"""Called as bytes come, with the number of bytes that are there and of all bytes of the file; None: the server does not tell."""
 
 
 class Undownloadable(Exception):
@@ -69,7 +69,8 @@ class _Refused(Exception):
 
 
 class _Target:
-    """A file that grows. position: bytes in it. has_grown: whether any bytes came since it was opened."""
+    """A partial file to which a download appends. position: bytes in it. has_grown: whether any bytes came since it was opened. most: bytes
+    that it may have in all. came: see `Came`."""
 
     def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
         self.position = file.tell()
@@ -79,7 +80,7 @@ class _Target:
         self._came = came
 
     def fill(self, client: httpx2.Client, url: str) -> None:
-        """Request the missing bytes and write them. A server that does not go on from here is asked for all of them."""
+        """Request the missing bytes and write them. A server that cannot send only these is asked for the whole file."""
         while not self._fill(client, url):
             self._empty()
 
@@ -108,6 +109,7 @@ class _Target:
         return True
 
     def _write(self, block: bytes) -> None:
+        """Append bytes. If there are more than `most`, empties the file and raises FetchError."""
         if self.position + len(block) > self._most:
             self._empty()
             raise FetchError(

@@ -10,7 +10,8 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}
-"""The tensor that holds a weight of all experts, and the half of its columns that is this weight."""
+"""By the name of an expert's weight: the tensor that holds it for all experts, and which half of an expert in it is this weight; None:
+all."""
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:

@@ -26,7 +26,7 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 class PortFeed:
     """Gives a sequence the rows of a port as they come, while its items are taken.
 
-    rows: rows given so far, including those behind the last one. ended: whether these are all.
+    rows: how many rows were given so far, including those that follow the port's last one. ended: whether these are all.
     """
 
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
@@ -56,7 +56,7 @@ class PortFeed:
             await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
-        """The stream's events; raises the error of the source of rows. Returns an empty list, too, when the last row came."""
+        """The stream's events; an empty list also when the last row came. Raises the errors of `inputs`."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())
         try:

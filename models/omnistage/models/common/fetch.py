@@ -95,6 +95,7 @@ def _remove_partials(cache: Path) -> None:
 
 
 def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
+    """Fetch the packages and build the folder `root`. The caller holds the lock."""
     downloads = recipe.downloads(root.parent)
     downloads.mkdir(exist_ok=True)
     _remove_others(recipe, downloads)
@@ -166,6 +167,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _explained(error: OSError, cache: Path) -> str:
+    """The error in words, with advice."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {cache} is full: make room or set OMNISTAGE_CACHE to another folder"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

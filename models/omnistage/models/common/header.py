@@ -34,7 +34,7 @@ UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A weight in the header of its file. dtype: its name there."""
+    """A tensor in the header of its file. dtype: name of its type there."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -89,7 +89,8 @@ def is_unpacked(said: object) -> bool:
 def check_finite(
     tensor: torch.Tensor, name: str, place: object, computed: torch.dtype = torch.float32, *, may_be_infinite: bool = False
 ) -> None:
-    """Raises BadCheckpoint for a weight with a number that is not finite in the type of computing. Reads the weight once."""
+    """Raises BadCheckpoint for a weight with a number that is not finite in the type `computed`. Reads the weight once. place: the file or
+    folder, for errors."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
     ends = torch.stack(torch.aminmax(tensor.detach())).to(computed)  # Both are NaN if any number is.

@@ -18,8 +18,8 @@ LOOK_S = 0.5
 
 @contextmanager
 def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
-    """Hold a lock file. While another process holds it, tell the progress at once and again, with `came`: the bytes that the other has by
-    now, and of how many.
+    """Hold a lock file. While another process holds it, show its progress again and again. came: returns the bytes that the other process
+    has fetched so far, and how many there are in all.
 
     The wait lasts as long as the other process lives: what it fetches may be large, and its end frees the lock."""
     with path.open("a") as file:

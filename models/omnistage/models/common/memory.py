@@ -35,20 +35,21 @@ def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
 
 
 def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
-    """The bytes that are left of a share of the filled part. own: bytes that this process has taken. The share counts from the whole memory
-    and not from the free part: else the second of two equal servers, which finds less free memory, would get less than the first."""
+    """Bytes that this process may still take on a GPU. free, total: bytes of the GPU. own: bytes that this process has taken. filled: part
+    of the GPU that all processes may fill. share: part of that for this process. It is a share of the whole, not of the free bytes:
+    otherwise the first of two equal servers would get more than the second, which finds less free."""
     return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
 
 
 def part_of_cpu(free: int, own: int, share: float) -> int:
-    """The rest of a share of all memory that was free before this process took its own. The whole says nothing here: other work of the
-    machine uses the rest of it."""
+    """Bytes that this process may still take on a CPU: its share of the memory that was free before it took `own` bytes, less these. The
+    whole memory is no measure here, because other work of the machine uses a part of it."""
     return max(int(share * (free + own)) - own, 0)
 
 
 def private_bytes() -> int:
-    """Bytes of this process that no other process can share: bytes of no file. Pages of a file that was just written are dirty, and shared
-    all the same."""
+    """Bytes of memory of this process alone: those that belong to no file ("Anonymous"). Dirty pages would be no measure, because pages of
+    a file that was just written are dirty and still shared."""
     return _kilobytes(_ROLLUP, "Anonymous")
 
 

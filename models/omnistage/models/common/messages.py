@@ -18,7 +18,7 @@ from omnistage.models.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """The first message. reader: "module:function" of a `rank.Reader`."""
+    """The first message: read your part of a model. reader: "module:function" of a `rank.RankReader`. size: number of ranks."""
 
     reader: str
     folder: Path

@@ -27,6 +27,7 @@ CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLI
 """Names in huggingface_hub that keep the values of these variables once it is imported."""
 
 DIALS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+"""Python's audit events of reaching a host, or of looking up its address."""
 
 
 class Unreachable(OSError):
@@ -34,6 +35,8 @@ class Unreachable(OSError):
 
 
 class _Thread(threading.local):
+    """Whether this thread loads a model now."""
+
     loads = False
 
 
@@ -76,6 +79,7 @@ def _watch_sockets() -> None:
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    """Audit hook: raises Unreachable if a thread that loads a model reaches for another host."""
     if event in DIALS and _thread.loads:
         target = arguments[1] if event == "socket.connect" else arguments[0]
         # A path is the socket of another process of this machine, such as another rank.

@@ -1,8 +1,8 @@
-"""Files and folders that are removed with the process that made them. If that process was killed, the next one that makes such a file
-beside them removes them.
+"""Files and folders that are removed with the process that made them. If that process was killed, the next process that makes such a file
+or folder in the same place removes them.
 
 The owner holds a lock for as long as it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends,
-however it ends, so a file that can be locked belongs to nobody. Where nothing can be locked, the remains of a killed process stay.
+however it ends, so a file that can be locked belongs to nobody. If nothing can be locked there, the remains of a killed process stay.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OwnFolder:
 
 
 def is_owned(file: int) -> bool:
-    """Whether the process that holds the lock on this open file lives. Raises OSError if nothing can be locked."""
+    """Whether a living process holds the lock on this open file. Raises OSError if nothing can be locked."""
     try:
         # Shared, so that another process that looks at the same time does not seem to be the owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ def sweep(parent: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether the folder was made here, by a process that has ended. Raises OSError if that cannot be determined."""
+    """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
     found = path.lstat()
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
     if found.st_uid != os.geteuid() or not (is_folder or is_file):

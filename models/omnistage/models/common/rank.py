@@ -43,16 +43,17 @@ PR_SET_PDEATHSIG = 1
 
 
 class Follower(Protocol):
-    """The part of a model that is not a decoder of the engine."""
+    """A rank's part of a model, as far as it carries out messages: `DecoderFollower` for a decoder of the engine, otherwise a family's own
+    class."""
 
     @property
     def device(self) -> torch.device: ...
 
     def met(self) -> None:
-        """Called once, when the ranks have met: see Team.connect."""
+        """Called once, when all ranks have met: see Team.connect."""
 
     def follow(self, message: object) -> None:
-        """Compute what the first rank computes. Raises RanksApart, and TypeError for an unknown message."""
+        """Carry out a message of the first rank. Raises RanksApart, and TypeError for an unknown message."""
 
 
 class RankReader(Protocol):
@@ -75,7 +76,7 @@ class DecoderFollower:
         return self._spec.device
 
     def met(self) -> None:
-        """A decoder needs no second group."""
+        """Nothing to do: a decoder needs no second group."""
 
     def follow(self, message: object) -> None:
         match message:

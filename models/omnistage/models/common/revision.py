@@ -1,4 +1,5 @@
-"""The revision of a loaded model: two revisions differ if equal input could give other output, because no answer may go on there.
+"""The revision of a loaded model: two replicas have different ones if equal input could give other output, because then no answer of the
+one may go on at the other.
 
 The computing machine has no complete name: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
 revision is made of everything that can be named (files, code, torch, dtype, device, threads) and of results: what this machine computes
@@ -45,7 +46,7 @@ def revision(
     settings: str = "",
     files: bytes | None = None,
 ) -> str:
-    """Hex digits of everything that an output can depend on.
+    """Hex digits that change with everything that an output can depend on.
 
     directory: files of the model. code: a name of the code; raise it with every change of what the code computes. device: see
     `devices.hardware`; the number of the device does not count. results: results of fixed inputs, computed as an answer is (see

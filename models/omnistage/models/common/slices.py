@@ -18,7 +18,7 @@ Plan = Mapping[str, str]
 """How the weight of a module is cut, by a pattern of the module's name: see `transformers.integrations.tensor_parallel`."""
 
 HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
-"""Transformers' models add this to the plans of their configs; importing such a model takes seconds."""
+"""Transformers' models add this to the plans of their configs. It is repeated here because to import such a model takes seconds."""
 
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
@@ -30,8 +30,9 @@ _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
-    """The config of one of `size` ranks. others: values that are cut in a decoder with experts, by their words; None: the decoder has no
-    experts, but an FFN whose columns are cut. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
+    """The config of one of `size` ranks. others: further numbers that are divided in a decoder with experts, by their names for errors;
+    None: the decoder has no experts, but an FFN whose columns are divided. Raises LoadError for a decoder that cannot be cut into so many
+    equal parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {

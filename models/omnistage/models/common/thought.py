@@ -45,7 +45,8 @@ class ThoughtLike(Protocol):
 
 
 class _Place(enum.Enum):
-    """The place of the next token."""
+    """The place of the next token: before the thought, within it, among the line ends behind it, or in the answer, when the thought is
+    over."""
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
@@ -86,6 +87,7 @@ class Thought:
         return self._final(self._detokenizer.finish())
 
     def _is_of_it(self, token_id: int) -> bool:
+        """Whether a token in the present place belongs to the thought."""
         match self._place:
             case _Place.BEFORE:
                 return token_id == self._marks.opens
@@ -94,6 +96,7 @@ class Thought:
         return True
 
     def _final(self, text: str) -> str:
+        """The next text of the thought, without line ends at its beginning. Line ends at its end are held back until other text follows."""
         text = self._line_ends + text if self._has_begun else text.lstrip("\n")
         final = text.rstrip("\n")
         self._line_ends = text[len(final) :]

@@ -21,13 +21,13 @@ KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
 class TextTokenizer:
-    """Text to tokens, and a token to its bytes.
+    """Turns text into tokens, and a token into its bytes.
 
     vocabulary: ids of the decoder's head, often more than there are tokens. added: ids of the tokens that were added to the vocabulary,
-    such as marks, by their text. special: those added tokens that no answer has. tokenless: ids of the head without a token. piece: the
-    bytes of an id; none for a special or a tokenless one. ends: ids that end an answer and are part of none; a family sets them. unsayable:
-    special and tokenless ids, which no answer has and which are drawn only to end it. thinks: the tokens around the thought before an
-    answer; None: there is no thought.
+    such as marks, by their text. special: those added tokens that no answer has. tokenless: ids of the head without a token. piece: returns
+    the bytes of an id; no bytes for a special or a tokenless id. ends: ids that end an answer and are part of none; a family sets them.
+    unsayable: special and tokenless ids, which no answer has and which are drawn only to end it. thinks: the tokens around the thought
+    before an answer; None: there is no thought.
     """
 
     ends: frozenset[int]

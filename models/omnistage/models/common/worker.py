@@ -38,7 +38,7 @@ def still_working() -> None:
 
 
 def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
-    """Do one call on this thread and the other on another thread; return when both are done. Raises their errors."""
+    """Call `here` on this thread and `there` on another thread, by `aside`; return when both are done. Raises their errors."""
     other = aside(there)
     try:
         here()
@@ -50,6 +50,8 @@ def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) ->
 
 @dataclass(order=True, slots=True)
 class _Unit:
+    """A unit of work that waits for the thread. The lowest rank runs first, then the lowest number."""
+
     rank: int
     number: int
     work: Callable[[], None] = field(compare=False)
@@ -57,7 +59,7 @@ class _Unit:
 
 class Worker:
     """Runs units of work on a thread of its own. threads: threads that torch may use for one unit. activity: tells what the thread does.
-    last: called on the thread when it ends. step_limit_s: see Activity."""
+    last: called on the thread before it ends. step_limit_s: see Activity."""
 
     def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._threads, self._last = threads, last
@@ -112,7 +114,7 @@ class Worker:
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
-        """As `run`, for another thread that computes; comes before all units that wait here."""
+        """Run an urgent unit for a caller that is a computing thread itself. The future ends with the unit, or has its error."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -145,6 +147,7 @@ class Worker:
         return unit
 
     def _drop(self, unit: _Unit) -> bool:
+        """Drop a unit. Returns False if it has begun already."""
         with self._changed:
             if unit not in self._queue:
                 return False

@@ -25,7 +25,7 @@ def rows_of_frames(frames: int) -> int:
 
 
 class AudioEncoder:
-    """weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
+    """Implements the common AudioEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config

@@ -97,7 +97,7 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its item ids are one more than the checkpoint has; the last one stands for no item. rope: rope of its positions. codec:
+    """decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: rope of its positions. codec:
     special items. silent: items that are neither codes nor an end, of which Code2Wav could make nothing. row_size: width of the rows that
     come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand after the last row.
     block: codes that Code2Wav attends to together. speaker_size, mel_bins: sizes of a voice's vector and of its example."""

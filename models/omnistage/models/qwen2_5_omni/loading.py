@@ -51,7 +51,7 @@ def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Tea
 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.Reader`."""
+    """Read a rank's part of the decoder: implements `rank.RankReader`."""
     return WEIGHTS.read_decoder(folder, options, group)
 
 
@@ -86,7 +86,9 @@ def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> No
 def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
-    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has this weight and does not use it.
+    # Read only so that `check_read` does not refuse it: the published code has this weight and does not use it either.
+    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")
+
     eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
 

@@ -18,13 +18,15 @@ def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: Thinker
 
 
 class _Rows(PromptRows):
+    """The rows of one prompt of Qwen2.5-Omni."""
+
     def __init__(self, config: ThinkerConfig) -> None:
         super().__init__(config)
         self._config = config
 
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film and its sound: each two seconds stand together, pictures first. The marks around the sound have the
-        positions of those around the film."""
+        """Add the rows of a film and its sound: the rows of each `seconds_per_chunk` stand together, pictures first. The marks around the
+        sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
         seen, heard = self.seen(extent), self.heard(extent.sound)
@@ -45,7 +47,8 @@ class _Rows(PromptRows):
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
-    """First index of each chunk, and the index after its last: the n-th ends before the first time that is not below n steps."""
+    """Cut rows into chunks by their times. times: [rows]. For each chunk, the index of its first row and the index after its last one: the
+    n-th chunk ends before the first time that is not below n * step."""
     chunks, start = list[tuple[int, int]](), 0
     for index in range(len(times)):
         if times[index] >= (len(chunks) + 1) * step:

@@ -25,6 +25,8 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """One layer."""
+
     attention_norm: torch.Tensor
     query_key_value: Linear
     output: Linear
@@ -34,7 +36,7 @@ class _Block:
 
 
 class VisionEncoder:
-    """weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
+    """Implements the common VisionEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -72,6 +74,7 @@ class VisionEncoder:
         return list(torch.split(rows, [grid.patches // unit for grid in grids]))
 
     def _through(self, block: _Block, x: torch.Tensor, turn: Turn, segments: Segments) -> torch.Tensor:
+        """Apply a layer. x: [patches, hidden_size]. segments: which patches see each other."""
         config = self.config
         size = config.hidden_size // config.heads
         qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
@@ -81,7 +84,8 @@ class VisionEncoder:
         return x + block.down(functional.silu(gate) * up)
 
     def _arranged(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
-        """The merged rows in the order of windows, int64 [rows]; the patches of each window, and of each frame, in that order."""
+        """The numbers of merged rows in the order of windows, int64 [rows]; and, in that order, the patches of each window and of each
+        frame."""
         side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit
         orders, windows, frames, start = list[torch.Tensor](), list[int](), list[int](), 0
         for grid in grids:

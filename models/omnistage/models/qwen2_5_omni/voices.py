@@ -31,8 +31,8 @@ USUAL = "Chelsie"
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """token: token of the Thinker that tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames,
-    mel_bins], for Code2Wav."""
+    """A voice. token: token of the Thinker that tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1,
+    frames, mel_bins], for Code2Wav."""
 
     token: int
     speaker: torch.Tensor
@@ -75,6 +75,7 @@ def _check_stored(path: Path) -> None:
 
 
 def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
+    """A voice from its values in the file. place: for errors. Raises BadCheckpoint."""
     if not isinstance(values, dict):
         raise BadCheckpoint(f"{place} is no table")
     token = values.get("bos_token")

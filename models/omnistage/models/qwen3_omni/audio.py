@@ -27,7 +27,7 @@ CHUNKS = 8
 
 
 class AudioEncoder:
-    """weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
+    """Implements the common AudioEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -54,7 +54,7 @@ class AudioEncoder:
         return whole * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Windows of attention. A rest after them that is no whole chunk stays with the last one, because it must be padded."""
+        """The windows of attention. A rest that is shorter than a chunk stays with the last window, because it must be padded."""
         pieces = list(torch.split(spectrogram, self.config.piece))
         if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
             pieces[-2:] = [torch.cat(pieces[-2:])]

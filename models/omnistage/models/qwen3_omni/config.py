@@ -93,8 +93,8 @@ class AudioConfig(encoders.AudioConfig):
 
 @dataclass(frozen=True, slots=True)
 class SpeechSource:
-    """The part of the Thinker that the Talker gets. layer: layer whose hidden rows it takes of media, as `hidden_states` of Transformers
-    counts. turn: the id with which a turn begins. user: the id after it if a user speaks."""
+    """Facts of the Thinker that decide which rows the Talker gets. layer: for media, it gets the hidden rows with this index in
+    `hidden_states` of Transformers. turn: the id with which a turn begins. user: the id after it if a user speaks."""
 
     layer: int
     turn: int
@@ -196,7 +196,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
 
 
 def convolved_length(count: int) -> int:
-    """The number that three convolutions leave of so many frames or bins; each takes every second one."""
+    """How many of `count` frames or bins three convolutions leave; each takes every second one."""
     for _ in range(3):
         count = (count - 1) // 2 + 1
     return count

@@ -2,8 +2,8 @@
 
 A frame has few places and begins anew each time. So keys and values lie side by side by speaker and head, and are multiplied where they
 lie. Places that a row does not see yet are masked, so that all passes have one size; the numbers left in them must be finite. The bits of a
-row may depend on how many speakers are multiplied together. That is tried for each number of speakers, and if they do, each speaker is
-multiplied alone.
+row may depend on how many speakers are multiplied together. So each number of speakers is tried, and if the bits differ for one, each
+speaker is always multiplied alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from omnistage.engine.adapter import Attention, DecoderSpec
 
 
 class FrameAttention:
-    """speakers: most speakers at once. together: whether they share a product."""
+    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: most speakers at once. together:
+    whether they share a product."""
 
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec
@@ -36,7 +37,8 @@ class FrameAttention:
         self._held.zero_()
 
     def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """The attention of a pass for `speakers` speakers. start, each: first place, and number of rows of each speaker."""
+        """The attention of a pass for `speakers` speakers. start: first place of the pass in the frames. each: number of rows of each
+        speaker."""
         spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
         group, end = spec.query_heads // heads, start + each
         hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
@@ -60,7 +62,7 @@ class FrameAttention:
         return attend
 
     def _alike(self, most: int, each: int) -> bool:
-        """Whether rows have the same bits in products of any number of speakers and alone."""
+        """Whether rows have the same bits in products of any number of speakers, up to `most`, as alone. each: rows of each speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
         shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
         asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
@@ -77,6 +79,6 @@ def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mas
 
 
 def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same for each speaker alone. heads: heads of keys of a speaker."""
+    """As `_attended`, with a product for each speaker. heads: heads of keys of a speaker."""
     parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
     return torch.cat([_attended(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])

@@ -58,12 +58,12 @@ def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Tea
 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.Reader`."""
+    """Read a rank's part of the decoder: implements `rank.RankReader`."""
     return WEIGHTS.read_decoder(folder, options, group)
 
 
 def read_embedding(folder: Path) -> torch.Tensor:
-    """The embeddings of tokens, in the memory of the file: a row of the answer is that of its token."""
+    """The embeddings of tokens, in the memory of the file: a row of the answer is the embedding of its token."""
     with Weights(folder, _OTHERS, RENAMED) as weights:
         found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
     if found is None:
@@ -85,7 +85,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
     words = Qwen3OmniMoeTextConfig
-    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan says it of whole experts.
+    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan is about whole experts.
     part = config_of_part(config.text, group.size, config.experts.cut)
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 

@@ -85,7 +85,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
 
 
 def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
-    """The added rows. The voice is an item; the rows beside it are those of tokens, the same for all voices."""
+    """The added rows: embeddings of tokens, the same for all voices, because an item tells the voice."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
@@ -99,7 +99,8 @@ def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtyp
 
 @dataclass(frozen=True, slots=True)
 class TalkerParts:
-    """The parts of a Talker. first: embeddings of the first codes. heads: heads of the other codebooks."""
+    """The parts of a Talker. first: embeddings of the first codes of frames. predictor: decoder of the code predictor. heads: its heads,
+    one for each further codebook."""
 
     decoder: PackedDecoder
     first: torch.Tensor

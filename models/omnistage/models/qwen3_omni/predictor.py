@@ -1,9 +1,9 @@
-"""The code predictor of Qwen3-Omni (Xu et al. 2025): the codes of a frame after the first one, each from those before it.
+"""The code predictor of Qwen3-Omni (Xu et al. 2025): draws the codes of a frame after the first one, each from the codes before it.
 
 A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the drawn
 codes, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; frames know nothing of each
-other. The frames of all speakers of a step go through it together: two rows of each, then one row of each for every further code. It is a
-decoder of parts with attention of its own, over the places of one frame. A frame has the same bits alone and beside others, as in the
+other. The frames of all speakers of a step go through it together: two rows of each frame, then one row of each for every further code. It
+is a decoder of parts with attention of its own, over the places of one frame. The bits of a frame do not depend on other frames, as in the
 engine.
 """
 
@@ -42,17 +42,19 @@ Choose = Callable[[int, torch.Tensor], Sequence[int]]
 
 
 class Predictor:
-    """decoder: its items are the codes of all further codebooks, one after the other. heads: one for each codebook. first: embeddings of
-    the first codes. speakers: most speakers in one step."""
+    """The code predictor. decoder: its items are the codes of all further codebooks, one after the other. heads: one for each of these
+    codebooks. first: embeddings of the first codes. speakers: most speakers in one step."""
 
     def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
         self._ids = decoder.spec.item_ids // len(heads)
         self._speakers, self.attention = speakers, FrameAttention(decoder.spec, speakers)
         self._known: dict[tuple[int, int], _Pass] = {}
+        """The plans of passes, by number of speakers and codebook."""
 
     def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
-        """The codes after the first ones. hidden: [speakers, hidden_size], the rows from which the first ones were drawn."""
+        """The further codes of one frame for each speaker. hidden: [speakers, hidden_size], the rows from which the first codes were drawn.
+        first: these codes. choose: draws the codes of each codebook."""
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
         given = torch.stack((hidden, embedded), 1).flatten(0, 1)
@@ -64,7 +66,7 @@ class Predictor:
         return list(zip(*made, strict=True))
 
     def forget(self) -> None:
-        """Clear the frames so far: numbers that are not finite must not lie in masked places."""
+        """Clear the frames so far, after numbers that are not finite: they must not stay in masked places."""
         self.attention.forget()
 
     def fixed_results(self) -> list[torch.Tensor]:
@@ -96,7 +98,7 @@ class Predictor:
         return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
 
     def _planned(self, count: int, codebook: int) -> _Pass:
-        """The pass for a codebook of `count` speakers: the first one has two rows of each."""
+        """The plan of the pass for a codebook and `count` speakers: the first pass has two rows of each speaker, the others have one."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
         rows, device = count * each, self._decoder.spec.device
         padding = pad_rows(rows) - rows
@@ -136,7 +138,8 @@ class FrameHead:
         return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
-        """The codes after the first ones; None if numbers are not finite."""
+        """The further codes of frames; None for a frame whose numbers are not finite. hidden, first: as in `Predictor.codes`. draws: of the
+        same speakers."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)
 

@@ -1,7 +1,7 @@
 """The prompt of Qwen3-Omni: `get_rope_index` of Transformers' `Qwen3OmniMoeThinker`; and the part of it that goes to the Talker.
 
-Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second there is no fraction, so only slow
-and long films differ.
+Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
+films, there is no fraction.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: Thinker
 
 
 class _Rows(PromptRows):
+    """The rows of one prompt of Qwen3-Omni."""
+
     def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound: a picture stands before the sound from its time on. The marks around the sound stand within
-        those around the film."""
+        the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
         seen, heard = self.seen(extent), self.heard(extent.sound)
@@ -57,8 +59,8 @@ def spoken_part(
     speech: SpeechSource,
     opens: int | None = None,
 ) -> TalkerPrompt:
-    """The spoken part of a prompt. ids, extents: those from which `lay_out` made `whole`. opens: the id with which the prompt begins a
-    thought, which is not spoken; None: it begins none."""
+    """The part of a prompt that the Talker gets. ids, extents: as `lay_out` got them to make `whole`. opens: the id with which the prompt
+    begins a thought, which is not spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
     kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]

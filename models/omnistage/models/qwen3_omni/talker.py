@@ -1,6 +1,6 @@
 """The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
 
-The rows of the conversation are those of the users' turns, and of the three tokens with which an answer begins. A token of text is its
+The rows of the conversation belong to the users' turns, and to the three tokens with which an answer begins. A token of text is its
 embedding in the Thinker; a row of a picture, a film or sound is a hidden row of the Thinker. After them stand rows that tell the voice,
 then the first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes
 and the next token of the answer. It equals `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers for one request alone.

@@ -46,8 +46,8 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """The code predictor. decoder: its items are those of all further codebooks, one after the other. ids: ids of one codebook. biased: see
-    `decoder_weights`."""
+    """The code predictor. decoder: its items are the codes of all further codebooks, one after the other. ids: number of ids of one
+    codebook. biased: see `decoder_weights`."""
 
     decoder: DecoderConfig
     rope: RopeConfig
@@ -57,10 +57,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its first ids are two more than the checkpoint has; these stand for no item: see `nothing` and `medium`. groups: codes of a
-    frame. codes: the first code of a frame is below this number; ids above are no codes. row_size: width of the rows that come from the
-    Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`.
-    speakers: items by the name of the voice. rate_hz: frames in a second."""
+    """decoder: for the first code of a frame it has two ids more than the checkpoint; they stand for no item: see `nothing` and `medium`.
+    groups: codes of a frame. codes: the first code of a frame is below this number; ids above are no codes. row_size: width of the rows
+    that come from the Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see
+    `decoder_weights`. speakers: items by the name of the voice. rate_hz: frames in a second."""
 
     decoder: DecoderConfig
     experts: ExpertSizes

@@ -48,11 +48,12 @@ class Qwen3Thinker(MediaThinker):
 
 
 def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
+    """The row of a token of the answer: its embedding, [1, hidden_size]."""
     return array_of(embedding[token_id : token_id + 1].to(dtype))
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """The tokenizer of a checkpoint. Raises BadCheckpoint."""
+    """The tokenizer of a checkpoint. Raises BadCheckpoint, also if its template does not begin turns with the ids of the config."""
     tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
     if config.speech is not None:
         turn, user = config.speech.turn, config.speech.user

@@ -2,8 +2,9 @@
 
 A vision transformer with layer norms, learned positions that are stretched over the picture, rotary positions on two axes and attention
 within a frame; at the end, patches are merged two by two on each side: Transformers' `Qwen3OmniMoeVisionEncoder`. After some layers rows
-are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024): they stand behind the row that they belong to.
-Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures in the pass.
+are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024): their numbers stand after the numbers of the
+row that they belong to. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures
+in the pass.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from omnistage.models.qwen3_omni.config import VisionConfig
 NORM_EPS = 1e-6
 
 COLUMNS = 32
-"""Activated rows have a multiple of this many columns: other rows have other bits in other company (see engine.feed_forward)."""
+"""Activated rows have a multiple of this many columns: otherwise the bits of a row could depend on other rows (see engine.feed_forward)."""
 
 
 class VisionEncoder:
-    """weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
+    """Implements the common VisionEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -79,6 +80,8 @@ class VisionEncoder:
 
 
 class _Block:
+    """One layer. It is called with rows [patches, hidden_size]; frames: which patches see each other."""
+
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads
         self._attention_norm, self._ffn_norm = (LayerNorm.of(weight, f"{name}.{norm}", NORM_EPS) for norm in ("norm1", "norm2"))

@@ -1,4 +1,4 @@
-"""The interface of every family's encoders, and those of their sizes that other modules need."""
+"""The interface of every family's encoders, and the sizes of them that other modules need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class VisionSizes(Patching, Protocol):
 
 class AudioSizes(Protocol):
     """chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once, whole windows of attention.
-    rows_hz: output rows of a second. least_ms: length from which a sound has a row. frame_bytes: like VisionSizes.patch_bytes."""
+    rows_hz: output rows of a second. least_ms: duration of the shortest sound that has a row. frame_bytes: like VisionSizes.patch_bytes."""
 
     @property
     def mel_bins(self) -> int: ...
@@ -52,6 +52,8 @@ class MediaSizes(Protocol):
 
 
 class VisionEncoder(Protocol):
+    """Makes rows of pictures and films."""
+
     @property
     def config(self) -> VisionSizes: ...
     @property
@@ -67,6 +69,8 @@ class VisionEncoder(Protocol):
 
 
 class AudioEncoder(Protocol):
+    """Makes rows of sounds."""
+
     @property
     def config(self) -> AudioSizes: ...
     @property
@@ -78,7 +82,7 @@ class AudioEncoder(Protocol):
         """Rows that this many frames of a spectrogram become."""
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Parts of one sound's spectrogram that do not see each other: `encode` makes of each part the same rows as of the part in the
+        """Cut the spectrogram of one sound into parts that do not see each other: `encode` makes the same rows of each part alone as of the
         whole."""
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:

@@ -27,8 +27,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class MediumExtent:
-    """The part of a prompt that a medium takes. grid: that of a picture or film, before rows are merged. seconds: length of one frame of
-    the grid. sound: rows of sound, including the sound of a film."""
+    """The part of a prompt that a medium takes. grid: the patches of a picture or film, before rows are merged. seconds: duration of one
+    frame of the grid. sound: rows of sound, including the sound of a film."""
 
     grid: Grid | None = None
     seconds: float = 0.0
@@ -37,8 +37,8 @@ class MediumExtent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before those of sound. digest: digest of everything that they
-    were made from."""
+    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before those of sound. digest: of everything that the rows were
+    made from."""
 
     extent: MediumExtent
     rows: torch.Tensor

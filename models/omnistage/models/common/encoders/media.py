@@ -18,7 +18,8 @@ from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePrepr
 
 
 def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> MediaPreprocessing:
-    """See MediaPreprocessing.within."""
+    """How media are prepared for a model. rate_hz: of the samples that its sound encoder takes. most_rows, context: see
+    `MediaPreprocessing.within`."""
     factor = config.vision.patch_size * config.vision.merge
     film = FilmPreprocessing(
         factor=factor,
@@ -42,8 +43,8 @@ def rows_of(extent: MediumExtent, config: MediaSizes) -> int:
 def encoding_of_pictures(
     worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_patches: int, together: bool
 ) -> PictureEncoding:
-    """The encoding of pictures and films. A piece is the frames of one patch, or a whole picture. most_patches: bound of a pass with more
-    than one piece."""
+    """The encoding of pictures and films. A piece is the frames of one patch, or a whole picture. most_patches: most patches of a pass with
+    more than one piece."""
     encode, config = picture_pass(encoder, colours), encoder.config
     queue = EncoderQueue[Pixels](worker, encode, lambda pixels: grid_of(pixels, config).patches, most_size=most_patches, together=together)
     return PictureEncoding(queue, config.frames, lambda pixels: grid_of(pixels, config))
@@ -52,7 +53,7 @@ def encoding_of_pictures(
 def encoding_of_sounds(
     worker: Worker, encoder: AudioEncoder, spectrograms: Spectrograms, *, most_frames: int, together: bool
 ) -> SoundEncoding:
-    """The encoding of sounds. most_frames: bound of a pass with more than one piece."""
+    """The encoding of sounds. most_frames: most frames of spectrograms in a pass with more than one piece."""
     queue = EncoderQueue[torch.Tensor](worker, sound_pass(encoder), len, most_size=most_frames, together=together)
     least_ms = encoder.config.least_ms
     return SoundEncoding(queue, encoder.pieces, spectrograms, lambda samples: encoder.rows(spectrograms.frames(samples)), least_ms)

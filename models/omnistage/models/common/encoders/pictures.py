@@ -1,8 +1,8 @@
 """The settings by which a checkpoint wants its pictures and films prepared.
 
 They are read as Transformers reads them, from files of any of its versions: version 5 writes all parts of a processor into
-`processor_config.json`, older versions write a file for each. A missing value has Transformers' default, and where two places disagree, the
-one counts that counts in Transformers.
+`processor_config.json`, older versions write a file for each. A missing value has Transformers' default, and if two places disagree, the
+place that counts in Transformers counts here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
-"""Rows of one frame of a film, before two frames become one, whatever its own file says: those of the published processors, which count in
-pixels."""
+"""Fewest and most rows of one frame of a film, before two frames become one, whatever its own file says. The published processors have the
+same bounds, in pixels."""
 
 FILM_RATE_HZ = 2.0
 """Frames in a second of film that are looked at, as in the published processors."""
@@ -33,7 +33,8 @@ FILM_RATE_HZ = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """min_pixels, max_pixels: bounds of a resized picture. film_*: bounds of a frame of a film. colours: normalization of values."""
+    """How pictures and films are prepared. min_pixels, max_pixels: bounds of a resized picture. film_*: bounds of a frame of a film.
+    colours: normalization of values."""
 
     min_pixels: int
     max_pixels: int
@@ -72,7 +73,7 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
-    """The folder's values for a part of its processor."""
+    """The folder's values for a part of its processor; None if there are none. file: the part's own file."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
         return together.section(part)

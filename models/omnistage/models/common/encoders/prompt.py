@@ -1,8 +1,8 @@
 """From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
 
-A row has a time, a height and a width. In a row of text all three are equal and count on; rows of a picture count rows and columns; rows of
-a film and its sound count time, a fixed number in a second, so that picture and sound of one moment have the same time (TMRoPE, Xu et al.
-2025).
+A row has a time, a height and a width. In text all three are equal and grow from row to row. In a picture, height and width count its rows
+and columns. In a film and its sound, the time grows by a fixed number in a second, so that picture and sound of one moment have the same
+time (TMRoPE, Xu et al. 2025).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class MediaIds:
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
     def check(self, vocab_size: int, place: str) -> Self:
-        """Returns itself. place: place of the ids in the config. Raises BadCheckpoint for ids outside the vocabulary, and for equal
-        ones."""
+        """Returns itself if the ids are good. place: place of the ids in the config. Raises BadCheckpoint for ids outside the vocabulary,
+        and for equal ones."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
             told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
@@ -49,7 +49,7 @@ class MediaIds:
 
 
 class PromptSizes(MediaSizes, Protocol):
-    """position_ids_per_second: positions that a second of sound or film takes."""
+    """The parts of a config that a prompt depends on. position_ids_per_second: positions that a second of sound or film takes."""
 
     @property
     def ids(self) -> MediaIds: ...
@@ -58,7 +58,7 @@ class PromptSizes(MediaSizes, Protocol):
 
 
 class PromptRows(ABC):
-    """The rows of one prompt, as they come."""
+    """Collects the rows of one prompt. Make one for each prompt; a family decides how a film with sound is ordered."""
 
     def __init__(self, config: PromptSizes) -> None:
         self._sizes = config
@@ -68,7 +68,9 @@ class PromptRows(ABC):
         self.next = 0
         """The position of the next row of text."""
         self._most = 0
+        """The largest position so far."""
         self._count = 0
+        """How many rows there are so far."""
 
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The prompt of token ids; each id of a medium stands for all of its rows. extents: those of the media, in order."""
@@ -99,6 +101,7 @@ class PromptRows(ABC):
         """Add the rows of a film with its sound, ordered by time, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
+        """The rows of a sound."""
         return np.full(rows, self._sizes.ids.audio), self._counted(rows)
 
     def _counted(self, rows: int) -> NDArray[np.int64]:
@@ -106,6 +109,7 @@ class PromptRows(ABC):
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
     def seen(self, extent: MediumExtent) -> Run:
+        """The rows of a picture, or of a film without its sound."""
         grid, config = extent.grid, self._sizes
         assert grid is not None
         merge = config.vision.merge
@@ -117,7 +121,7 @@ class PromptRows(ABC):
         return np.full(positions.shape[1], token_id), positions
 
     def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
-        """Add the rows of a medium. order: see Placed."""
+        """Add the rows of a medium, and note their place. order: see Placed."""
         self._media.append(Placed(self._count, order))
         self.add(ids, positions)
 

@@ -1,4 +1,4 @@
-"""Encoders beside the steps of the engine: they have a thread of their own, which takes pieces of several media in one pass.
+"""Encoders do not run in the steps of the engine: they have a thread of their own, which takes pieces of several media in one pass.
 
 A medium is encoded in pieces that do not see each other (the frames of a film, chunks of sound), so a long one holds nobody up: waiting
 media take turns, piece by piece, and every pass is bounded.
@@ -30,6 +30,9 @@ class _GivenUp(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Encoding(Generic[Slice]):
+    """A medium on its way. pieces: that no pass has taken yet. count: of all its pieces. rows: of the pieces that are done, in order.
+    unwanted: nobody waits for it any more."""
+
     pieces: deque[Slice]
     count: int
     done: asyncio.Future[list[torch.Tensor]]
@@ -38,9 +41,9 @@ class _Encoding(Generic[Slice]):
 
 
 class EncoderQueue(Generic[Slice]):
-    """encode: runs on the worker's thread. size: size of a piece in the unit that its memory grows with: patches, or frames of a
-    spectrogram. most_size: bound of a pass with more than one piece. together: whether pieces may share a pass, because a trial found the
-    same bits."""
+    """Encodes media in passes over their pieces. encode: runs a pass on the worker's thread. size: returns the size of a piece in the unit
+    that its memory grows with: patches, or frames of a spectrogram. most_size: most size of a pass with more than one piece. together:
+    whether pieces may share a pass, because a trial found the same bits."""
 
     def __init__(self, worker: Worker, encode: Pass[Slice], size: Callable[[Slice], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
@@ -105,6 +108,8 @@ class EncoderQueue(Generic[Slice]):
                 medium.done.set_result(medium.rows)
 
     def _compute(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
+        """Run a pass, on the worker's thread. Raises _GivenUp between two layers if none of the media is wanted any more."""
+
         def between() -> None:
             self.worker.activity.step()
             if all(medium.unwanted for medium, _ in taken):

@@ -12,7 +12,7 @@ MOST_ROWS = 1 << 14
 
 
 class Segments:
-    """lengths: rows of each segment, in order."""
+    """Segments of consecutive rows. lengths: rows of each segment, in order."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)

@@ -1,4 +1,4 @@
-"""The part of free memory that a Thinker takes besides keys and values, and why."""
+"""The part of free memory that a Thinker takes apart from keys and values, and why."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ DECODERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """cache: keys and values. batch_rows: rows of a step. medium_rows: most tokens of one picture or film. pass_patches, pass_frames:
-    bounds of a pass of the picture encoder and of the sound encoder. feature_bytes: bytes of kept features. decoders: processes. why:
-    reasons in words, by name of the setting."""
+    """Sizes that a Thinker with encoders is loaded with. cache: keys and values. batch_rows: most rows of a step. medium_rows: most tokens
+    of one picture or film. pass_patches, pass_frames: bounds of a pass of the picture encoder and of the sound encoder. feature_bytes:
+    bytes of kept features. decoders: processes. why: reasons in words, by name of the setting."""
 
     cache: CacheSize
     batch_rows: int
@@ -64,5 +64,6 @@ class Sizes:
 
 
 def _medium_rows(most: int, room: int) -> int:
-    """Most tokens of one medium. room: patches' worth of memory that a pass has; a power of two, for the same reason as a context."""
+    """Most tokens of one medium. room: tokens that the memory of a pass has room for; if these are fewer than `most`, the result is a power
+    of two, for the same reason as a context that does not fit."""
     return most if room >= most else max(power_of_two(room), LEAST_MEDIUM_ROWS)

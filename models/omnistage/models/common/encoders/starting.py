@@ -95,7 +95,7 @@ class ThinkerWeights(Generic[Sized]):
         return ThinkerParts(decoder, vision, audio, products)
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-        """The part of the decoder that one of several ranks computes, for a `rank.Reader`."""
+        """The part of the decoder that one of several ranks computes, for a `rank.RankReader`."""
         dtype = choose_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)

@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 
 class WindowedCode2Wav(ABC, Generic[Prepared]):
-    """Implements the part of `Code2WavModel` that all families share. workers: the threads on which the loop computes."""
+    """Implements the part of `Code2WavModel` that the families share. workers: the threads on which the loop computes."""
 
     def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
         self.info, self._loop, self._workers = info, loop, workers

@@ -22,12 +22,12 @@ class Codes:
 
     @property
     def came(self) -> int:
-        """The place behind the last frame that came; 0: none came."""
+        """The place after the last frame that came; 0: none came."""
         return self._past or 0
 
     @property
     def past(self) -> int:
-        """The place behind the last frame that is held."""
+        """The place after the last frame that is held."""
         return self._first + len(self)
 
     def add(self, first: int, frames: NDArray[np.int64]) -> None:

@@ -25,16 +25,18 @@ class WindowPace:
         self._slowness = 1.0
 
     def took(self, seconds: float, expected_s: float, beside: int) -> None:
-        """Note that a window was done, one of `beside` that were computed in turn."""
+        """Note that a window took `seconds`. expected_s: seconds that it took alone at load. beside: how many windows, itself included,
+        were computed in turn meanwhile."""
         self._slowness += LEARNED * (seconds / (expected_s * beside) - self._slowness)
 
     def slowness(self, beside: int) -> float:
+        """How many times as long as alone at load a window takes now. beside: as in `took`."""
         return self._slowness * beside
 
 
 class Forecast:
     """The forecast for one model, from all of its speeches. code_s: seconds of sound of a code. seconds: seconds that a window takes alone
-    on this machine, by its form; a window of another form tells nothing."""
+    on this machine, by its form; nothing is learned from a window of another form. form: returns the form of a window."""
 
     def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
         self._code_s, self._seconds, self._form = code_s, seconds, form
@@ -42,7 +44,7 @@ class Forecast:
 
     @contextmanager
     def watching(self, window: Window, *, learning: bool) -> Iterator[None]:
-        """A window is computed while the context is open. learning: whether the window is like most others."""
+        """Use it around the computation of a window. learning: whether to learn from it, because it is like most others."""
         begun, self._computing = time.monotonic(), self._computing + 1
         beside = self._computing
         try:
@@ -66,6 +68,7 @@ class Arrivals:
         self._first_count = self._count = 0
 
     def came(self, now: float, codes: int) -> None:
+        """Note that this many codes came. now: in seconds."""
         if codes:
             if not self._count:
                 self._first_at, self._first_count = now, codes

@@ -1,5 +1,5 @@
-"""The decision whether a second thread is worth it now. On a busy machine each half waits for a core, and the step for the later half; two
-threads with little to do wait for each other, for Python's lock."""
+"""Whether a second thread is worth it now. On a busy machine each half waits for a core, and the step waits for the later half; two threads
+with little work mostly wait for each other, because of Python's lock."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ attempt is too slow as well."""
 
 
 class Halving:
-    """alone: seconds that a step of a shape takes on one thread, for the shapes that two threads may share."""
+    """Decides for each shape whether a second thread takes half of a step. alone: seconds that a step takes on one thread, for the shapes
+    that two threads may share."""
 
     def __init__(self, alone: Mapping[Hashable, float]) -> None:
         self._alone = alone
         self._pauses = dict.fromkeys(alone, FIRST_PAUSE)
         self._left = dict.fromkeys(alone, 0)
+        """How many steps of each shape must still run on one thread."""
 
     def worth(self, shape: Hashable) -> bool:
         """Whether to use the second thread. Call it before each step for which there is one."""

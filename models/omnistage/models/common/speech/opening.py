@@ -21,8 +21,8 @@ Page = tuple[torch.Tensor, bytes]
 class Opening:
     """Takes pieces until it is `complete`. Meanwhile its rows can be read page by page.
 
-    places: int64 [axes, rows], places of the conversation's rows; there when all of them came. reply: rows of the answer that came before
-    the opening was complete; empty if an answer has none. ended: no more rows will come.
+    places: int64 [axes, rows], places of the conversation's rows; empty until all of them came. reply: rows of the answer that came before
+    the opening was complete; empty if the answer has none. ended: no more rows will come.
     """
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
@@ -79,8 +79,9 @@ class Opening:
             raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:
-        """Rows of the sequence that were not read before, page by page, known by their bits: a conversation that goes on begins with the
-        same pages. Only whole pages, until the first row of the answer completes the rows. Call it on a thread that may compute."""
+        """Rows of the sequence that were not read before, page by page, each with a digest: when a conversation goes on later, it begins
+        with the same pages. Only whole pages, until the first row of the answer completes the rows. Call it on a thread that may
+        compute."""
         rows = torch.cat([*self._unread, self._between, self.reply[0][:1]] if self._has_all else self._unread)
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
         # Cloned, because the rest may be a few rows of many.
@@ -90,4 +91,5 @@ class Opening:
 
 
 def _known(page: torch.Tensor) -> Page:
+    """A page of rows with the digest of their bits."""
     return page, hashlib.sha256(array_of(page).data).digest()

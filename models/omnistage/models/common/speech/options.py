@@ -1,4 +1,4 @@
-"""The options of a Talker that speaks the rows of a Thinker, and of a Code2Wav behind it."""
+"""The options of a Talker that speaks the rows of a Thinker, and of the Code2Wav after it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TalkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
-    """0 leaves a choice to the model. family: as above. most: bound of each bounded option. workers: threads that compute side by side,
-    each with `threads` threads of torch; 0: as many as there are cores, but few."""
+    """0 leaves a choice to the model. family: name of the family, for humans. most: the largest value of each option that has one. workers:
+    threads that compute side by side, each with `threads` threads of torch; 0: as many as there are cores, but few."""
 
     family: ClassVar[str]
     most: ClassVar[Mapping[str, int]] = {"workers": 64}

@@ -15,13 +15,13 @@ AXES = 3
 
 
 def thinker_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """The output ports of a Thinker. width, dtype: those of its rows. place: numbers of a place; 0: it has no Talker."""
+    """The output ports of a Thinker. width, dtype: of its rows. place: how many numbers a place has; 0: it has no Talker."""
     text = PortSpec(TEXT, Content.TEXT, compact=True)
     return (text, *row_ports(width, dtype, place=place)) if place else (text,)
 
 
 def row_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """The ports from a Thinker to a Talker; arguments as above."""
+    """The ports from a Thinker to a Talker; arguments as in `thinker_ports`."""
     rows = PortSpec("", Content.TENSOR, width=width, element_type=ElementType(dtype))
     places = PortSpec(PLACES, Content.TENSOR, width=place, element_type=ElementType.INT32)
     return replace(rows, name=PROMPT), places, replace(rows, name=HIDDEN)

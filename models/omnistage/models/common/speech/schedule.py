@@ -1,12 +1,13 @@
 """The codes that become sound together: a function of a window's number alone, never of the time at which codes came. No torch.
 
-A window is a chunk of whole blocks that becomes sound, and the codes behind it that the window looks ahead at. The session keeps the state
+A window is a chunk of whole blocks that becomes sound, and the codes after it that the window looks ahead at. The session keeps the state
 that earlier blocks leave to a window. A replica that takes over has no such state, and begins early enough to make the same bits:
 
-- if each window depends on all before it, some are refreshed: these have some blocks of context before their chunk instead of the
-  state, computed once more in the first run too. Sound from there on depends on nothing before them, and a replica begins there;
-- if a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins with a window
-  that many blocks before the one whose sound is wanted, without state, and gives no sound before that one.
+- If each window depends on all windows before it, some windows are refreshed: they use no state, but compute some blocks of context before
+  their chunk once more, in the first run too. So sound from a refreshed window on depends on nothing before that context, and a replica
+  begins with such a window.
+- If a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins without state, so
+  many blocks before the window whose sound is wanted, and gives no sound before that window.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ class Window:
 
     @property
     def first(self) -> int:
+        """The first code that the window sees."""
         return self.begin - self.context
 
     @property
     def past(self) -> int:
+        """One more than the last code that the window sees."""
         return self.end + self.ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """sizes: blocks of the first chunk, the second and so on; the last size is repeated. Empty: the whole speech is one chunk. ahead:
-    blocks that a window looks ahead. block: codes. context: blocks before its chunk that the sound of a window depends on; where windows
-    are refreshed, that of a refreshed window. refresh: least number of blocks from one refresh to the next, and so the most that a replica
-    that takes over computes again; 0: no window is refreshed."""
+    blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that the sound of a window depends on; if
+    windows are refreshed, that the sound of a refreshed window depends on. refresh: least number of blocks from one refresh to the next,
+    and so the most that a replica that takes over computes again; 0: no window is refreshed."""
 
     sizes: tuple[int, ...]
     ahead: int
@@ -49,8 +52,8 @@ class Schedule:
     refresh: int
 
     def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
-        """The window of a number, once all of its codes are there. codes: number of codes that are there. ended: there are no more codes.
-        None: the window is not complete yet, or the speech ended before it."""
+        """The window with a number. codes: how many codes of the speech have come. ended: no more codes come. None: codes of the window are
+        still missing, or the speech ended before it."""
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
             end = begin + self.sizes[min(number, self.growing)] * self.block
@@ -69,7 +72,7 @@ class Schedule:
         return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
 
     def holding(self, code: int) -> int:
-        """The window whose chunk has a code, for as long as the speech has not ended."""
+        """The number of the window whose chunk has a code, if the speech is long enough for that."""
         if not self.sizes:
             return 0
         blocks, number = code // self.block, 0
@@ -79,9 +82,9 @@ class Schedule:
         return number + (blocks // self.sizes[-1] if number == self.growing else 0)
 
     def entry(self, code: int) -> int:
-        """The window with which a session begins that needs sound from a code on and has no state. The last window of a speech may reach
-        beyond its own chunk, by less than the codes that it would look ahead at. Whether it does is unknown before the speech ends, so the
-        code may belong to an earlier window."""
+        """The number of the window with which a session begins that needs sound from a code on and has no state. The last window of a
+        speech may reach beyond its own chunk, by less than the codes that it would look ahead at. Whether it does is unknown before the
+        speech ends, so the code may belong to an earlier window."""
         if not self.sizes:
             return 0
         number = self.holding(max(code - self.ahead * self.block, 0))
@@ -92,7 +95,7 @@ class Schedule:
         return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
-        """The first code that a window needs, besides the state of the window before it."""
+        """The first code that a window needs, apart from the state of the window before it."""
         return self.begin(number) - self._context(number)
 
     @property
@@ -112,9 +115,11 @@ class Schedule:
         return -(-self.refresh // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
+        """Whether a window needs no state: the first one, and each that is refreshed."""
         if number == 0 or not (self.sizes and self.refresh):
             return number == 0
         return (number - self.growing) % self._every == 0 and number > self.growing
 
     def _context(self, number: int) -> int:
+        """How many codes before its chunk a window computes once more."""
         return self.context * self.block if number and self._is_fresh(number) else 0

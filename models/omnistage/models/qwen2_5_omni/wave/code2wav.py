@@ -59,8 +59,8 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. If no codes come, there is no sound. While the sound of a window is on its way, that of the next one is
-        made, and the flow of the one after that is solved."""
+        """See Code2WavModel.decode. If no codes come, there is no sound. While the caller takes the sound of a window, the sound of the
+        next window is made, and the flow of the one after it is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
             aclosing(make_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
@@ -88,7 +88,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)
                 if not begun:
-                    # The listener waits for the first sound: nothing else of the speech is computed beside it.
+                    # The listener waits for the first sound: nothing else of the speech is computed meanwhile.
                     await self._loop.run(vocoding, due)
                     begun = True
                 del flow
@@ -98,6 +98,8 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _sounds(
         self, schedule: Schedule, solved: AsyncIterator[tuple[float, Vocoding]], arrivals: Arrivals
     ) -> AsyncGenerator[Sound, None]:
+        """Make sound of the chunks that `_solved` yields; the first one tells how long a player should wait."""
+
         begun: float | None = None
         async for due, vocoding in solved:
             if not vocoding.done:

@@ -15,7 +15,8 @@ from omnistage.models.registry import check_said
 MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
-"""Layers that look beyond a block, as published: an evaluation looks this many blocks back, and ahead."""
+"""How many layers look at the block before, and at the next one, as published: one evaluation of all layers sees as many blocks back and
+ahead."""
 
 MOST_BLOCK_FRAMES = 1 << 12
 """Most frames of a block, for which every speech has memory; 24 are published."""

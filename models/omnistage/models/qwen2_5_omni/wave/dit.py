@@ -28,7 +28,7 @@ from omnistage.models.steps.interface import Aside
 
 NORM_EPS = 1e-6
 GUIDANCE = 0.5
-"""As published: how far the slope goes beyond that with codes and voice, away from that without."""
+"""As published: this part of the difference between the slope with codes and voice and the slope without them is added to the former."""
 
 BRANCHES = 2
 """The branch with codes and voice, and the branch without."""
@@ -48,7 +48,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """back: its index among the layers that look back; None for others."""
+    """One layer. ahead: whether it sees the next block too. back: its index among the layers that see the block before; None for others."""
 
     query_key_value: _Linear
     output: _Linear
@@ -59,10 +59,10 @@ class _Layer:
 
 
 class Dit:
-    """weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: times of all evaluations.
+    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: of all evaluations.
 
-    F frames are whole blocks, B of K; a speech that ends within a block is padded to it. Rows of S windows: both branches of the first one,
-    of the second and so on, 2S in all.
+    In shapes, S is a number of windows, and F a number of frames in whole blocks; a speech that ends within a block is padded to it. 2S
+    rows are both branches of the first window, then of the second, and so on.
     """
 
     def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
@@ -160,12 +160,14 @@ class Dit:
         return self._leave(_normed(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
 
     def _attend(self, layer: _Layer, x: torch.Tensor, masks: _Masks, edges: _Edges) -> torch.Tensor:
+        """The attention of a layer, each frame within the blocks that the layer sees. x: [rows, F, hidden], normed. Returns the same
+        shape."""
         config, (rows, padded, _) = self.config, x.shape
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
         made = layer.query_key_value(x).view(shape)
         query, key, value = made.unbind(3)
         plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
-        # Only the first head turns: by mistake in training, and therefore always.
+        # Only the first head turns: the net was trained so by mistake.
         made[..., :2, 0, :] = self._turned(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
@@ -199,7 +201,8 @@ class Dit:
         inner = config.heads * config.head_size
         parts = [linear(f"{name}.attn.to_{part}", inner, config.hidden_size) for part in "qkv"]
         weights, biases = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-        # A checkpoint turns neighbours in a head; here halves turn, which makes no difference to attention.
+        # In the checkpoint, neighbouring components of a head turn together. They are reordered so that here its halves do, which makes no
+        # difference to attention.
         halves = [*range(0, config.head_size, 2), *range(1, config.head_size, 2)]
         for begin in (0, inner):
             for each in (weights, biases):
@@ -226,6 +229,7 @@ class _Edges:
 
     @classmethod
     def of(cls, frames: int, left: torch.Tensor | None, kept: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
+        """left, kept: with both branches, of which `branches` are used."""
         left, kept = (None if each is None else each[:, :, :, branches] for each in (left, kept))
         return cls(frames, left, kept, keep or 0)
 
@@ -234,16 +238,17 @@ class _Edges:
         return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
 
     def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
-        """Store keys and values, [rows, blocks, block_frames, heads, head_size]."""
+        """Store the keys and values of block `keep`. parts: keys and values of all blocks, [rows, blocks, block_frames, heads,
+        head_size]."""
         if self.kept is not None:
             for part, each in enumerate(parts):
                 self.kept[:, layer, part] = each[:, self.keep].view(self.kept[:, layer, part].shape)
 
 
 class _Masks:
-    """Which keys exist for a window whose blocks at the edges may lack a neighbour, and whose last block may be padded.
+    """The keys that exist for a window whose blocks at the edges may lack a neighbour, and whose last block may be padded.
 
-    Each is bool [rows * blocks, 1, block, keys], or None if all keys exist.
+    Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist.
     """
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
@@ -256,6 +261,7 @@ class _Masks:
         return cls((torch.arange(blocks * block, device=device) < frames).view(blocks, block), rows, has_left)
 
     def of_layer(self, back: bool, ahead: bool) -> torch.Tensor | None:
+        """The mask of the layers that see the block before (back), and the next one (ahead)."""
         if (back, ahead) not in self._made:
             self._made[back, ahead] = self._make(back, ahead)
         return self._made[back, ahead]
@@ -274,6 +280,7 @@ class _Masks:
 
 
 def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Normed rows times scale, plus shift."""
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
 
 

@@ -96,7 +96,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bounded(stored, folder):  # Its sizes are not checked before it is filled.
+        with torch.device("meta"), bounded(stored, folder):  # Its sizes are checked only when it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()
@@ -114,6 +114,7 @@ def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
 
 
 def _shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The weight of a name in float32. Raises BadCheckpoint if it is missing or misshapen."""
     found = weights.need(name)
     if found.shape != shape:
         raise BadCheckpoint(f"{weights.directory}: {name} is {tuple(found.shape)}, not {shape}")

@@ -7,7 +7,8 @@ import torch
 
 
 def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.Tensor:
-    """Standard normal, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: first block."""
+    """Standard normal noise of some blocks, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: number of the first block
+    in its speech. frames: of a block."""
     # A plain tuple would go through floating point, which rounds seeds above 2^53.
     keys = (np.array((seed, block), np.uint64) for block in range(first, first + blocks))
     drawn = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]

@@ -24,5 +24,5 @@ SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 
 def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:
-    """See Schedule."""
+    """The schedule of a profile. sizes, ahead: as in SCHEDULES. block: codes of a block."""
     return Schedule(sizes, ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)

@@ -62,7 +62,8 @@ class Solver:
 
 
 class Trajectory:
-    """A solution on its way. point: where the next slope is wanted, or the solution when `done`."""
+    """A solution that is being computed. point: where the next slope is wanted; the solution when `done`. evaluation: number of slopes so
+    far."""
 
     def __init__(self, solver: Solver, start: torch.Tensor) -> None:
         self._solver = solver
@@ -87,6 +88,7 @@ class Trajectory:
         self._slopes = []
 
     def _moved(self, weights: Sequence[float], length: float) -> torch.Tensor:
+        """The value at the beginning of the step, moved by the slopes of the step so far. weights: of these slopes. length: of the step."""
         point = self._value
         for weight, slope in zip(weights, self._slopes, strict=True):
             if weight:

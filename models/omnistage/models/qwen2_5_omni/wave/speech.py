@@ -28,7 +28,7 @@ class PreparedSpeech:
 
 
 class Speech:
-    """Codes of one speech on their way into windows. Knows no thread.
+    """Makes windows of the codes of one speech, one after the other. Not safe to use from two threads at once.
 
     first_sample: earlier samples are computed only if the rest depends on them.
     """
@@ -42,7 +42,9 @@ class Speech:
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
         self._ended = self._over = False
         self._left: torch.Tensor | None = None
+        """The state that the last window left to the next one; see Flow."""
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
+        """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
         """Take the next codes, [n, 1]. first: place of the first of them in the speech; codes that are not needed may come before. Raises
@@ -86,6 +88,7 @@ class Speech:
         )
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
+        """Take codes, up to one that ends the speech. See `feed`."""
         ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
             codes, self._ended = codes[: ends[0]], True
@@ -97,6 +100,7 @@ class Speech:
             raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
+        """The flow of a window. It makes its noise and conditions only when it begins."""
         config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
         codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
         first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
@@ -105,7 +109,7 @@ class Speech:
             start = noise(prepared.seed, first, blocks, config.block_frames, config.mel_bins)
             return start.to(dit.device), dit.conditions(codes.to(dit.device), prepared.speaker, blocks)
 
-        if window.fresh:
+        if window.fresh:  # It uses nothing of the windows before it.
             self._left, self._before = None, self._before[:0]
         return Flow(
             context=window.context * config.repeats,

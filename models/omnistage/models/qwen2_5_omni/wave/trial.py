@@ -16,7 +16,7 @@ FLOW, VOCODER = "flow", "vocoder"
 
 
 def form(window: Window | None) -> Hashable:
-    """The form of a window: windows of one form take equally long. That of the last window of a speech is like no other."""
+    """The form of a window: windows of one form take equally long. None for the last window of a speech, which may be of any length."""
     if window is None or window.last:
         return None
     return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)

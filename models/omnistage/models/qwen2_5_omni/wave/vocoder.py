@@ -50,7 +50,7 @@ class _Convolution:
 @dataclass(frozen=True, slots=True)
 class _Activation:
     """x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that frequencies above half the rate can be filtered away
-    (Karras et al. 2021). frequency, height: [channels, 1]. up, down: taps of the filters."""
+    (Karras et al. 2021). frequency, inverse_height (1 / height): [channels, 1]. up, down: taps of the filters."""
 
     frequency: torch.Tensor
     inverse_height: torch.Tensor
@@ -75,6 +75,7 @@ class _Activation:
 
 
 def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
+    """The sum of shifted copies of a signal, each times its tap."""
     (weight, moved), *others = taps
     out = moved * weight
     for weight, moved in others:
@@ -84,7 +85,7 @@ def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """Each step adds the output of its two activations and convolutions."""
+    """A residual block: each step adds the output of its two activations and convolutions."""
 
     steps: Sequence[tuple[_Activation, _Convolution, _Activation, _Convolution]]
 
@@ -100,7 +101,7 @@ class _Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """An upsampling, and the mean of some residual blocks. context: samples of its output, on each side of the wanted ones, that later
+    """An upsampling, then the mean of some residual blocks. context: how many samples of its output, on each side of the wanted ones, later
     levels depend on."""
 
     weight: torch.Tensor
@@ -132,13 +133,13 @@ class _Level:
 
     @property
     def input_context(self) -> int:
-        """The same for samples of its input."""
+        """How many samples of its input, on each side, this level and later ones depend on."""
         reached = self.context + max(block.reach for block in self.blocks)
         return (reached + self.weight.shape[2] - 1 - self.padding) // self.rate
 
 
 class Vocoder:
-    """weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
+    """Makes samples. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
 
     def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config

@@ -24,18 +24,19 @@ SLICE_BLOCKS = 24
 signal to end the server."""
 
 PIECE_FRAMES = 144
-"""Most mel frames that become sound in one step: those of the largest chunk in a streaming schedule."""
+"""Most mel frames that become sound in one step: as many as the largest chunk of a streaming schedule has."""
 
 
 @dataclass(eq=False, slots=True)
 class Flow:
     """A window on its way from noise to mel frames.
 
-    context, chunk, ahead: frames before those that become sound, those frames, and frames after them. begin: makes the first noise, padded
-    to whole blocks, and the conditions of Dit.conditions; called by the first step, because both may be large. left: state of the window
-    before, by evaluation, [evaluations, *Dit.kept_shape()]. leaves: the same for the next window; None if there is none.
+    chunk: how many frames become sound. context, ahead: how many more there are before and after these. begin: makes the first noise,
+    padded to whole blocks, and the conditions of Dit.conditions; called by the first step, because both may be large. left: state of the
+    window before, by evaluation, [evaluations, *Dit.kept_shape()]; None if it needs none. leaves: filled with the state for the next
+    window, in the same shape; None if no window needs it.
 
-    slopes: of an evaluation that takes several steps, those of the blocks that are done.
+    slopes: if an evaluation takes several steps, the slopes of the blocks that are done.
     """
 
     context: int
@@ -83,7 +84,7 @@ class Vocoding:
     """A chunk on its way from mel frames to samples.
 
     mel: frames of the chunk, with at most FIELD final frames before it and `ahead` after it. sounded: frames of the chunk that have become
-    samples, or that nobody needs as sound. needless: the first of the samples that nobody needs either. wanted_frames: frames of the chunk
+    samples, or that nobody needs as sound. needless: how many of the first samples nobody needs either. wanted_frames: frames of the chunk
     that somebody needs. needs: first code that a replacement needs to go on after the chunk. last: the speech ends with it.
     """
 
@@ -136,7 +137,7 @@ class Windows:
         return job.done
 
     def give_up(self, job: Job) -> None:
-        """A job holds nothing besides itself."""
+        """Nothing to free: a job holds only its own memory."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
         """See Steps. jobs: of one key."""
@@ -158,6 +159,7 @@ class Windows:
                 self._sound([job for job in jobs if isinstance(job, Vocoding)], aside)
 
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
+        """Evaluate the net once for all of these flows, which have one key."""
         one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
         left = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
         slopes, kept = self.dit.slopes(
@@ -202,6 +204,7 @@ class Windows:
         return -(-flow.frames // self.dit.config.block_frames)
 
     def _sound(self, jobs: Sequence[Vocoding], aside: Aside | None) -> None:
+        """Make the next piece of sound of each job; all have one key."""
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True)])
         first, begin, end, past = pieces[0]

@@ -50,7 +50,7 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. If no frames come, there is no sound. While the sound of a window is on its way, the next one is
+        """See Code2WavModel.decode. If no frames come, there is no sound. While the caller takes the sound of a window, the next one is
         made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
         async with aclosing(make_ahead(self._sounds(speech, prepared, inputs))) as sounds:

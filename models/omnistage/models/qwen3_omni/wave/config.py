@@ -13,7 +13,7 @@ from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.registry import check_said
 
 SAMPLE_RATE_HZ = 24_000
-"""No config has it."""
+"""Samples in a second. No config has this number."""
 
 KERNEL = 7
 """Samples that a convolution sees, including those of the past; the convolution at the end of a residual unit sees one."""
@@ -30,9 +30,9 @@ MOST_WINDOW = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the own one. widening: factors by
-    which the first upsamplings multiply the rows. channels: channels of the decoder before its upsamplings by `rates`, each of which halves
-    them."""
+    """codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the frame itself. widening:
+    factors by which the first upsamplings multiply the rows. channels: channels of the decoder before its upsamplings by `rates`, each of
+    which halves them."""
 
     codebooks: int
     codes: int

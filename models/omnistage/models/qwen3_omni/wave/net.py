@@ -6,8 +6,9 @@
 All of it looks back only, except the upsamplings of the decoder, each of which looks one of its inputs ahead: samples of a step's last
 frame come with the next step.
 
-Samples have the same bits in any company: `engine.linear` multiplies rows, and on a CPU oneDNN computes convolutions of every size, though
-torch has another way for a small one that is alone. Transposed convolutions are written as products and convolutions.
+The bits of a speech's samples do not depend on other speeches: `engine.linear` multiplies rows, and on a CPU oneDNN computes convolutions
+of every size, although torch has another way for a small convolution that is alone. Transposed convolutions are written as products and
+convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NEXT_EPSILON = 1e-6
 
 
 class CausalNet:
-    """weight: returns a weight by its name in the checkpoint, without "code2wav.". linear: makes the products of rows."""
+    """The net. weight: returns a weight by its name in the checkpoint, without "code2wav.". linear: makes the products of rows."""
 
     def __init__(self, config: WaveConfig, weight: ShapedNeed, linear: LinearMaker = whole) -> None:
         self.config = config
@@ -50,16 +51,16 @@ class CausalNet:
         return self._codes.device
 
     def start(self, place: int = 0) -> WaveState:
-        """The state before a frame. place: place of the frame. If it is above 0, samples are those of the speech `WaveConfig.frames_before`
-        frames after it."""
+        """A state before a frame that knows nothing of earlier frames. place: place of the frame. If it is above 0, samples are right only
+        from `WaveConfig.frames_before` frames after it on."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
         return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
 
     def step(self, codes: torch.Tensor, states: Sequence[WaveState], *, silent: bool = False) -> tuple[torch.Tensor, list[WaveState]]:
-        """Compute samples. codes: int64 [speeches, frames, codebooks]; either all speeches or none are at their first frame. silent: nobody
-        needs the samples, nor any that depend on them: none are made. Returns float32 [speeches, samples] in -1..1, and the states after
-        them."""
+        """Compute samples. codes: int64 [speeches, frames, codebooks]; either all speeches or none are at their first frame. silent: make
+        no samples, because nobody needs these, nor any that depend on the same inputs of convolutions. Returns float32 [speeches, samples]
+        in -1..1, and the states after them."""
         hidden, keys = self._attended(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
         seen = [min(state.seen + frames, self.config.window - 1) for state in states]
@@ -91,13 +92,15 @@ class CausalNet:
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 
     def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
-        """Which keys a frame sees; the past stands before the new ones: [speeches, 1, frames, window - 1 + frames]."""
+        """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; keys of the past stand before the new ones.
+        seen: how many keys of the past belong to frames."""
         kept = self.config.window - 1
         key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
         return there & (key >= frame) & (key <= frame + kept)
 
     def _sounded(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
+        """Samples [speeches, samples] from rows [speeches, frames, hidden_size]."""
         for widen, block in self._widening:
             x = block(widen(x), before)
         x = self._enter(x.transpose(1, 2), before)
@@ -131,8 +134,8 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """heads: heads of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: factors of the added parts, by
-    component."""
+    """One layer. heads: heads of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: factors of the added
+    parts, by component."""
 
     heads: int
     kv_heads: int
@@ -148,8 +151,8 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns the output, and these with the new
-        ones."""
+        """x: [speeches, frames, hidden_size]. before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns
+        the output, and the keys and values of the past followed by the new ones."""
         made = _rows(self.attention_in, self.attention_norm(x))
         made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
@@ -165,13 +168,13 @@ class _Layer:
 
 
 def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """[speeches, count, in] to [speeches, count, out]."""
+    """Multiply rows: [speeches, count, in] to [speeches, count, out]."""
     return linear(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """Sees only the past. groups: groups of channels that do not see each other."""
+    """A convolution that sees only the past. groups: number of groups of channels that do not see each other."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -242,7 +245,7 @@ class _Next:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Adds the output of two activations and convolutions."""
+    """A residual unit: adds the output of two activations and convolutions."""
 
     first: _Snake
     far: _Convolution

@@ -17,14 +17,14 @@ from omnistage.models.qwen3_omni.wave.window import WindowJob
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """heard: somebody listens while the sound is made."""
+    """The parameters of a speech. heard: somebody listens while the sound is made."""
 
     schedule: Schedule
     heard: bool
 
 
 class Speech:
-    """Frames of one speech on their way into windows. Knows no thread.
+    """Makes windows of the frames of one speech, one after the other. Not safe to use from two threads at once.
 
     first_sample: earlier samples are computed only if the rest depends on them: from frames as far back as attention and convolutions
     reach, in the windows of the first run, so that all bits are the same. Windows far from the sound are silent: only attention needs them.
@@ -37,6 +37,7 @@ class Speech:
         frame = first_frame(config, first_sample)
         self._number = schedule.entry(frame)
         self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
+        """The first frame that the convolutions of wanted sound see: windows before it are silent."""
         begin = schedule.first_code(self._number)
         self._codes = Codes(begin, config.codebooks)
         self._state = net.start(begin)
@@ -75,5 +76,5 @@ class Speech:
 
 
 def first_frame(config: WaveConfig, sample: int) -> int:
-    """The frame with whose window the sample comes."""
+    """The frame with which a sample is made; it may be later than the sample's own frame: see `WaveConfig.missing`."""
     return (sample + config.missing) // config.frame_samples

@@ -1,4 +1,4 @@
-"""The state that the frames of a speech leave to those after them: all that the net knows of the past, however long that is."""
+"""The state that the frames of a speech leave to later frames: all that the net knows of the past, however long the past is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """place: place of the next frame in its speech. seen: how many of the keys belong to frames; those before them are empty. keys: keys of
-    the last frames, and their values, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the order
-    in which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
+    """place: place of the next frame in its speech. seen: how many of the keys, the last ones, belong to frames. keys: keys and values of
+    the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the order in which the net
+    comes to them, [channels, count] each; zeros are what Transformers has before the first one.
 
     A step changes no state, but makes another one: a step that fails has lost nothing."""
 
@@ -27,7 +27,7 @@ class WaveState:
 
 
 class ConvolutionInputs:
-    """Inputs of the convolutions of one step, in order: each convolution's inputs of the last time stand before its new ones."""
+    """Inputs of the convolutions of one step, in order: inputs that a convolution kept from the step before stand before its new ones."""
 
     def __init__(self, states: Sequence[WaveState]) -> None:
         self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])

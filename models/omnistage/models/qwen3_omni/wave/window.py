@@ -14,8 +14,8 @@ from omnistage.models.steps.interface import Aside
 
 @dataclass(eq=False, slots=True)
 class WindowJob:
-    """codes: int64 [frames, codebooks]. state: state before them. after: state after them, when the job is done. silent: see
-    CausalNet.step."""
+    """A window. codes: int64 [frames, codebooks]. state: state before them. samples, after: sound of the codes and state after them; None
+    until the job is done. silent: see CausalNet.step."""
 
     codes: torch.Tensor
     state: WaveState
@@ -50,4 +50,4 @@ class Windows:
         return job.after is not None
 
     def give_up(self, job: WindowJob) -> None:
-        """A job holds nothing besides itself."""
+        """Nothing to free: a job holds only its own memory."""
