@@ -24,7 +24,7 @@ class DecoderSpec:
 
     item_ids: the ids of a row's item are below this. drawn_ids: the ids that can be drawn, which have logits, are below this; 0: all ids.
     context: most rows of one sequence, prompt and answer together. positions: the positions of rows are below this; 0: context. codebooks:
-    ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of the codebooks behind the first are below this; 0:
+    ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of all codebooks but the first are below this; 0:
     item_ids. axes: kinds of positions of a row. given_width: width of a vector that is given for a row; tap_width: width of a vector that
     is put out for a row; 0: there are none. The family decides what such a vector holds, even parts that are added to a row after later
     layers. crosses: the decoder attends to the rows of an encoder, with which each prompt begins (`Prompt.encoded`).

@@ -394,7 +394,7 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Whether the results equal those of SDPA in float32 for the same numbers, except for rounding. Tried with whole pages of rows at
+    """Whether the results equal SDPA's results in float32 for the same numbers, except for rounding. Tried with whole pages of rows at
     several numbers of pages, and with single rows of several sequences."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.

@@ -3,8 +3,8 @@
 The rows of the encoder are the first rows of each prompt, given as vectors and filled up to whole pages (`Prompt.beside_encoder`). Their
 keys and values lie in pages of the sequence, as any other row's do. So nothing else has to keep them for the sequence or free them: a
 prompt with the same vectors finds them again, a sequence that is preempted loses them and computes them again from the vectors, and every
-rank has those of its heads. Only keys and values of these rows are computed. The rows behind them attend twice in each layer: to each
-other, as if the pages of the encoder were not there, and across, to all rows of the encoder.
+rank has the keys and values of its own heads. Only keys and values of these rows are computed. The rows after them attend twice in each
+layer: to each other, as if the pages of the encoder were not there, and across, to all rows of the encoder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Crossing:
 
 
 def _own(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
-    """The runs, without those of the encoder's rows, as if their sequences began after the encoder's pages."""
+    """The runs as if their sequences began after the encoder's pages. Runs of the encoder's own rows are left out."""
     for run in runs:
         skipped = pages_for(run.encoded)
         if len(run.pages) > skipped:
@@ -98,7 +98,7 @@ class CrossAttention:
 
     def step(self, rows: StepRows, attention: Attention, compute: ComputeLayers) -> Hidden:
         """Compute the rows of a step that are not the encoder's. Rows of the encoder get zeros as hidden rows, and in each layer their keys
-        and values are stored together with those of the others."""
+        and values are stored together with the other rows'."""
         if not isinstance(attention, Crossing):
             raise TypeError(f"a decoder with cross-attention needs attention that crosses, not {type(attention).__name__}")
         if rows.given is None or rows.has_given is None:

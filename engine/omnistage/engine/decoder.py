@@ -11,10 +11,11 @@ others when the model is loaded, and if one breaks the claim of a backend, all p
 
 **How a part is called**: in each step with the `StepRows`, the hidden rows of all sequences, and the layer if one part serves all layers.
 
-**A part's promise**: the result of a row does not depend on the rows beside it, nor on their number. So it uses products of the `Linears`,
-operations on single numbers, and operations within a row. (Beware of exponentials of a row length that is no multiple of 32, and of sums
-over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence; a sequence's state lies in its pages. Its result is whole on
-every rank, the same bits on each: if each rank has a part of it, `Group.all_reduce` sums the parts, and all ranks call that equally often.
+**A part's promise**: the result of a row depends neither on other rows of the step nor on their number. So it uses products of the
+`Linears`, operations on single numbers, and operations within a row. (Beware of exponentials of a row length that is no multiple of 32, and
+of sums over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence; a sequence's state lies in its pages. Its result is
+whole on every rank, the same bits on each: if each rank has a part of it, `Group.all_reduce` sums the parts, and all ranks call that
+equally often.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ class PackedDecoder:
     weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names of
     Transformers' text models. The embedding is kept without a copy, and may be memory of a file; all others are copied. An absent bias is
     None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists. products: the backend of its products, and why a
-    faster one was refused. group: ranks that compute it together. Then config and weights are those of this rank's part, heads and columns
-    of the FFN, with a weight "lm_head.weight" for its part of the logits; all ranks call `hidden` and `logits` alike, and each gets the
-    whole of both.
+    faster one was refused. group: ranks that compute it together. With several ranks, config and weights are this rank's part (of heads and
+    of columns of the FFN), and a weight "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each
+    gets the whole of both.
     """
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:

@@ -42,9 +42,9 @@ class _StopString:
 class Detokenizer:
     """Text of one answer, token by token.
 
-    piece: the bytes of a token id, empty for a token that is not text. stop: strings that end the text; the earliest end of any wins, and
-    among equal ends the longest string. Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and
-    in tokenizers' own decoder).
+    piece: the bytes of a token id, empty for a token that is not text. stop: strings that end the text; the one that ends earliest in the
+    text counts, and among several that end there, the longest. Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's
+    recommended practice (and in tokenizers' own decoder).
     """
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
@@ -62,7 +62,7 @@ class Detokenizer:
 
     @property
     def needed(self) -> int:
-        """Characters that will have been given out when all text of the tokens so far is: an incomplete character counts as one."""
+        """How many characters are given out once the text of all tokens so far is final: an incomplete character counts as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 

@@ -173,6 +173,7 @@ class Engine:
     # The thread -------------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """The engine's thread: work until it is closed, then end all streams."""
         cause: BaseException | None = None
         self.activity.enter()
         try:

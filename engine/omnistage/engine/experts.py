@@ -77,6 +77,7 @@ class Experts:
             self._shared_gate = materials.linear(gate.expand(_GATES, -1).contiguous())
 
     def __call__(self, rows: StepRows, x: torch.Tensor) -> torch.Tensor:
+        """See FeedForward. Padding goes to the shared expert only."""
         given = x[: len(x) - rows.padding]
         total = functional.pad(self._sum(given, *self._route(given)), (0, 0, 0, rows.padding))
         if self._sizes.shared:
@@ -84,7 +85,7 @@ class Experts:
         return self._group.all_reduce(total)
 
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """For each row, the weighed sum of the results of those of its chosen experts that this rank has. x: [n, hidden_size]; weights,
+        """For each row, the weighed sum of the results of its chosen experts, as far as this rank has them. x: [n, hidden_size]; weights,
         chosen: [n, chosen]."""
         chosen, in_order = chosen.sort(-1)
         places, counts = together(self._number[chosen], len(self._experts))

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import FileStore
 
 EXCHANGE_LIMIT_S = 1800.0
 """How long a rank waits for the others in one exchange. A server's watchdog finds a rank that hangs at once; this limit ends processes that
-nobody watches. It is longer than any pause of a machine, because time goes on meanwhile."""
+nobody watches. It is longer than any pause of a machine, because its clock goes on during a pause."""
 
 
 class RanksApart(Exception):
@@ -54,8 +54,8 @@ ALONE = Alone()
 class Distributed:
     """Implements `Group` over torch.distributed, with one process for each rank. A process is in one group at a time.
 
-    Parts are gathered and added in the order of the ranks: a library's own sum adds the pieces of a large tensor in another order than
-    those of a small one, so a row would depend on how many others are beside it. For two ranks both move the same number of bytes.
+    Parts are gathered and added in the order of the ranks: a library's own sum adds the pieces of a large tensor in another order than the
+    pieces of a small one, so the bits of a row would depend on the number of rows. For two ranks both move the same number of bytes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -95,6 +95,7 @@ class Distributed:
         return torch.cat(self._parts(part), -1)
 
     def _parts(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of all ranks, in the order of the ranks. Raises RanksApart."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         try:

@@ -12,7 +12,7 @@ from omnistage.engine.transfer import to_device
 
 
 class KVCache:
-    """The tensors behind the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
+    """The memory of the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
 
     A page is zeroed when it is taken: masked places take part in products, so old contents must be finite. With `poison`, a page is filled
     with NaN when it is freed, so that any use of a page that is not held shows at once.

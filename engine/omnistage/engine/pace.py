@@ -10,7 +10,7 @@ half of their pace; or it takes BESIDE_S, if that is more.
 from __future__ import annotations
 
 STEP_S = 0.05
-"""Longest step while no sequence decodes: a short prompt may come behind a long one."""
+"""Longest step while no sequence decodes: a short prompt may come right after a long one."""
 
 BESIDE_S = 0.01
 """A step may always take this long: nobody reads or hears a hundred tokens a second."""

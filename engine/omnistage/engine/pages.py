@@ -112,6 +112,8 @@ class PagePool:
 
 @dataclass(slots=True)
 class _Kept:
+    """A kept page; taps: of its rows, [PAGE_ROWS, tap_width], None if they are not known."""
+
     page: int
     taps: torch.Tensor | None
 
@@ -119,7 +121,7 @@ class _Kept:
 class PrefixCache:
     """Full computed pages, found again by the key of everything that led to them (`Sequence.page_keys`).
 
-    Holds each page it names. Bounded by `limit` pages; the page that was not asked for the longest goes first. taps: beside a page, the
+    Holds each page it names. Bounded by `limit` pages; the page that was not asked for the longest goes first. With a page it keeps the
     taps of its rows, for sequences that want them.
     """
 

@@ -35,13 +35,13 @@ _TOTALS_ERROR = 1e-5
 class Scores:
     """Scores of some rows, without a copy of them.
 
-    tops: largest score of each row, float64 [rows, 1]; peaks: those of its blocks, float32 [rows, blocks].
+    tops: largest score of each row, float64 [rows, 1]; peaks: largest score of each of its blocks, float32 [rows, blocks].
     """
 
     __slots__ = ("_all", "_at", "peaks", "tops")
 
     def __init__(self, blocks: torch.Tensor, at: torch.Tensor | None = None, peaks: torch.Tensor | None = None) -> None:
-        """blocks: float32 [all rows, blocks, BLOCK], -inf behind the last token. at: int64 [rows], the rows to use."""
+        """blocks: float32 [all rows, blocks, BLOCK], -inf after the last token. at: int64 [rows], the rows to use."""
         self._all = blocks
         self._at = torch.arange(len(blocks), device=blocks.device) if at is None else at
         self.peaks = blocks.amax(-1) if peaks is None else peaks

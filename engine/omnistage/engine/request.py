@@ -34,9 +34,9 @@ class Prompt:
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
     every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share no
-    pages. given_later: each row after those of `given` needs a vector too, which comes by `SequenceStream.give`; rows whose vector has come
-    are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a decoder
-    with cross-attention attends: `beside_encoder` makes such a prompt.
+    pages. given_later: each row after the rows of `given` needs a vector too, which comes by `SequenceStream.give`; rows whose vector has
+    come are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a
+    decoder with cross-attention attends: `beside_encoder` makes such a prompt.
     """
 
     items: NDArray[np.int64]

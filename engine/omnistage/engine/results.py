@@ -37,7 +37,7 @@ def fixed_results(
     """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs like a prompt, and of one more row that is
     decoded. If the decoder attends to rows of an encoder, the first page holds those.
 
-    A row does not depend on its company, so these are the bits of every product and of attention in steps of any size."""
+    A row does not depend on other rows, so these are the bits of every product and of attention, however many rows a step has."""
     pages = range(pages_for(FIXED_ROWS + 1))
     cache = KVCache(decoder.spec, len(pages))
     cache.follow(pages, ())

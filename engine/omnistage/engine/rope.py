@@ -80,8 +80,7 @@ class Rotary:
         return torch.cat(cosines, 1), torch.cat(sines, 1)
 
     def _by_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """Choose, from values for each axis, those of the axis by which each component turns: [axes, rows, 1, head_size] to [rows, 1,
-        head_size]."""
+        """Choose for each component the value of the axis by which it turns: [axes, rows, 1, head_size] to [rows, 1, head_size]."""
         if values.shape[0] == 1:
             return values[0]
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]

@@ -16,8 +16,8 @@ computes it: the budget decides when a row is computed and never its value.
   while the next ones have not come. As it goes on, it takes pages of equal content out of the prefix cache.
 * Duration. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at before it.
   While one is overdue, the running sequences and the other overdue ones only get fewer rows, at least one in a step, and idle ones give up
-  their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request beside a prompt
-  that takes half the cache waits no longer than that, in whichever order the two came.
+  their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request waits no longer
+  than that for a prompt that takes half the cache, in whichever order the two came.
 * A sequence takes pages as it fills them. If none is left, a sequence takes the pages of one that is idle, otherwise of the youngest one,
   if that is younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its rows again.
   The oldest sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.

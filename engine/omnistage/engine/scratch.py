@@ -11,8 +11,8 @@ import torch
 KEPT_KERNELS = 256
 """Compiled products that oneDNN keeps, and descriptions of them that PyTorch keeps for each thread. By default both keep 1,024, at a MB
 together for each: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
-sequences whose contexts all have different lengths needs 128 for attention, and some dozens besides: with fewer, each layer would compile
-all of them again, which takes five times as long as attending."""
+sequences whose contexts all have different lengths needs 128 for attention, and some dozens for other products: with fewer, each layer
+would compile all of them again, which takes five times as long as attending."""
 
 ONEDNN_KEEPS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 

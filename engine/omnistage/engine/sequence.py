@@ -28,8 +28,8 @@ MAX_UNREAD = 32
 class Sequence:
     """The rows of one request: how many there are, how many can be computed now, and how many are computed.
 
-    Rows are counted by slot: those of the prompt, then one for each item of the answer. `known` rows have their item, `ready` of them have
-    everything they need, `computed` of those are in the cache. Only the engine's thread touches it.
+    Rows are counted by slot: first the rows of the prompt, then one for each item of the answer. `known` rows have their item, `ready` of
+    them have everything they need, `computed` of those are in the cache. Only the engine's thread touches it.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Sequence:
         self.taps_out = request.taps_from
         """Slot of the first row whose taps are still to be put out; None: no taps are wanted."""
         self.found_taps: list[Taps] = []
-        """Taps that were found beside kept pages: they are put out before any others."""
+        """Taps that were found with kept pages: they are put out before any others."""
         self.number = 0
         """Order of arrival; the scheduler sets it."""
         self.passed = 0
@@ -110,10 +110,12 @@ class Sequence:
 
     @property
     def known(self) -> int:
+        """Rows whose item is known."""
         return len(self.request.prompt) + len(self.items)
 
     @property
     def ready(self) -> int:
+        """Rows that have everything they need to be computed."""
         if self._given_rows < len(self.request.prompt):
             return self._given_rows
         if not self.request.appended or self._appended_all:

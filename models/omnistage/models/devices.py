@@ -8,7 +8,7 @@ from pathlib import Path
 from omnistage.models.errors import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""One of these exists where CUDA can be: the driver of Linux, and that of Linux under Windows."""
+"""One of these exists if CUDA can work: the driver of Linux, and the driver of Linux under Windows."""
 
 
 def check_possible(device: str) -> None:

@@ -61,7 +61,7 @@ WANTED = (
     "*tokenizer.model",
     "*spk_dict.pt",
 )
-"""Weights, configs, processors, tokenizers and speakers. The only pickle is that of the speakers, which have no other form."""
+"""Weights, configs, processors, tokenizers and speakers. The only pickle is the file of speakers, which has no other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -187,7 +187,7 @@ def _unfetched(folder: Path, plan: FetchPlan, check: Callable[[Path], object], t
 
 
 def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
-    """The commit that a name stands for, and those of its files that are wanted. Raises HubError."""
+    """The commit that a name stands for, and its wanted files. Raises HubError."""
     with _told(name), _of_a_hub():
         listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
         if listing.sha is None or not COMMIT.fullmatch(listing.sha):

@@ -47,7 +47,7 @@ class BadRequest(ValueError):
 
 
 class Full(RuntimeError):
-    """The model can do this, but not now, beside its other work; another replica may. The text says what is full."""
+    """The model can do this, but not now, because of its other work; another replica may. The text says what is full."""
 
 
 class Failed(RuntimeError):
@@ -96,7 +96,7 @@ class PortSpec:
     """One input or output port of a model.
 
     rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 if a rate means nothing. width: size of a row
-    (tensor), codebooks (codes) or channels (audio). element_type: that of a tensor. compact: small enough for the caller to keep as a
+    (tensor), codebooks (codes) or channels (audio). element_type: of a tensor port. compact: small enough for the caller to keep as a
     checkpoint. window: of an input: a replica that takes over a session needs its items only from a later one on, not from the first.
     """
 

@@ -211,7 +211,7 @@ def family_of(name: str) -> Family | None:
 
 
 def families() -> dict[str, Family]:
-    """All families by name, without those of packages that lack the family they name."""
+    """All families by name. Packages that lack the family they name are left out."""
     return _sound_and_broken()[0]
 
 
@@ -243,7 +243,7 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 
 
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
-    """The types that a family's model of a kind computes in, besides auto. Raises UnknownFamily."""
+    """The types that a family's model of a kind computes in; auto, which is always possible, is not among them. Raises UnknownFamily."""
     return _entry(family, kind).dtypes
 
 

@@ -118,7 +118,7 @@ class AnswerAssembler:
 
     @property
     def items(self) -> int:
-        """Items to request from an engine, including those of the history: no more than the wanted ports need. An engine computes a row
+        """How many items to request from an engine, including the history: no more than the wanted ports need. An engine computes a row
         only in order to draw the item after it, so a wanted row of the last token takes one item more."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1

@@ -78,7 +78,7 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
     """Raises BadCheckpoint for packed weights: whole numbers, or numbers of a few bits, in a place where the model itself has no whole
     numbers such as positions and masks. Tensors that the model has no place for do not matter, if the model lacks nothing.
 
-    report: report of a library on its loading. Libraries name weights as those of the whole model or of a part of it.
+    report: report of a library on its loading. Libraries name weights as in the whole model, or as in a part of it.
     """
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
     numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}

@@ -91,6 +91,7 @@ class AfterThought:
         self.vocabulary = constraint.vocabulary
 
     def begin(self) -> Walk:
+        """A walk at the beginning of a thought: any token may come but the ends."""
         free = np.zeros(-(-self.vocabulary // 32) * 32, bool)
         free[: self.vocabulary] = True
         free[list(self._ends)] = False
@@ -127,7 +128,7 @@ class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
     piece: the bytes of an id; no bytes for an id without a token, any for a special one. encode: ids of a text, for text that can continue
-    in only one way. special: ids that no text has. end_ids: those of them that end the text. vocabulary: number of ids in the decoder's
+    in only one way. special: ids that no text has. end_ids: the special ids that end the text. vocabulary: number of ids in the decoder's
     head.
     """
 

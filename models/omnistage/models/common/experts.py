@@ -30,8 +30,8 @@ def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, g
 
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
-    """The weight of one expert from those of all. name: as in published checkpoints, PREFIX.experts.NUMBER.gate_proj.weight and so on. None
-    if it is no such name, or if there is no such weight."""
+    """The weight of one expert, out of a tensor for all experts. name: as in published checkpoints, PREFIX.experts.NUMBER.gate_proj.weight
+    and so on. None if it is no such name, or if there is no such weight."""
     module, found, rest = name.rpartition(".experts.")
     number, _, part = rest.partition(".")
     if not found or not number.isdigit() or part not in _PARTS:

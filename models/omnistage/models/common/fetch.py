@@ -137,6 +137,7 @@ def _unpack(package: Package, archive: Path, sources: Path) -> None:
 
 
 def _write_manifest(recipe: Recipe, out: Path) -> None:
+    """Write the names, sizes and hashes of all files of a folder into it."""
     files = sorted(path for path in out.rglob("*") if path.is_file())
     manifest = {
         "name": recipe.name,
@@ -159,6 +160,7 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    """Bring the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

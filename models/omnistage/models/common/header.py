@@ -21,7 +21,7 @@ SHOWN = 5
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Types of safetensors for weights, and for positions and masks, which libraries mostly keep beside them."""
+"""Types of safetensors for weights, and for positions and masks, which libraries mostly keep together with weights."""
 
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which libraries tell how weights are packed."""
@@ -47,7 +47,7 @@ def stored_in(file: safe_open) -> dict[str, Stored]:
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Log the files with weights that nobody reads, such as a LoRA beside the others: it has no effect."""
+    """Log the files with weights that nobody reads, such as a LoRA in the same folder: it has no effect."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 

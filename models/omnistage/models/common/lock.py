@@ -34,6 +34,7 @@ def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, 
 
 
 def _took(file: TextIO) -> bool:
+    """Lock the file if no other process holds it. Returns whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

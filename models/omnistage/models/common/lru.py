@@ -51,6 +51,8 @@ class LruCache(Generic[Value]):
 
 
 class TensorCache(LruCache[torch.Tensor]):
+    """An LruCache of tensors."""
+
     def get(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The tensor of a key, made if it is not there; nobody may change it."""
         tensor = self.find(key)

@@ -23,7 +23,7 @@ Read = Callable[[str], torch.Tensor]
 """A tensor of the checkpoint by its name."""
 
 _SCALE = "_scale_inv"
-"""End of the name of the scales, after that of their weight. Weights are multiplied by them, whatever the name says."""
+"""The name of a weight's scales is the weight's name with this end. Weights are multiplied by them, whatever the name says."""
 
 _BLOCK = (128, 128)
 """Rows and columns with the same scale, if the config does not say."""
@@ -38,7 +38,7 @@ _STRATEGIES = ("tensor", "channel", "group", "block")
 """Strategies of compressed-tensors: which numbers of a weight have the same scale."""
 
 _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
-"""Ends of the names, beside a packed weight, of tensors that round activations; activations are not rounded here."""
+"""Ends of the names of tensors that a packed weight may have for rounding activations; activations are not rounded here."""
 
 
 @dataclass(frozen=True, slots=True)

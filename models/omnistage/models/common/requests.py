@@ -32,6 +32,7 @@ def check_parts(request: TextRequest, info: ModelInfo) -> None:
 
 
 def _check_streamed(part: Streamed, info: ModelInfo) -> None:
+    """Check that the model has the port of a streamed medium, and takes media of its type there."""
     port = next((port for port in info.accepts if port.name == part.port), None)
     if port is None:
         raise BadRequest("thinker.messages.parts.port", f"{info.name} has no input port {part.port[:32]!r}; send the media in the message")

@@ -179,6 +179,7 @@ def _close(files: Iterable[_File]) -> None:
 
 
 def _too_large(streamed: Streamed, most: int) -> BadRequest:
+    """The refusal of a medium that has more than `most` bytes."""
     return BadRequest(
         f"{FIELD}.port",
         f"has more than {most} bytes, the most of {streamed.media_type or 'its kind'}: send a part of it, or a smaller one",

@@ -100,7 +100,8 @@ class Team:
     """
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
-        """reader: "module:function" of a `rank.RankReader`. options.tensor_parallel_size: number of ranks, at least two. Raises LoadError."""
+        """reader: "module:function" of a `rank.RankReader`. options.tensor_parallel_size: number of ranks, two or more. Raises
+        LoadError."""
         size = options.tensor_parallel_size
         if distributed.is_initialized():
             told = "this process has a model of several ranks already; load this one in another process"
@@ -273,8 +274,8 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
 
 def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
     """Call `load` with the options of the first of `options.tensor_parallel_size` ranks and a team of the others, None for a single rank;
-    return its result. reader: function of a module by which each other rank reads its part, see `rank.RankReader`. If `load` fails, the other
-    ranks end. Raises what `load` raises, and LoadError."""
+    return its result. reader: function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the
+    other ranks end. Raises what `load` raises, and LoadError."""
     with contextlib.ExitStack() as undo:
         if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
             undo.callback(team.close)

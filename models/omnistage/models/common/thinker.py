@@ -238,8 +238,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """The answer as far as its history, and the request to the engine. A long history is assembled on a thread. It is not called for
-        verbatim text without rows. The engine checks, when it is asked, whether it can run the request at all. Raises BadRequest or
-        Full."""
+        verbatim text of which no rows are wanted. The engine checks, when it is asked, whether it can run the request at all. Raises
+        BadRequest or Full."""
 
 
 def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:

@@ -33,7 +33,7 @@ from omnistage.models.common.packed import PackedWeight, no_weights, packed_in
 NONE: Mapping[str, str] = MappingProxyType({})
 
 _OWN_FILES = ("quantize_config.json", "quant_config.json")
-"""Files in which GPTQ and AWQ tell how they pack weights, beside config.json or instead of it."""
+"""Files in which GPTQ and AWQ tell how they pack weights, in addition to config.json or instead of it."""
 
 _UNPACKED_TO = "F32"
 """The type that packed weights have in `Weights.header`."""
@@ -64,7 +64,7 @@ class Weights:
         self._shards: dict[str, safe_open] = {}
         self._stored: Mapping[str, _Place] = {}
         self.header: Mapping[str, Stored] = {}
-        """All weights except those of other parts."""
+        """Type and shape of each weight that does not belong to another part, by name."""
         self._checked: set[tuple[str, int | None]] = set()
         """Name and index of each weight that was read."""
         self._left: set[str] = set()
@@ -88,7 +88,7 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all weights except those of other parts; a packed weight has the name that it has unpacked."""
+        """Names of all weights that do not belong to other parts; a packed weight has the name that it has when it is unpacked."""
         return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:

@@ -136,6 +136,7 @@ class Worker:
         await asyncio.to_thread(self._thread.join)
 
     def _put(self, work: Callable[[], None], urgent: bool) -> _Unit:
+        """Queue a unit. Raises RuntimeError if the worker is closed."""
         with self._changed:
             if not self._open:
                 raise RuntimeError("the model is closed")
@@ -155,6 +156,7 @@ class Worker:
             return True
 
     def _work(self) -> None:
+        """The thread: do units until the worker is closed and none is left."""
         torch.set_num_threads(self._threads)
         self.activity.enter()
         _here.activity = self.activity

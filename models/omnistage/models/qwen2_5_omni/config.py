@@ -1,6 +1,6 @@
 """The config.json of a Qwen2.5-Omni checkpoint, as far as the Thinker and the Talker need it.
 
-Two spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`), and `rope_parameters` of Transformers 5.
+Two spellings are read: `rope_theta` with `rope_scaling`, as the published checkpoints have it, and `rope_parameters` of Transformers 5.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+    """The decoder, or a rank's part of it."""
     weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=BIASED)
     parts = DecoderParts(rope=rotary(config.rope.theta, contiguous(config.rope.sections)), tap=last_and_embedding)
     if group.size == 1:
@@ -65,7 +66,8 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of the encoders are not those of their weights: what is built and tried follows from the sizes."""
+    """Raises BadCheckpoint if the sizes of the encoders in the config do not fit their weights: everything is built and tried by the
+    config."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
     block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -16,7 +16,7 @@ SOLVERS = ("rk4", "midpoint", "euler")
 
 MOST_STEPS = 100
 MOST_AHEAD = 36
-"""Most blocks ahead: with the published solver and steps, the slope of a block depends on no block behind these."""
+"""Most blocks ahead: with the published solver and steps, a block depends on no block farther ahead."""
 
 
 class ThinkerOptions(encoders.ThinkerOptions):

@@ -147,6 +147,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _speech(whole: Config, layers: int) -> SpeechSource | None:
+    """Read the facts for the Talker; None if the checkpoint has none. layers: of the Thinker's decoder."""
     if not is_said(whole, "qwen3_omni", "talker"):
         return None
     talker = whole.section("talker_config")

@@ -72,6 +72,7 @@ def read_embedding(folder: Path) -> torch.Tensor:
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+    """The decoder, or a rank's part of it."""
     weight = decoder_weights(
         weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=config.biased
     )
@@ -91,8 +92,8 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of encoders and experts are not those of their weights: what is built and tried follows from the
-    sizes."""
+    """Raises BadCheckpoint if the sizes of encoders and experts in the config do not fit their weights: everything is built and tried by
+    the config."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
     block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -69,7 +69,7 @@ class VisionEncoder:
         return list(torch.split(rows, [grid.patches // config.unit for grid in grids]))
 
     def _placed(self, grids: Sequence[Grid]) -> torch.Tensor:
-        """The positions of patches, [patches, hidden_size], interpolated between those of the table."""
+        """The learned positions of patches, [patches, hidden_size], interpolated from the table."""
         sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
         taken, shares = get_vision_interpolation_indices_and_weights(
             sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge

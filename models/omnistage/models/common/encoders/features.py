@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-"""Frames as uint8 [frames, height, width, 3]; sides are multiples of those of a merged row."""
+"""Frames as uint8 [frames, height, width, 3]; both sides are multiples of the side of a merged row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MediumExtent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before those of sound. digest: of everything that the rows were
+    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before rows of sound. digest: of everything that the rows were
     made from."""
 
     extent: MediumExtent

@@ -73,7 +73,7 @@ class PromptRows(ABC):
         """How many rows there are so far."""
 
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """The prompt of token ids; each id of a medium stands for all of its rows. extents: those of the media, in order."""
+        """The prompt of token ids; each id of a medium stands for all of its rows. extents: of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
         start = 0
@@ -126,6 +126,7 @@ class PromptRows(ABC):
         self.add(ids, positions)
 
     def add(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Add rows. ids: [rows]. positions: [3, rows]."""
         self._ids.append(ids)
         self._positions.append(positions)
         self._count += len(ids)

@@ -65,6 +65,7 @@ class EncoderQueue(Generic[Slice]):
             raise
 
     async def _run(self) -> None:
+        """Run passes until no medium waits."""
         try:
             while taken := self._take():
                 await self._pass(taken)

@@ -58,7 +58,8 @@ class RequestMedium:
 
 @dataclass(slots=True)
 class _Reading:
-    """The reading of a medium by one request, for all requests that ask for it meanwhile. refusal: why nobody can have it."""
+    """A medium that one request is reading now. done: set at the end; other requests for the same medium wait for it. refusal: why nobody
+    can have the medium; empty: no reason."""
 
     done: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""

@@ -74,9 +74,9 @@ Sized = TypeVar("Sized", bound=ThinkerSizes)
 
 @dataclass(frozen=True, slots=True)
 class ThinkerWeights(Generic[Sized]):
-    """The way in which a family reads its weights. others: beginnings of names of weights for other models. check: raises BadCheckpoint,
-    before anything is built, if the sizes are not those of the weights. decoder, encoders: build a rank's part of the decoder, and the
-    whole encoders."""
+    """How a family reads its weights. others: beginnings of names of weights for other models. check: raises BadCheckpoint, before anything
+    is built, if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder, and the whole
+    encoders."""
 
     others: tuple[str, ...]
     read_config: Callable[[Path], Sized]

@@ -102,7 +102,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
     @abstractmethod
     def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """The rows of a prompt in which one token stands for each medium. extents: those of the media, in order."""
+        """The rows of a prompt in which one token stands for each medium. extents: of the media, in order."""
 
     def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
         """The rows that a Talker gets. prompt_ids, extents: those from which `lay_out` made `layout`. Raises BadRequest."""

@@ -1,1 +1,1 @@
-"""Parts of a Talker and a Code2Wav of any family."""
+"""The parts of Talkers and Code2Wavs that the families share."""

@@ -10,8 +10,8 @@ from omnistage.engine.types import Item
 class Blocks:
     """The codes of a speech as they are sent: the first one at once, then all codes up to the end of a block, and at the end the rest.
 
-    Sound is made of whole blocks, so it waits for no code that is held back here; and a message costs every process on its way more than
-    the code in it. size: codes of a block. count: codes that were sent before, as in a resume."""
+    Sound is made of whole blocks, so it waits for no code that is held back here; and for every process that passes a message on, the
+    message costs more than the code in it. size: codes of a block. count: codes that were sent before, as in a resume."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size, self._count = size, count

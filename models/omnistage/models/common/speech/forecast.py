@@ -18,8 +18,8 @@ LEARNED = 0.1
 
 
 class WindowPace:
-    """The time that windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of
-    a speech says little about it: meanwhile the machine also reads the question and begins to speak."""
+    """How long windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of a
+    speech says little about it, because the machine also reads the question and begins to speak at that time."""
 
     def __init__(self) -> None:
         self._slowness = 1.0

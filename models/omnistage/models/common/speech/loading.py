@@ -18,7 +18,7 @@ SESSIONS_SHARE = 0.2
 
 KERNELS = 2048
 """Kernels that oneDNN keeps on a CPU, about 60 KB each. A net of convolutions has a hundred for each size of a window, and making one takes
-as long as using it once: if fewer are kept, those of the first window are gone when a speech has ended."""
+as long as using it once: if fewer are kept, the kernels of the first window are gone when a speech has ended."""
 
 
 def round_alike(device: torch.device) -> None:

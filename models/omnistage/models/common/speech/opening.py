@@ -1,4 +1,4 @@
-"""The beginning of a speech as it comes: the rows of the conversation, and those of the answer up to the first one."""
+"""The beginning of a speech as it comes: the rows of the conversation, and the first row of the answer."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class Opening:
         self._check()
 
     def _check(self) -> None:
+        """Raises BadRequest; see `take`."""
         count, placed = self._count[PROMPT], self._count[PLACES]
         # This leaves room for the first row of the answer, with which the codes begin.
         most = self._context - len(self._between) - 1

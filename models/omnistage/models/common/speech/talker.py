@@ -189,8 +189,8 @@ class RowTalker(EngineModel):
 
 
 def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, followed by those of `count` more rows: on every axis one more than the row before has at
-    most."""
+    """Positions [axes, rows] of a conversation, followed by the positions of `count` more rows, equal on all axes: the first is one more
+    than the largest of the last row."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 

@@ -93,7 +93,7 @@ def _told(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: most windows together; 0: as many
+    """Compute windows of all shapes that streams have, on this thread and on the workers' threads. most: most windows together; 0: as many
     as are worth it."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual(trials, schedules), time.monotonic() + TRIAL_SECONDS
@@ -133,7 +133,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
 
 
 def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
-    """One window of each form that a speech has, except its last one; those of the paced profile come first."""
+    """One window of each form that a speech has, except its last one; windows of the usual profile come first."""
     found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
@@ -204,6 +204,8 @@ class _Clocked:
         self._worker, self._times = worker, list[float]()
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
+        """As `Worker.aside`, and note how long the call computes."""
+
         def timed() -> None:
             begun = computing_s(None, "cpu")
             call()

@@ -80,10 +80,12 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (flow := speech.next()) is not None:
-                # A client that wants the whole speech at once listens to nothing meanwhile: it is never due before other listeners.
+                # A client that wants the whole speech at once does not listen before its end: its sound is never due before other
+                # listeners'.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 assert speech.window is not None
-                # The sound of the window before is made meanwhile: the longer of the two is the time from one window to the next.
+                # The sound of the window before is made at the same time: the longer of the two times is the time from one window to the
+                # next.
                 with self._forecast.watching(speech.window, learning=flow.left is not None):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)

@@ -70,7 +70,7 @@ class DitConfig:
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
     """The net (BigVGAN) that makes samples from mel frames. channels: channels before the first upsampling; each upsampling halves them.
-    rates, kernel_sizes: those of the upsamplings. block_kernel_sizes, block_dilations: those of the residual blocks after each of them."""
+    rates, kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks after each upsampling."""
 
     mel_bins: int
     channels: int

@@ -1,5 +1,5 @@
-"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): the slope of mel frames on their way from noise, given codes and a
-voice.
+"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): given codes and a voice, it computes the slope by which noise becomes
+mel frames.
 
 A diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; few layers also see a neighbouring block. So
 attention is computed block by block, and a layer that looks back can keep the keys and values that it needs of the block before the first
@@ -81,7 +81,7 @@ class Dit:
         embedded = functional.silu(_embedded(linear, torch.tensor(times, device=self.device), hidden))
         norms = [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden) for index in range(config.layers)]
         self._modulation = torch.stack([norm(embedded) for norm in norms], 1).view(len(times), config.layers, 6, hidden)
-        """[times, layers, 6, hidden]: shift, scale and gate of the attention, then those of the feed-forward part."""
+        """[times, layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward part."""
         self._modulation[:, :, (1, 4)] += 1
         self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded).view(len(times), 2, hidden)
         self._last_modulation[:, 0] += 1
@@ -143,8 +143,8 @@ class Dit:
         return given + (given - without) * GUIDANCE, kept
 
     def _computed(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
-        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: those of these branches, [S, branches,
-        F, hidden]."""
+        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
+        hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
         which = evaluations.repeat_interleave(branches)

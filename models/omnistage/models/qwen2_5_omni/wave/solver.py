@@ -1,6 +1,6 @@
 """Solves the flow from noise to mel frames: explicit Runge-Kutta methods, one evaluation at a time.
 
-The times are those of Token2Wav (Xu et al. 2025) in Transformers: equal steps from 0 to 1, moved towards 0 by the sway sampling of F5-TTS
+The times are as in Token2Wav (Xu et al. 2025) of Transformers: equal steps from 0 to 1, moved towards 0 by the sway sampling of F5-TTS
 (Chen et al. 2024) with a coefficient of -1.
 """
 

@@ -165,6 +165,7 @@ class Vocoder:
         return sound[:, before : sound.shape[1] - behind].clamp(-1.0, 1.0)
 
     def _read_level(self, weight: ShapedNeed, number: int, context: int) -> _Level:
+        """Read a level. context: see _Level."""
         config = self.config
         channels, kernel, rate = config.channels >> number + 1, config.kernel_sizes[number], config.rates[number]
         count = len(config.block_kernel_sizes)

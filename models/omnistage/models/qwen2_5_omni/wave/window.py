@@ -1,4 +1,4 @@
-"""One window of a speech on its way from noise to samples, and the steps that many of them take together.
+"""One window of a speech, from noise to samples, and the steps that many windows take together.
 
 codes, voice --conditions--> noise --Flow: evaluations of the net, solver--> mel frames --Vocoding, piece by piece--> samples
 
@@ -29,7 +29,7 @@ PIECE_FRAMES = 144
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """A window on its way from noise to mel frames.
+    """The first part of a window's work: from noise to mel frames.
 
     chunk: how many frames become sound. context, ahead: how many more there are before and after these. begin: makes the first noise,
     padded to whole blocks, and the conditions of Dit.conditions; called by the first step, because both may be large. left: state of the
@@ -81,7 +81,7 @@ class Flow:
 
 @dataclass(eq=False, slots=True)
 class Vocoding:
-    """A chunk on its way from mel frames to samples.
+    """The second part of a window's work: from the mel frames of its chunk to samples.
 
     mel: frames of the chunk, with at most FIELD final frames before it and `ahead` after it. sounded: frames of the chunk that have become
     samples, or that nobody needs as sound. needless: how many of the first samples nobody needs either. wanted_frames: frames of the chunk

@@ -16,7 +16,7 @@ SAMPLE_RATE_HZ = 24_000
 """Samples in a second. No config has this number."""
 
 KERNEL = 7
-"""Samples that a convolution sees, including those of the past; the convolution at the end of a residual unit sees one."""
+"""How many samples a convolution sees, including past ones; the convolution at the end of a residual unit sees one."""
 
 DILATIONS = (1, 3, 9)
 """Dilations of the residual units after each upsampling of the decoder. The code of Transformers has them, and no config."""
@@ -66,7 +66,7 @@ class WaveConfig:
 
     @property
     def heard_frames(self) -> int:
-        """Frames before those of a window from which the convolutions make its samples: frames farther away change no bit."""
+        """How many frames before a window its samples depend on through the convolutions: frames farther away change no bit of theirs."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
             # One more: the upsampling that looked ahead from there makes the first samples.
@@ -78,7 +78,7 @@ class WaveConfig:
 
     @property
     def frames_before(self) -> int:
-        """Frames before those of a window that its samples depend on."""
+        """How many frames before a window its samples depend on at all, through layers and convolutions."""
         return self.layers * (self.window - 1) + self.heard_frames
 
     @property

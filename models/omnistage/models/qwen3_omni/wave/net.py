@@ -111,8 +111,8 @@ class CausalNet:
         return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
 
     def _kept(self, *, first: bool) -> list[tuple[int, int]]:
-        """The shapes of the inputs that each convolution keeps, in order. first: before the first frame of a speech, where an upsampling
-        has no input at all; other states have zeros, because they do not know the input."""
+        """The shapes of the inputs that each convolution keeps, in order. first: for the state before the first frame of a speech, when an
+        upsampling has no input at all; other states have zeros, because they do not know the input."""
         config, past = self.config, KERNEL - 1
         shapes = [(config.hidden_size, past)] * (len(config.widening) + 1)
         for number in range(len(config.rates)):

@@ -1,4 +1,4 @@
-"""One window of a speech on its way from codes to samples, and the step that many of them take together."""
+"""One window of a speech, from codes to samples, and the step that many windows take together."""
 
 from __future__ import annotations
 
