@@ -82,7 +82,7 @@ class Attention(Protocol):
     """Attention of the rows of one step over everything their sequences hold."""
 
     def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-        """Store the rows' keys and values, then attend.
+        """Store the rows' keys and values in a layer of the cache, then attend.
 
         queries: [rows, query_heads, head_size], rotated and scaled by 1/sqrt(head_size). keys_values: [rows, 2 * kv_heads, head_size]:
         rotated keys first, then values. Returns [rows, query_heads * head_size].

@@ -39,7 +39,7 @@ def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
-    """A gated feed-forward (Shazeer 2020)."""
+    """Build the gated feed-forward (Shazeer 2020) of a layer, or this rank's part of it."""
     product, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
     return lambda rows, x: group.all_reduce(product(x))
 

@@ -4,10 +4,10 @@ Tokens race: the arrival time of each is exponentially distributed, divided by i
 the shares; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max). With noise keyed by token
 id, a tiny change of the logits almost never flips the choice, and a sequence that goes on elsewhere goes on with the same draws.
 
-The times of a block of 32 tokens are made from the first of them: the least of 32 times is a 32nd of one, its place is any of the 32, and
-the others each come one time later, because the exponential distribution has no memory. They are still 32 independent times, and one number
-tells that no token of the block is early enough. So few tokens of a vocabulary need noise at all: see `sampler`. The hash is the finaliser
-of SplitMix64 (Steele, Lea, Flood 2014).
+The times of a block of 32 tokens are made from the earliest of them: the least of 32 exponential times is distributed as a 32nd of one such
+time, it belongs to each of the 32 tokens with equal chance, and each other token comes one more such time later, because the exponential
+distribution has no memory. They are still 32 independent times, and the earliest one alone tells whether any token of the block is early
+enough. So few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations

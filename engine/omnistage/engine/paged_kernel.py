@@ -87,8 +87,9 @@ def _attend(
     TILE: tl.constexpr,
     FIELDS: tl.constexpr,
 ) -> None:
-    """One tile of one run and the heads that share one head of keys: goes through the pages in order and corrects the softmax with each of
-    them (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run itself decide what is computed."""
+    """A program computes one tile of one run for the query heads that share one head of keys. It goes through the run's pages in order and
+    corrects the softmax with each of them (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run
+    itself decide what is computed. The tensors are as in `attend`. SIZE: of a head. WIDTH: SIZE rounded up to a power of two."""
     tile, head = told + tl.program_id(0) * FIELDS, tl.program_id(1)
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     table, begin = told + tl.load(tile + 3), tl.load(tile + 4)

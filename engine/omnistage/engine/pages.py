@@ -156,7 +156,8 @@ class PrefixCache:
         return pages, taps
 
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
-        """Keep a full page, in the place of the oldest one if there are too many."""
+        """Keep a full page, in the place of the oldest one if there are too many. taps: of its rows; they are added to a page that is kept
+        without."""
         known = self._kept.get(key)
         if known is not None:
             known.taps = taps if known.taps is None else known.taps

@@ -83,7 +83,7 @@ class Scores:
         return values, blocks.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
     def descending(self, place: int) -> torch.Tensor:
-        """All scores of one row. [1, blocks * BLOCK]"""
+        """All scores of one row, descending, [1, blocks * BLOCK]. place: number of the row here."""
         scores = self._all[self._at[place]].view(1, -1)
         if scores.device.type != "cpu":
             return scores.sort(-1, descending=True).values

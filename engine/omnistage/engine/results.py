@@ -57,7 +57,7 @@ def fixed_results(
 
 
 def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
-    """Rows of the sequence from `start` on, in one page."""
+    """The plan of `count` rows of the sequence from `start` on, in one page."""
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729

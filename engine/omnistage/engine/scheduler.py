@@ -100,9 +100,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """max_sequences: most sequences in a step, and most admitted ones that are not idle. max_waiting: most requests that wait for their
-    first admission. max_rows: most rows of a step; but one row of each sequence with a place always runs, and at least one row of longer
-    runs."""
+    """Bounds of a scheduler. max_sequences: most sequences in a step, and most admitted ones that are not idle. max_waiting: most requests
+    that wait for their first admission. max_rows: most rows of a step; but one row of each sequence with a place always runs, and at least
+    one row of longer runs."""
 
     max_sequences: int = 64
     max_waiting: int = 64

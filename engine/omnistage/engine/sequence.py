@@ -183,7 +183,7 @@ class Sequence:
         self._appended_all = end
 
     def items_of(self, start: int, count: int) -> NDArray[np.int64]:
-        """Items of rows, int64 [count, codebooks]."""
+        """Items of the rows from slot `start` on, int64 [count, codebooks]."""
         prompt = self.request.prompt.items
         if start + count <= len(prompt):
             return prompt[start : start + count]
@@ -192,7 +192,7 @@ class Sequence:
         return later if start >= len(prompt) else np.concatenate([prompt[start:], later])
 
     def positions_of(self, start: int, count: int, axes: int) -> NDArray[np.int64]:
-        """Positions of rows, int64 [axes, count]."""
+        """Positions of the rows from slot `start` on, int64 [axes, count]."""
         prompt = self.request.prompt
         slots = np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (axes, count))
         if prompt.positions is None:
@@ -201,7 +201,8 @@ class Sequence:
         return np.concatenate([prompt.positions[:, start : start + within], slots[:, within:] + prompt.delta], axis=1)
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
-        """Vectors that stand for rows, or are added to them: pairs of the first row, counted from `start`, and [n, given_width]."""
+        """Vectors that stand for some of the `count` rows from slot `start` on, or are added to them: pairs of the first row, counted from
+        `start`, and [n, given_width]."""
         parts = [_overlap(given, start, count) for given in self._given_among(start, count)]
         if self._appended:
             prompt = len(self.request.prompt)
@@ -210,8 +211,8 @@ class Sequence:
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
-        """The given vectors of some of these rows. A prompt that came page by page has as many entries as pages, so this does not go
-        through all of them."""
+        """The given vectors of the prompt that touch the `count` rows from slot `start` on. A prompt that came page by page has as many
+        entries as pages, so this does not go through all of them."""
         if start >= len(self.request.prompt):
             return
         after = bisect_right(self._given, start, key=_FIRST)

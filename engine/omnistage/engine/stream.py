@@ -49,7 +49,7 @@ class Mailbox:
         self._closed = False
 
     def ask(self, stream: SequenceStream) -> None:
-        """Raises EngineFull or EngineClosed."""
+        """Ask for a new request. Raises EngineFull or EngineClosed."""
         with self._changed:
             if self._closed:
                 raise EngineClosed("the engine is closed")

@@ -100,7 +100,7 @@ def endpoint() -> str:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """repository: owner/name. revision: a branch, a tag or a commit."""
+    """A name of a checkpoint at the hub. repository: owner/name. revision: a branch, a tag or a commit."""
 
     repository: str
     revision: str = constants.DEFAULT_REVISION
@@ -111,7 +111,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """folder: folder of the checkpoint. commit: commit that its name stands for."""
+    """A checkpoint in the cache. commit: commit that its name stands for. folder: its folder."""
 
     commit: str
     folder: Path

@@ -75,8 +75,9 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
 
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadCheckpoint for packed weights: whole numbers, or numbers of a few bits, in a place where the model itself has no whole
-    numbers such as positions and masks. Tensors that the model has no place for do not matter, if the model lacks nothing.
+    """Raises BadCheckpoint for packed weights: tensors of whole numbers that are named like weights of the model, and tensors of types with
+    few bits. Positions and masks, which are whole numbers in the model too, may be there, and so may tensors that the model has no place
+    for, if it lacks nothing.
 
     report: report of a library on its loading. Libraries name weights as in the whole model, or as in a part of it.
     """

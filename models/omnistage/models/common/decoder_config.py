@@ -102,7 +102,7 @@ def attention_biases(config: Config) -> tuple[str, ...]:
 
 
 def check_activation(config: Config, name: str, known: str) -> None:
-    """Raises BadCheckpoint for an activation other than `known`."""
+    """Raises BadCheckpoint if the config names another activation than `known`. name: the config's key."""
     if (found := config.value(name, str, known)) != known:
         raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
 

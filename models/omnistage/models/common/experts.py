@@ -15,8 +15,9 @@ all."""
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
-    """Raises BadCheckpoint for a missing or misshapen expert of a layer, for every rank that reads it. mlp: beginning of the weights'
-    names. Experts that are stored together are read by number, so one too many would not be noticed."""
+    """Raises BadCheckpoint for a missing or misshapen expert of a layer, whichever rank reads it. mlp: beginning of the weights' names.
+    group: for the experts of other ranks, `weights` notes that another process reads them. Experts that are stored together are read by
+    number, so one too many would not be noticed."""
     shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
         together, half = _PARTS[part]

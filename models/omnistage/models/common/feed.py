@@ -36,7 +36,7 @@ class PortFeed:
         self.rows, self.ended = 0, False
 
     def give(self, rows: torch.Tensor, *, last: bool) -> None:
-        """Give the next rows [n, width]; do not change them afterwards."""
+        """Give the next rows [n, width]; do not change them afterwards. last: the port has no more."""
         if last and self._behind is not None:
             rows = torch.cat((rows, self._behind))
         self.rows += len(rows)

@@ -58,14 +58,14 @@ def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
 
 
 def refuse_packed(packed: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint if there are packed weights."""
+    """Raises BadCheckpoint if there is a weight in `packed`. place: for errors."""
     if packed:
         dtypes = ", ".join(sorted({stored.dtype for stored in packed.values()}))
         raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {min(packed)}: quantized weights {UNPACKED}")
 
 
 def check_says_unpacked(values: object, place: str) -> None:
-    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: those of JSON."""
+    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: as read from JSON."""
     for where, key, value in _entries(values):
         if key in QUANTIZED and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
@@ -74,8 +74,8 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint if the config says that weights, of all or of these parts, are packed in an unknown way, or says so in a place
-    that libraries do not use."""
+    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says it in a place that libraries do not use.
+    whole: the config of the checkpoint. parts: its sections about the parts that are loaded."""
     said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
     for config, values in ((whole, said), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
@@ -99,7 +99,7 @@ def check_finite(
 
 
 def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, at any depth, with its place. values: those of JSON."""
+    """Every whole number in a config, at any depth, with its place. values: as read from JSON."""
     for where, key, value in _entries(values):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):

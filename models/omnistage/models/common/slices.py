@@ -51,8 +51,8 @@ def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] |
 
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
-    """The weights of a decoder by name; those that the plan names are cut for a rank. Raises LoadError for a plan with styles unknown
-    here."""
+    """A function that returns a weight by its name as `weight` does, but cut for this rank of `group` if the plan says so. Raises LoadError
+    for a plan with styles unknown here."""
     for pattern, style in plan.items():
         if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")

@@ -138,7 +138,7 @@ class _File:
         self._closed = False
 
     def check(self, more: int, *, last: bool) -> None:
-        """Check that this many bytes may come. Raises BadRequest."""
+        """Check that this many more bytes may come. last: no more come after them. Raises BadRequest."""
         size, total = self.size + more, self.streamed.total_bytes
         if size > self._most:
             raise _too_large(self.streamed, self._most)
@@ -148,7 +148,7 @@ class _File:
             raise BadRequest(f"{FIELD}.port", "has no bytes: send the file itself", port=self.streamed.port)
 
     def write(self, data: bytes, *, last: bool) -> None:
-        """Write the next bytes. Raises Full if the disk is full."""
+        """Write the next bytes. last: the medium is complete with them. Raises Full if the disk is full."""
         with self._lock:
             if self._closed:
                 return

@@ -71,9 +71,9 @@ class AudioConfig(encoders.AudioConfig):
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of sound or film takes.
-    seconds_per_chunk: seconds of a film and its sound that stand together in the prompt. tied: the logits use the embedding if there is no
-    head."""
+    """The config of a Thinker. text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of
+    sound or film takes. seconds_per_chunk: seconds of a film and its sound that stand together in the prompt. tied: the logits use the
+    embedding if there is no head."""
 
     text: DecoderConfig
     rope: RopeConfig
@@ -97,10 +97,11 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: rope of its positions. codec:
-    special items. silent: items that are neither codes nor an end, of which Code2Wav could make nothing. row_size: width of the rows that
-    come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand after the last row.
-    block: codes that Code2Wav attends to together. speaker_size, mel_bins: sizes of a voice's vector and of its example."""
+    """The config of a Talker. decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: rope of
+    its positions. codec: special items. silent: items that are neither codes nor an end, of which Code2Wav could make nothing. row_size:
+    width of the rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand
+    after the last row. block: codes that Code2Wav attends to together. speaker_size, mel_bins: sizes of a voice's vector and of its
+    example."""
 
     decoder: DecoderConfig
     rope: RopeConfig

@@ -34,7 +34,7 @@ _PREFIX = "thinker."
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
-    """Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
     config_of_part(config.text, options.tensor_parallel_size)  # Checked before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))

@@ -41,8 +41,8 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceSizes:
-    """tokens: number of tokens that the Thinker has embeddings of; None: no token is needed. speaker, mel_bins: sizes of a voice's vector
-    and its example."""
+    """Sizes that voices must fit. tokens: number of tokens that the Thinker has embeddings of; None: no token is needed. speaker, mel_bins:
+    sizes of a voice's vector and its example."""
 
     speaker: int
     mel_bins: int

@@ -103,9 +103,9 @@ class SpeechSource:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of sound or film takes.
-    biased: see `decoder_weights`. tied: the logits use the embedding if there is no head. speech: None for a checkpoint that does not
-    speak."""
+    """The config of a Thinker. text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of
+    sound or film takes. biased: see `decoder_weights`. tied: the logits use the embedding if there is no head. speech: None for a
+    checkpoint that does not speak."""
 
     text: DecoderConfig
     experts: ExpertSizes

@@ -47,7 +47,7 @@ _PROJECTIONS = ("text_projection", "hidden_projection")
 
 
 def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
-    """Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Talker, and start its engine. Raises LoadError, or ValueError for ill-shaped weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)

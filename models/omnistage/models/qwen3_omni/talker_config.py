@@ -57,10 +57,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: for the first code of a frame it has two ids more than the checkpoint; they stand for no item: see `nothing` and `medium`.
-    groups: codes of a frame. codes: the first code of a frame is below this number; ids above are no codes. row_size: width of the rows
-    that come from the Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see
-    `decoder_weights`. speakers: items by the name of the voice. rate_hz: frames in a second."""
+    """The config of a Talker. decoder: for the first code of a frame it has two ids more than the checkpoint; they stand for no item: see
+    `nothing` and `medium`. groups: codes of a frame. codes: the first code of a frame is below this number; ids above are no codes.
+    row_size: width of the rows that come from the Thinker. between: width between the two products that bring such a row to the width of
+    the decoder. biased: see `decoder_weights`. speakers: items by the name of the voice. rate_hz: frames in a second."""
 
     decoder: DecoderConfig
     experts: ExpertSizes
@@ -138,7 +138,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
 
 
 def _check_together(config: Config, made: TalkerConfig) -> None:
-    """Raises BadCheckpoint for parts that do not fit each other."""
+    """Raises BadCheckpoint if values of the config do not fit each other."""
     if made.codes < 1:
         raise BadCheckpoint(f"{config.place}: 'vocab_size' is {made.nothing}, of which the last {RESERVED} are no codes: none is left")
     if not made.speakers:

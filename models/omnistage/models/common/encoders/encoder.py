@@ -15,8 +15,8 @@ Need = Callable[[str], torch.Tensor]
 
 
 class VisionSizes(Patching, Protocol):
-    """unit: patches of one output row. patch_bytes: approximate bytes of a patch in a pass: its values, and what a layer holds of it at
-    once, in float32."""
+    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate bytes of a patch in a pass: its values,
+    and what a layer holds of it at once, in float32."""
 
     @property
     def unit(self) -> int: ...
@@ -25,8 +25,9 @@ class VisionSizes(Patching, Protocol):
 
 
 class AudioSizes(Protocol):
-    """chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once, whole windows of attention.
-    rows_hz: output rows of a second. least_ms: duration of the shortest sound that has a row. frame_bytes: like VisionSizes.patch_bytes."""
+    """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once,
+    whole windows of attention. rows_hz: output rows of a second. least_ms: duration of the shortest sound that has a row. frame_bytes: like
+    VisionSizes.patch_bytes."""
 
     @property
     def mel_bins(self) -> int: ...

@@ -26,6 +26,6 @@ class ThinkerOptions:
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """Raises LoadError."""
+        """The options, from the settings of a server. Raises LoadError."""
         of = f"the thinker of {cls.family}"
         return not_negative(cls(**checked_options(options, cls(), of)), of)

@@ -98,7 +98,8 @@ def _colours(values: Config, vision: Patching) -> Normalization:
 
 
 def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """A bound in pixels. The older name goes before `size`, in which either name may stand."""
+    """A bound in pixels. name: its older name, which goes before an object `size`; that may have the bound as `name` or as `edge`. usual:
+    the default."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, usual)
     size = values.section("size")

@@ -90,7 +90,7 @@ class EncoderQueue(Generic[Slice]):
         return taken
 
     async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
-        """Encode pieces together; if that fails, encode each by itself, because one of them is the cause."""
+        """Encode pieces of some media together; if that fails, encode each by itself, because one of them is the cause."""
         try:
             made = await self.worker.run(partial(self._compute, taken))
         except _GivenUp:

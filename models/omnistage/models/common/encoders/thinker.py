@@ -190,7 +190,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return features
 
     async def _features_of(self, medium: RequestMedium, room: int, number: int) -> Features:
-        """The features of one medium. number: its number in the request, for errors."""
+        """The features of one medium. room: most rows that it may have. number: its number in the request, for errors."""
         try:
             return await self.reader.features(medium, room)
         except BadMedia as error:

@@ -18,7 +18,7 @@ class Blocks:
         self._waiting: list[Item] = []
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
-        """The codes to send now that these came."""
+        """The codes to send now that these came. end: no more come."""
         begins = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]

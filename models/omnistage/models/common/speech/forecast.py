@@ -55,7 +55,8 @@ class Forecast:
             self._pace.took(time.monotonic() - begun, expected_s, beside)
 
     def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """The wait for a speech whose first window began and was done at these times; the clock may have any zero."""
+        """How many seconds a player should wait with the first sound of a speech. begun, done: times at which its first window began and
+        was done, in seconds of any clock. arrivals: of its codes."""
         slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
         return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 

@@ -12,8 +12,8 @@ from omnistage.models.options import checked_options, not_negative
 
 @dataclass(frozen=True, slots=True)
 class TalkerOptions:
-    """0 leaves a choice to the model. family: name of the family, for humans. context: rows of a conversation and frames of its speech
-    together."""
+    """Options of a Talker; 0 leaves a choice to the model. family: name of the family, for humans. context: rows of a conversation and
+    frames of its speech together."""
 
     family: ClassVar[str]
 
@@ -21,15 +21,16 @@ class TalkerOptions:
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """Raises LoadError."""
+        """The options, from the settings of a server. Raises LoadError."""
         of = f"the talker of {cls.family}"
         return not_negative(cls(**checked_options(options, cls(), of)), of)
 
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
-    """0 leaves a choice to the model. family: name of the family, for humans. most: the largest value of each option that has one. workers:
-    threads that compute side by side, each with `threads` threads of torch; 0: as many as there are cores, but few."""
+    """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. most: the largest value of each option
+    that has one. workers: threads that compute side by side, each with `threads` threads of torch; 0: as many as there are cores, but
+    few."""
 
     family: ClassVar[str]
     most: ClassVar[Mapping[str, int]] = {"workers": 64}
@@ -38,7 +39,7 @@ class Code2WavOptions:
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
-        """Raises LoadError."""
+        """The options, from the settings of a server. Raises LoadError."""
         of = f"the code2wav of {cls.family}"
         made = not_negative(cls(**checked_options(options, cls(), of)), of)
         for name, most in cls.most.items():

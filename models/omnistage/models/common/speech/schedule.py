@@ -40,10 +40,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """sizes: blocks of the first chunk, the second and so on; the last size is repeated. Empty: the whole speech is one chunk. ahead:
-    blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that the sound of a window depends on; if
-    windows are refreshed, that the sound of a refreshed window depends on. refresh: least number of blocks from one refresh to the next,
-    and so the most that a replica that takes over computes again; 0: no window is refreshed."""
+    """Cuts a speech into windows. sizes: blocks of the first chunk, the second and so on; the last size is repeated. Empty: the whole
+    speech is one chunk. ahead: blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that the sound
+    of a window depends on; if windows are refreshed, that the sound of a refreshed window depends on. refresh: least number of blocks from
+    one refresh to the next, and so the most that a replica that takes over computes again; 0: no window is refreshed."""
 
     sizes: tuple[int, ...]
     ahead: int

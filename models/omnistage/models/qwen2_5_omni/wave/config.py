@@ -87,7 +87,7 @@ class VocoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """ends: items that are no codes, and end a speech."""
+    """The config of a Code2Wav. ends: items that are no codes, and end a speech."""
 
     dit: DitConfig
     vocoder: VocoderConfig

@@ -48,7 +48,7 @@ _OTHERS = ("thinker.", "talker.")
 
 
 def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
-    """Raises LoadError."""
+    """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
     config, chosen, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
     round_alike(device)

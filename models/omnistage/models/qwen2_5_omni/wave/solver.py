@@ -76,7 +76,7 @@ class Trajectory:
         return self.evaluation == self._solver.evaluations
 
     def take(self, slope: torch.Tensor) -> None:
-        """Take the slope in `point`, which has the same shape."""
+        """Take the slope at `point`, in the same shape, and move `point` on."""
         method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
         length = self._solver.times[step + 1] - self._solver.times[step]
         self._slopes.append(slope)

@@ -13,8 +13,8 @@ from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """vector: comes with the voice, float32 [voice_size]. examples: made from its example and from silence of equal length, float32 [2,
-    speaker.size]."""
+    """A voice as the net of the flow takes it. vector: the vector of the voice, float32 [voice_size]. examples: vectors made from its
+    example and from silence of equal length, float32 [2, speaker.size]."""
 
     vector: torch.Tensor
     examples: torch.Tensor

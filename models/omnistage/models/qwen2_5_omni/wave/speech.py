@@ -47,8 +47,8 @@ class Speech:
         """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """Take the next codes, [n, 1]. first: place of the first of them in the speech; codes that are not needed may come before. Raises
-        BadRequest for codes outside the table, codes that come too late, and a speech that ends before `first_sample`."""
+        """Take the next codes, [n, 1]. first: place of the first of them in the speech; codes that are not needed may come before. last: no
+        more come. Raises BadRequest for codes outside the table, codes that come too late, and a speech that ends before `first_sample`."""
         if not self._ended:
             self._take(first, codes.astype(np.int64))
         self._ended = self._ended or last

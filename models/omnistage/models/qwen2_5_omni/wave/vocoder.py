@@ -203,7 +203,8 @@ class Vocoder:
 
 
 def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Cuts off samples at the ends that no wanted sample depends on; returns the rest, and how many unwanted samples it has at each end."""
+    """Cut off samples at the ends that no wanted sample depends on. before, behind: how many unwanted samples x has at each end. Returns
+    the rest, and how many it has."""
     first, last = max(before - context, 0), max(behind - context, 0)
     return x[..., first : x.shape[2] - last], before - first, behind - last
 

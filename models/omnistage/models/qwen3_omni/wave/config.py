@@ -30,9 +30,9 @@ MOST_WINDOW = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the frame itself. widening:
-    factors by which the first upsamplings multiply the rows. channels: channels of the decoder before its upsamplings by `rates`, each of
-    which halves them."""
+    """The config of a Code2Wav. codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the
+    frame itself. widening: factors by which the first upsamplings multiply the rows. channels: channels of the decoder before its
+    upsamplings by `rates`, each of which halves them."""
 
     codebooks: int
     codes: int

@@ -45,7 +45,8 @@ class Speech:
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
         """Take the next frames, [n, codebooks]. first: place of the first of them in the speech; frames that are not needed may come
-        before. Raises BadRequest for codes outside the table, frames that come too late, and a speech that ends before `first_sample`."""
+        before. last: no more come. Raises BadRequest for codes outside the table, frames that come too late, and a speech that ends before
+        `first_sample`."""
         frames = codes.astype(np.int64)
         if len(wrong := frames[frames >= self._config.codes]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")

@@ -10,9 +10,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """place: place of the next frame in its speech. seen: how many of the keys, the last ones, belong to frames. keys: keys and values of
-    the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the order in which the net
-    comes to them, [channels, count] each; zeros are what Transformers has before the first one.
+    """The state before a frame. place: place of this frame in its speech. seen: how many of the keys, the last ones, belong to frames.
+    keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the
+    order in which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
 
     A step changes no state, but makes another one: a step that fails has lost nothing."""
 
