@@ -82,7 +82,7 @@ class CrossAttention:
     """The part of a decoder that attends to an encoder's rows, in each layer. norm: builds the norm before it.
 
     Its weights: "layers.N.encoder_attn.q_proj.weight", k_proj, v_proj and o_proj, with biases or without; k_proj and v_proj take vectors of
-    `DecoderConfig.given_width`. Those of its norm begin with "layers.N.encoder_attn_layer_norm".
+    `DecoderConfig.given_width`. The weights of its norm begin with "layers.N.encoder_attn_layer_norm".
     """
 
     def __init__(self, materials: Materials, norm: Callable[[Materials, str], Norm]) -> None:

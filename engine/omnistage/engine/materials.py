@@ -53,9 +53,10 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """What the parts of a decoder are built from. config: the sizes of this rank: of heads and columns only those that it computes. weight:
-    the weights of this rank. linear: makes the products of the decoder; a part makes all its products with it, so that they are tried out
-    at load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
+    """The materials from which the parts of a decoder are built. config: the sizes of this rank: of heads and columns only those that it
+    computes. weight: the weights of this rank. linear: makes the products of the decoder; a part makes all its products with it, so that
+    they are tried out at load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing
+    or misshapen."""
 
     config: DecoderConfig
     weight: Weights

@@ -78,7 +78,7 @@ class PagePool:
             self._holders[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Give back pages."""
+        """Give back pages: a page that nobody else holds becomes free."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} was given back twice")

@@ -30,8 +30,8 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """On the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values of each row go, without
-    padding. runs: in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
+    """The input of one step, on the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values
+    of each row go, without padding. runs: in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
 
     rows: StepRows
     pages: torch.Tensor

@@ -125,7 +125,7 @@ class _Room:
 
 
 class Scheduler:
-    """Holds waiting and running sequences; hands out pages. clock: in seconds, by which IDLE_S is measured."""
+    """Holds waiting and running sequences; hands out pages. clock: returns seconds, by which IDLE_S is measured."""
 
     def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock

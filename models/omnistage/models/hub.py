@@ -370,7 +370,7 @@ class Fetch:
 
 def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
     """The folder of a name in the cache; None if it lacks a file. knowing: also None if the cache has no list of the commit's files, by
-    which alone completeness is known; otherwise the names in its own files decide. Asks no hub."""
+    which alone completeness is known; otherwise its own indices of weights and parts decide. Asks no hub."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)

@@ -41,7 +41,7 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class Grammar:
-    """Implements `engine.constraint.Constraint`."""
+    """Implements `engine.constraint.Constraint`. matcher: stands after the history of the request; each walk gets a copy."""
 
     def __init__(self, matcher: LLMatcher, ends: torch.Tensor, vocabulary: int) -> None:
         self.vocabulary = vocabulary

@@ -19,7 +19,7 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class LruCache(Generic[Value]):
-    """Values by a key of what they were made from. Use it on one thread. max_bytes 0: nothing is kept."""
+    """Keeps values under keys that stand for everything that a value was made from. Use it on one thread. max_bytes 0: nothing is kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

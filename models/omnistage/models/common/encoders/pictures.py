@@ -44,7 +44,8 @@ class PictureSettings:
 
 
 def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
-    """Read the settings. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not fit the model."""
+    """Read the settings from the folder of a checkpoint. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not
+    fit the model."""
     values = processor_part(directory, "image_processor", FILE)
     if values is None:
         raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")

@@ -60,7 +60,7 @@ def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
 
 
 def sinusoids(length: int, width: int) -> torch.Tensor:
-    """Positions as in Vaswani et al. 2017, sines first, then cosines. float32 [length, width]"""
+    """Embeddings of positions as in Vaswani et al. 2017, sines first, then cosines. float32 [length, width]"""
     half = width // 2
     scales = torch.exp(-math.log(LONGEST_WAVE) / (half - 1) * torch.arange(half, dtype=torch.float32))
     angles = torch.arange(length, dtype=torch.float32)[:, None] * scales

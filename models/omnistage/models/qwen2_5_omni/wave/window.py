@@ -122,7 +122,7 @@ class Windows:
         """Called with the key and the seconds of each step on two threads."""
 
     def key(self, job: Job) -> Hashable:
-        """Jobs of equal shapes can step together."""
+        """The shape of a job's next step: jobs with equal keys can step together."""
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
                 return "slice", id(job)

@@ -96,7 +96,7 @@ def read_wave_config(directory: Path) -> WaveConfig:
 
 
 def wave_config(section: Config) -> WaveConfig:
-    """Read the values of a section. Raises BadCheckpoint."""
+    """Read the config from the section about Code2Wav. Raises BadCheckpoint."""
     check_activation(section, "hidden_act", "silu")
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     found = WaveConfig(

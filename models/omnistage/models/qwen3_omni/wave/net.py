@@ -74,7 +74,8 @@ class CausalNet:
         return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
     def _attended(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Rows after all layers, and the keys that each speech keeps."""
+        """Run the layers. x: [speeches, frames, hidden_size]. Returns their rows, and for each speech the keys and values that it keeps:
+        see WaveState."""
         frames, kept = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
@@ -217,7 +218,7 @@ class _Upsampling:
 
 @dataclass(frozen=True, slots=True)
 class _Widening:
-    """Makes several rows from each row."""
+    """Makes `factor` rows from each row."""
 
     linear: Linear
     factor: int

@@ -31,7 +31,8 @@ class Windows:
         self.net = net
 
     def key(self, job: WindowJob) -> Hashable:
-        """Jobs of equal shapes can step together, wherever in their speeches they are; first frames have other shapes."""
+        """The shape of a job: jobs with equal keys can step together, wherever in their speeches they are, except that first frames have
+        other shapes."""
         return len(job.codes), job.state.place == 0, job.silent
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None = None) -> None:
