@@ -3,8 +3,7 @@
 A run is some consecutive rows of one sequence, all in one page. So each of them sees equally many pages, and the slots after it in its own
 page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the sizes of all
 three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is loaded,
-`choose_backend` tries for the shape of its heads whether a backend keeps its claim that rows do not depend on each other; if not, it takes
-the next backend.
+`choose_backend` takes the first backend that keeps its claim for the shape of its heads: that rows do not depend on each other.
 
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
   their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
@@ -48,8 +47,7 @@ _LEAST_ROWS = {torch.float32: 8}
 
 _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bfloat16: 32}, {torch.float32: 6, torch.bfloat16: 16}, {})
 """Most pages, by dtype, over which a library sums in one sweep, so that zeros after them change no bit: MKL takes 384 slots in float32 with
-AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. Each mapping makes a backend; the first one whose numbers hold on this machine is
-used."""
+AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. The first mapping that holds on this machine is used."""
 
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Relative error of a head's output, by dtype, that is too large to come from rounding."""
@@ -118,8 +116,8 @@ class TritonAttention:
     def failures(self) -> tuple[type[Exception], ...]:
         from omnistage.engine.paged_kernel import TritonError
 
-        # They come from Triton and its assembler, from the C compiler that it calls, from loading the compiled library, and from the folder
-        # that keeps this library.
+        # They come from Triton, its assembler, the C compiler that it calls, the loading of the compiled library, and the folder that keeps
+        # it.
         return TritonError, RuntimeError, SubprocessError, AssertionError, ImportError, OSError
 
     def is_viable(self, spec: DecoderSpec) -> bool:
@@ -248,8 +246,7 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    """The attention of `PagedAttention`, tile by tile. sweep: see `_tiles`. scratch: memory for the copies and for the results of
-    products."""
+    """The attention of `PagedAttention`, tile by tile. sweep: see `_tiles`. scratch: for copies and for results of products."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
@@ -367,8 +364,7 @@ class BackendChoice:
 
 
 def choose_backend(spec: DecoderSpec) -> BackendChoice:
-    """Choose the first backend for this device that keeps its claim for these heads, or that makes none. Raises ValueError if there is
-    none."""
+    """The first backend for this device that keeps its claim for these heads, or that makes none. Raises ValueError if there is none."""
     refused = ""
     for make in ATTENTION:
         backend = make()
@@ -448,8 +444,7 @@ class _Bench:
         yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
-        """Whether the first and the last rows of a whole last page have the same bits in a run of their own, for each number of rows in
-        `counts`."""
+        """Whether the first and the last rows of a page have the same bits in a run of their own, for each number of rows in `counts`."""
         start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
