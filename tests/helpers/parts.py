@@ -75,7 +75,7 @@ class ToyPart:
 
 
 def read_toy(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.Reader`. options.family: the seed, and which toy."""
+    """A `rank.RankReader`. options.family: the seed, and which toy."""
     return TOYS[str(options.family["toy"])].decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
 
 

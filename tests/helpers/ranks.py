@@ -34,7 +34,7 @@ PLAN = {
 
 
 def read_random(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.Reader`. options.family: the seed, whether it is tied, and the dtype."""
+    """A `rank.RankReader`. options.family: the seed, whether it is tied, and the dtype."""
     dtype = getattr(torch, options.dtype)
     whole = random_weights(int(options.family["seed"]), dtype)
     if options.family.get("tied"):

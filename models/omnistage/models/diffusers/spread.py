@@ -135,7 +135,7 @@ def team_of(folder: Path, options: LoadOptions) -> Team | None:
 
 
 def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDrawing:
-    """A `rank.Reader`."""
+    """A `rank.RankReader`."""
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     transformer = load_part(folder, TRANSFORMER, getattr(torch, dtype))
     shares = bool(DiffusersOptions.from_settings(dict(options.family)).context_parallel)
