@@ -1,5 +1,5 @@
-"""Descriptions of keyword arguments, in one place: a TypedDict has the description beside each key, and `help` and docs/client.md are made
-from it."""
+"""Descriptions of keyword arguments, in one place: a TypedDict has the description of each key in its type, and `help` and
+docs/client.md are made from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from low to high; None: no bound on that side. is_above: low itself is excluded. is_below: high itself is excluded."""
+    """Numbers from low to high; high None: no upper bound. is_above: low itself is excluded. is_below: high itself is excluded."""
 
     low: float
     high: float | None = None
@@ -35,8 +35,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of one keyword. default: the value where the keyword is absent. allowed: the numbers, or the words, that it may
-    be."""
+    """The description of one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the
+    numbers, or the words, that it may be; None: any."""
 
     meaning: str
     default: str
@@ -78,7 +78,7 @@ def type_text(kind: Any) -> str:
 
 
 def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
-    """A decorator: adds the descriptions of these keywords to the docstring, or only of those that `names` lists."""
+    """A decorator: adds the descriptions of these keywords to the docstring. names: the keywords to describe; None: all."""
     told = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
 
     def extended(function: F) -> F:

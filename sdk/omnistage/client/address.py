@@ -14,7 +14,7 @@ GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|passthrough|x
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 LOOKUP_S = 2.0
-"""How long the look-up of a name may take where nothing depends on it."""
+"""Seconds that `is_local` may take to look up a name; after that it answers False."""
 
 UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 
@@ -27,7 +27,7 @@ def split(addresses: str) -> list[str]:
 
 
 async def is_unknown(address: str) -> bool:
-    """True if the host has a name that no name service knows. A name service that does not answer has not said so."""
+    """True if the host is a name that no name service knows; False also if a name service does not answer."""
     if GRPC_TARGET.match(address):
         return False
     host = address.rpartition(":")[0].strip("[]")
@@ -73,7 +73,7 @@ def _host(text: str) -> str:
 
 
 async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Raises OSError for an unknown host."""
+    """The IP addresses of a host, given as a name or an address. Raises OSError for an unknown host."""
     with suppress(ValueError):
         return [ipaddress.ip_address(host)]
     infos = await asyncio.get_running_loop().getaddrinfo(host, None)
@@ -81,6 +81,7 @@ async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 def _checked(address: str) -> str:
+    """`address`, if it can be HOST:PORT or a target of gRPC. Raises BadRequestError."""
     if not address:
         raise _bad("is empty; give HOST:PORT of a router, or several with commas between them")
     if GRPC_TARGET.match(address):

@@ -12,15 +12,16 @@ from typing import Any, Union, get_args, get_origin
 from omnistage.client.about import About, Range
 
 PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+"""The words of a message for each type."""
 BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
-"""Example values."""
+"""An example of a value of each type."""
 
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
 def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
-    """The fault of a value for a keyword with this annotation; empty if there is none. of_kind: check only the kind of value, and leave the
-    range to a server."""
+    """The fault of a value for a keyword with this annotation, `Annotated[type, About]`; empty if there is none. of_kind: check only the
+    kind of value, and leave the range to a server."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
     return (
@@ -44,10 +45,12 @@ def fault_of_stages(annotation: Any, value: object) -> str:
 
 
 def _kinds(kind: Any) -> Sequence[Any]:
+    """The types of a union; of any other type, itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _fits(kind: Any, about: About, value: object) -> bool:
+    """Whether a plain value is of this type and among the values that `about` allows; in a list or a dict, each value."""
     match get_origin(kind) or kind:
         case origin if origin is Mapping:
             inner = get_args(kind)[1]
@@ -71,6 +74,7 @@ def _fits(kind: Any, about: About, value: object) -> bool:
 
 
 def _told(kind: Any, about: About) -> str:
+    """The allowed values in words that follow "it must be"."""
     if isinstance(about.allowed, Sequence):
         *others, last = about.allowed
         return f"{', '.join(others)} or {last}"

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Audio:
-    """Sound. samples: float32 [n], or [n, channels] of several, -1 to 1. sample_rate: samples per second. encoding: the form in which the
-    samples came, pcm16 or float32."""
+    """Sound. samples: float32 [n], or [n, channels] if there are several, -1 to 1. sample_rate: samples per second. encoding: the type
+    of the samples as they were sent, pcm16 or float32."""
 
     samples: NDArray[np.float32]
     sample_rate: int
@@ -62,7 +62,7 @@ class Audio:
         return player(self.samples, self.sample_rate)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a file of the kind that its name ends in: .wav, in the encoding in which the samples came, .flac, .opus or .mp3. Raises
+        """Write a file of the kind that its name ends in: .wav, with samples of type `encoding`, .flac, .ogg, .opus or .mp3. Raises
         RequestError for sound that such a file cannot hold, NotAvailableError for a kind that this machine cannot write, OSError."""
         write_sound(path, self.samples, self.sample_rate, self.encoding if format_of(path).is_wav else "pcm16")
 
@@ -71,17 +71,18 @@ class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
     text: str. thought: the model's thoughts before the answer, empty if it had none; they are no part of the text or of the turn.
-    token_ids: of the text. logprobs: natural log of the probability of each token, empty if not asked for. audio: Audio, or None if no
-    sound was asked for or nothing of the text could be spoken; `save` raises that as an error. codes: uint32 [frames, codebooks] of speech,
-    or None if the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; words that are not
-    spoken are left out. pictures: the finished ones, encoded, without previews; images: the same as Pillow images. videos: films of a
-    prompt. rows: the tensors on ports that `outputs` named, by port, [n, width] each: `latents`, float32, a row for each place of the VAE's
-    grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
-    finish_reason: stop, length or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing: what this
-    client measured. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the
-    voice has no sound for; unspoken_words: the first 64 of them. notes: sentences for the user, such as what a model cannot draw. drew:
-    whether another seed could have given another answer; None: the server does not say.
-    """
+    token_ids: the tokens of the text. logprobs: natural log of the probability of each token, empty if not asked for. audio: Audio, or None
+    if no sound was asked for or nothing of the text could be spoken; then `save` raises an error. codes: uint32 [frames, codebooks] of
+    speech, or None if the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; words that are
+    not spoken are left out. pictures: the finished ones, encoded, without previews; images: the same as Pillow images. videos: the films
+    that were made. rows: by port, the tensors of ports that `outputs` named, [n, width] each: `latents`, float32, a row for each place of
+    the VAE's grid; `pixels`, uint8, a row for each pixel. Both go row by row from the top, one layer after the other, one result after the
+    other.
+
+    finish_reason: stop, length or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing: the times
+    that this client measured. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of
+    the text the voice has no sound for; unspoken_words: the first 64 of these characters. notes: sentences for the user, such as what a
+    model cannot draw. drew: whether another seed could have given another answer; None: the server does not say."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class Answer(dict[str, str]):
         super().__init__(role="assistant", content=self.text)
         self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         lengths = accumulate((len(delta.text) for delta in deltas), initial=0)
+        # For each token, where the text begins that it came with.
         self._token_characters = [first for first, delta in zip(lengths, deltas, strict=False) for _ in delta.token_ids]
         self.logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
         self.audio = audio
@@ -122,20 +124,21 @@ class Answer(dict[str, str]):
 
     @cached_property
     def images(self) -> list[Image]:
-        """The pictures, decoded when this is first read, in the same order: images[0].save("cat.png"). Raises NotAvailableError without
-        Pillow, ProtocolError if one cannot be decoded."""
+        """The pictures as Pillow images, in the same order, decoded when this is first read: images[0].save("cat.png"). Raises
+        NotAvailableError if Pillow is not installed, ProtocolError if a picture cannot be decoded."""
         return [_decoded(picture) for picture in self.pictures]
 
     def token_begins_s(self) -> list[float]:
-        """When the speech of each token begins, in seconds from the first sample; empty if `words` is. A token begins with the first word
-        that ends behind the token's first character. A token that is not spoken begins with the next spoken word, or, behind all words, at
-        the end of the last one. Tokens whose text came in one piece begin together."""
+        """When the speech of each token begins, in seconds from the first sample; empty if `words` is. A token begins with the first
+        word that ends after the token's first character. So a token that is not spoken begins with the next spoken word, or, after the
+        last word, at its end. Tokens whose text came in one piece begin together."""
         ends = [word.first_character + len(word.text) for word in self.words]
         begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]
         return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the sound to a file, see `Audio.save`; a picture or a film is written by itself. Raises NotSpokenError if there is none."""
+        """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is no sound, RequestError if there is only a
+        picture or a film, which has a `save` of its own."""
         if self.audio is None and (self.videos or self.pictures):
             what, how = ("a film", "videos[0].save(path)") if self.videos else ("a picture", "images[0].save(path)")
             raise RequestError(f"this answer is {what}, and has no sound", hint=f"Write {what}: answer.{how}.")
@@ -161,7 +164,7 @@ class Answer(dict[str, str]):
 
 
 async def collect(events: AsyncIterator[Event]) -> Answer:
-    """Read a stream to its end and put the answer together."""
+    """Read a stream to its end and put the answer together. Raises ProtocolError if the stream ends without `Done`."""
     deltas: list[TextDelta] = []
     thoughts: list[str] = []
     sounds: list[AudioChunk] = []
@@ -206,6 +209,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
 
 
 def _decoded(picture: Picture) -> Image:
+    """The picture as a Pillow image. Raises as `Answer.images`."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -220,12 +224,14 @@ def _decoded(picture: Picture) -> Image:
 
 
 def _films(clips: Sequence[VideoDelta]) -> tuple[Film, ...]:
+    """The film that the pieces make, one file; empty if there is no piece."""
     if not clips:
         return ()
     return (Film(b"".join(clip.data for clip in clips), clips[0].media_type, sum(clip.frames for clip in clips)),)
 
 
 def _audio(sounds: Sequence[AudioChunk]) -> Audio | None:
+    """The sound that the chunks make; None if there is no chunk."""
     if not sounds:
         return None
     return Audio(np.concatenate([sound.samples for sound in sounds]), sounds[0].sample_rate_hz, sounds[0].encoding)

@@ -1,4 +1,4 @@
-"""Checks how a call was written, and says what to do if an argument needs a name, the first one is missing, or a name is wrong."""
+"""Checks how a call was written, and words the error if an argument needs a name, the first one is missing, or a name is wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def explain_calls(method: F) -> F:
 
 
 def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
-    """given: without `self`. None: the method itself raises the error, and Python's own message would be wrong."""
+    """The error for a call that does not fit the signature of the method `name`. given: its positional arguments without `self`. None:
+    the method itself raises a better error."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     known = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -57,7 +58,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
     if len(given) > len(placed):
         return TypeError(_surplus(name, placed, known, given))
     if name == "__init__":
-        return None  # This function takes any name, also that of its first argument.
+        return None  # It takes any keyword as a setting, and refuses unknown ones itself.
     unknown = {one: value for one, value in named.items() if one not in known and not (has_options and one in OPTIONS)}
     if unknown and has_options:
         kind = name.removeprefix("stream_")
@@ -71,11 +72,14 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
 
 
 def _guess(name: str, known: Sequence[str]) -> str:
+    """Advice for a keyword that does not exist: the one that was probably meant, or all that there are."""
     like = next((one for one in known if name in SAME.get(one, ())), "") or near(name, known)
     return f"did you mean {like}?" if like else f"it takes {', '.join(known)} alone"
 
 
 def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequence[Any]) -> str:
+    """The error text for too many positional arguments. placed: names of the arguments that may be positional. known: names that may be
+    keywords."""
     if name == "__init__":
         address = f"{given[0]}:{given[1]}" if isinstance(given[1], int) else "HOST:PORT"
         return f"Omni takes only its pipeline without a name; give what else there is by name, such as Omni(address={address!r})"
@@ -108,5 +112,6 @@ def _keyword(name: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
+    """The value as Python writes it; dots if that is long."""
     shown = repr(value)
     return shown if len(shown) <= 40 else "..."

@@ -45,27 +45,26 @@ class AsyncOmni:
     to_start: the stack to start, as an unnamed first argument in the form that `omnistage serve` takes: the name or YAML file of a
     pipeline, the folder of a checkpoint, or the name of one at a hub; `AsyncOmni("smol")` is `AsyncOmni(pipeline="smol")`.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without
-    a stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
-    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack: that of the
-    default pipelines, of which the first serves at once and another one starts when it is asked, or that of the checkpoint in
-    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. It
-    ends with this client. Any number of calls may run at once.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without a
+    stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
+    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack, which ends
+    with this client. The stack serves the default pipelines, the first at once and the others when they are asked; or the checkpoint in
+    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Any number of
+    calls may run at once.
 
     api_key: tells the router which client asks; by default the key in `OMNISTAGE_API_KEY`, or none. The client sends it with every call,
     and shows it in no message, repr or log. Before it goes to another host over a connection that is not encrypted, there is an
     `UnencryptedKeyWarning`.
 
-    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so long for the same router,
-    started again, or for the next one, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an
-    error.
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so many seconds for the same
+    router, started again, or for the next one, and goes on with the answer without gap or repeat. It does so once for each answer. 0:
+    never; the loss is an error.
 
     max_retries: how often a call is retried, within its time limit, if the server gives a delay (`retry_delay_s`) and you have no part of
     the answer yet: no event of a stream, or an answer that comes whole and is not whole yet. 0: never. A call may set its own number.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
-    `omnistage.client.errors`.
-    """
+    `omnistage.client.errors`."""
 
     @explain_calls
     def __init__(
@@ -97,7 +96,7 @@ class AsyncOmni:
 
     @classmethod
     def over(cls, connection: Connection, api_key: ApiKey | None, *, max_retries: int = MAX_RETRIES) -> Self:
-        """A client that asks over this connection, and closes it. api_key: None: the client has no key, whatever the variable says."""
+        """A client that asks over `connection`, and closes it at the end. api_key: None: no key, also if `OMNISTAGE_API_KEY` has one."""
         client = cls.__new__(cls)
         client._connection, client._resume_timeout_s = connection, RESUME_TIMEOUT_S
         client._max_retries, client._api_key, client._is_view = max_retries, api_key, False
@@ -105,9 +104,9 @@ class AsyncOmni:
 
     @explain_calls
     def as_client(self, api_key: str | None) -> Self:
-        """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
-        the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
-        raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
+        """A view of this client with another user's key: for a gateway that serves many users. api_key: None: no key, whatever key this
+        client or `OMNISTAGE_API_KEY` has. The view uses this client's connection and stack. Closing the view closes nothing; once this
+        client is closed, the view raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
         view._api_key, view._is_view = None if api_key is None else ApiKey(api_key), True
         return view
@@ -148,7 +147,7 @@ class AsyncOmni:
     async def close(self) -> None:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
-        In a forked child it does nothing: all of it belongs to the parent."""
+        In a forked child it does nothing: connection and stack belong to the parent."""
         if fork.is_child_of_user() or self._is_view:
             return
         await self.disconnect()
@@ -196,11 +195,11 @@ class AsyncOmni:
         **options: Unpack[Options],
     ) -> Answer | list[Answer]:
         """Answer one prompt. Its media come before it: pictures, sounds, films, one or several of each; `chat` takes them in any order. A
-        pipeline that only draws draws it: `answer.images`.
+        pipeline that only draws makes a picture of the prompt: `answer.images`.
 
-        A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
-        time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
-        is raised when all have ended; `error.answers` has the others."""
+        A list of texts gives a list of answers, in the same order: all with these media and options, also the same seed, each within its
+        own time limit. They are asked at the same time, as many at once as there are places. If some fail, the error of the first of
+        them is raised when all have ended; `error.answers` has the answers to the others."""
         if not isinstance(prompt, list | tuple):
             return await self._whole(requests.for_prompt(prompt, images, audios, videos, options))
         requests.check_options(options)
@@ -229,24 +228,24 @@ class AsyncOmni:
     @takes(OPTIONS, DRAWN)
     @explain_calls
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
-        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
-        the default pipelines the one that draws is started by the first drawing, which waits for it."""
+        """Draw a picture, with a drawing pipeline. `answer.images` has it, `answer.pictures` has it encoded, and `answer.rows` has its
+        latents and pixels if `outputs` names them. If there are several `results`, only the first has previews. In a private stack of
+        the default pipelines the first drawing starts the pipeline that draws, and waits for it."""
         return await self._whole(requests.for_drawing(prompt, images, options, "image"))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     async def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
-        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
-        video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
-        `answer.rows` has its latents and pixels where `outputs` names them."""
+        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 if `media_type` is
+        video/mp4. image: the picture with which it begins; or two, the first and the last one, if the model takes them. `answer.rows`
+        has its latents and pixels if `outputs` names them."""
         return await self._whole(requests.for_drawing(prompt, image, options, "video", "image"))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     async def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
-        to be spoken is for `say`."""
+        """Make the sound that a prompt describes, `seconds` long, with a pipeline that makes sounds: `answer.audio`,
+        `answer.save("x.wav")`. To have a text spoken, call `say`."""
         return await self._whole(requests.for_drawing(prompt, (), options, "audio"))
 
     @takes(OPTIONS)
@@ -272,26 +271,26 @@ class AsyncOmni:
     @takes(OPTIONS, SPOKEN)
     @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
+        """The events while exactly this text is spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress, previews and pictures of a prompt, as they come; see `draw`."""
+        """The progress, previews and pictures for a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options, "image"))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
-        be played up to whichever came."""
+        """The progress and the pieces of the film for a prompt, as they come; see `film`. The pieces, joined in order, are the file;
+        those that have come can be played already."""
         return self._events(requests.for_drawing(prompt, image, options, "video", "image"))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
+        """The progress and the samples of the sound for a prompt, as they come; see `sound`."""
         return self._events(requests.for_drawing(prompt, (), options, "audio"))
 
     @explain_calls
@@ -311,6 +310,7 @@ class AsyncOmni:
         return [Replica.of(replica) for replica in listed.replicas]
 
     async def _connected(self, timeout_s: float) -> tuple[Router, Limit]:
+        """The router to ask, and the time limit of the call, in which the start of a private stack does not count."""
         limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
         with limit.paused():
             await self._connection.start(self._api_key)
@@ -321,8 +321,8 @@ class AsyncOmni:
             return await collect(events)
 
     async def _events(self, asked: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
-        """Send a request and yield its events; the router chooses the pipeline, which answers or draws. The time limit is the answer's: the
-        start of a private stack has its own."""
+        """Send a request and yield its events; the router chooses the pipeline, which answers or draws. is_whole: as in `Call`. The time
+        limit does not include the start of a private stack, which has a limit of its own."""
         limit = Limit(asked.timeout_s)
         async with self._connection.waiting():
             request = await asked.read(limit)
@@ -340,7 +340,7 @@ class AsyncOmni:
                 raise
             raise named from error
         except asyncio.CancelledError:
-            # Closing a channel cancels its calls from inside. If nothing cancelled this task, that is an error and not a cancellation.
+            # Closing a channel raises CancelledError in its calls. If nobody cancelled this task itself, that becomes a ClosedError.
             task = asyncio.current_task()
             if self._connection.is_closed and task is not None and not task.cancelling():
                 raise ClosedError("the client was closed while it answered") from None

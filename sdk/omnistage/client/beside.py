@@ -1,4 +1,5 @@
-"""Runs work on threads that nothing waits for at the end: not the loop, not the interpreter, and not a caller that is cancelled."""
+"""Runs work on daemon threads. The work goes on if its caller is cancelled, and neither an event loop nor the interpreter waits for it
+at the end."""
 
 from __future__ import annotations
 

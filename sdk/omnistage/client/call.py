@@ -23,11 +23,11 @@ from omnistage.client.upload import Conversing, Uploads
 from omnistage.v1 import omni_pb2
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
-"""Pauses between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
+"""Seconds to pause between attempts to go on, doubled each time: a router that has just come back may break the first attempts."""
 
 NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
-"""Refusals of a router that is to go on with an answer but is not ready or has no place yet; they carry a delay after which it may have
-one."""
+"""Reasons for which a router refuses to go on with an answer for now: it is not ready or has no place. These refusals carry a delay
+after which it may take the answer."""
 
 NO_OUTPUT = (Failover, Progress)
 """Events that give the caller no part of the answer: it may begin anew after them."""
@@ -56,9 +56,9 @@ class Call:
         retries: Retries,
         is_whole: bool,
     ) -> None:
-        """key: the caller's key. uploads: files that are streamed, each time from their beginning. limit: for the whole answer. resume_s:
-        how long to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has come; until then
-        the answer may begin anew."""
+        """key: the caller's key. uploads: media that are streamed, each time from their beginning. limit: for the whole answer.
+        resume_s: seconds to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has
+        come; until then the answer may begin anew."""
         self._connection = connection
         self._key = key
         self._asked = request
@@ -105,7 +105,7 @@ class Call:
             await ready
 
     def _ready_again(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Return the wait before the router is asked again. Raises the final error: `error` itself, or the one that it stands for."""
+        """Return an awaitable that waits until a router can be asked again. Raises the exception for `error` if that is final."""
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)
@@ -124,7 +124,8 @@ class Call:
     # The connection broke ------------------------------------------------------------------------------------------------------------
 
     def _ready_to_go_on(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Return the search for another router. Raises RouterLostError for a second loss, and if no time is left."""
+        """Note the loss of the router, and return the pause before a router is asked for the rest. Raises RouterLostError for a second
+        loss in the middle of the answer, and if no time is left for the search; DeadlineError if the time limit has passed."""
         if self._search is None:
             if self._limit.is_over:
                 raise self._limit.passed() from error
@@ -141,13 +142,15 @@ class Call:
         return self._connection.pause(min(wait_s, self._left_s))
 
     def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
-        """The pause before a router that is to go on, but is not ready, is asked again; None: it would take too long."""
+        """The pause before a router is asked again to go on, if it is not ready yet; None if it gave no delay, or the pause would take
+        too long."""
         delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
         if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
         return self._connection.pause(min(delay_s, self._left_s))
 
     def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
+        """Note the loss of the router for the error text, the connection and the reader."""
         self._lost = self._lost or router.address
         self._connection.lost(router.address)
         self._reader.lose(router.address, error.details() or error.code().name)
@@ -159,7 +162,8 @@ class Call:
     # The pipeline starts -------------------------------------------------------------------------------------------------------------
 
     def _ready_pipeline(self, refusal: StartingError) -> Awaitable[None] | None:
-        """The wait for a pipeline that starts; None: it would take too long."""
+        """The wait for a pipeline that is starting: until the private stack has started it, or a pause before the router is asked again.
+        None if it would take too long."""
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
@@ -175,7 +179,7 @@ class Call:
     # The router says when ------------------------------------------------------------------------------------------------------------
 
     def _pause_for_retry(self, router: Router, refusal: OmniError) -> Awaitable[None] | None:
-        """The pause before the answer begins anew; None: it may not, or no time is left."""
+        """The pause before the answer begins anew; None if it may not begin anew, or no time is left."""
         if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
             return None
         pause_s = self._retries.pause_s(refusal.retry_delay_s)
@@ -195,7 +199,8 @@ class Call:
         return Reader(time.perf_counter(), due(self._asked))
 
     async def _connect(self) -> Router:
-        """Return the first router that answers, to begin or to go on."""
+        """Return the first router that answers, to begin or to go on with the answer. Raises UnavailableError, RouterLostError or
+        DeadlineError."""
         search = self._search if self._reader.is_lost else None
         left_s = self._left_s
         patience_s = self._connection.connect_timeout_s if search is None else search.seconds - search.spent_s
@@ -212,7 +217,7 @@ class Call:
             raise RouterLostError(message, code=error.code) from error
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
-        """The events that one connection brings."""
+        """Ask a router for the answer, or for the rest of it, and yield the events that come."""
         call: GenerateCall | Conversing
         request = self._reader.request(self._asked)
         if self._uploads:

@@ -11,8 +11,8 @@ from omnistage.client import fork
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# gRPC notices a frozen peer only when ping_timeout_ms is set too: keepalive alone does not notice a stopped process. Two seconds for an
-# answer that gRPC's own threads give: a router on a busy machine is late, not lost.
+# gRPC notices a frozen peer only if ping_timeout_ms is set too: keepalive alone does not notice a stopped process. A ping, which gRPC's own
+# threads answer, may take two seconds: a router on a busy machine is late, not lost.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),

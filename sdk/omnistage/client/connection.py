@@ -1,4 +1,5 @@
-"""The router that clients ask, one client or many that share it: a named router, a found one, or that of a private stack."""
+"""The router that one client asks, or many that share the connection: a named router, a running one that was found, or that of a private
+stack."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ log = logger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 
 START_PATIENCE_S = 30.0
-"""How long a call waits for a pipeline that starts, unless this client started it."""
+"""Seconds that a call waits for a pipeline that is starting, unless this client started it."""
 
 
 def tell(message: str) -> None:
-    """Tells whoever waits what the call waits for."""
+    """Log a sentence about the thing that a call waits for."""
     log.info("%s", message)
 
 
@@ -43,20 +44,21 @@ class Connection:
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or the stack to start; if that plan says nothing, a running router is asked instead. start_patience_s: how long
-        a call waits for a pipeline that starts, unless this client started it. warn: as in `Routers`. tell: gets what a call waits for.
-        Raises BadRequestError for a text that is no address."""
+        """where: a router, or the plan of a stack to start; if the plan leaves everything to the defaults, a running router is asked
+        instead, if there is one. start_patience_s: seconds that a call waits for a pipeline that is starting, unless this client started
+        it. warn: as in `Routers`. tell: called with a sentence about the thing that a call waits for. Raises BadRequestError for a text
+        that is no address."""
         self._plan = where if isinstance(where, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
         self._found = None if isinstance(where, StackPlan) else where
         self._may_find = self._stack is not None and self._plan.says_nothing
-        """Whether a running router does as well as a stack of its own; until one has been looked for."""
+        """Whether to look for a running router before the stack is started; False once that was done."""
         self._credentials, self._warn = credentials, warn
         self._routers = None if self._found is None else self._routers_at(self._found)
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: set[asyncio.Timeout] = set()  # of the blocks in `waiting`
         self.connect_timeout_s = connect_timeout_s
         self.start_patience_s = start_patience_s
         self.tell = tell
@@ -92,8 +94,8 @@ class Connection:
         return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
 
     async def start(self, key: ApiKey | None) -> None:
-        """Find the router, or start a private stack, whose setting bounds its time. key: the caller's. Raises ClosedError and
-        StackError."""
+        """Find the router, or start the private stack, which takes no longer than the limit in its settings. key: the caller's, for the
+        question whether a router runs. Raises ClosedError and StackError."""
         fork.check()
         self._stay_on_loop()
         async with self._starting:
@@ -108,7 +110,8 @@ class Connection:
                 self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
 
     async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
-        """The first router that answers, for a caller with this key. Raises the errors of `start` and `Routers.connect`."""
+        """The first router that answers, for a caller with this key. timeout_s: for the connection alone. Raises the errors of `start`
+        and `Routers.connect`."""
         await self.start(key)
         assert self._routers is not None
         return await self._routers.connect(timeout_s, key)
@@ -119,7 +122,8 @@ class Connection:
         self._routers.lost(address)
 
     async def begin(self, pipeline: str, limit: Limit) -> None:
-        """Have the private stack start one of its pipelines, and wait until it serves. The start goes on when the limit passes."""
+        """Have the private stack start one of its pipelines, and wait until it serves. Raises StackError if it cannot start,
+        DeadlineError when the limit passes; the start goes on all the same."""
         assert self._stack is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
@@ -129,7 +133,7 @@ class Connection:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Wrap a wait that uses no channel: closing this connection ends the wait, as it ends calls. Raises ClosedError then."""
+        """A context for a wait that uses no channel: closing this connection ends the wait with ClosedError, as it ends calls."""
         fork.check()
         self._stay_on_loop()
         self._check_open()
@@ -151,7 +155,7 @@ class Connection:
             await asyncio.sleep(seconds)
 
     def advise(self, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
-        """Give an error a hint that fits the router and the request."""
+        """Give an error a hint that fits the router and the request, as `found.advise` does."""
         advise(self._found, error, asked)
 
     async def disconnect(self) -> None:
@@ -176,6 +180,7 @@ class Connection:
             self._stack.stop()
 
     def _routers_at(self, found: Found) -> Routers:
+        """The routers at the address; a router that nobody named must belong to this user or to root."""
         return Routers(found.address, None if found.is_named else is_ours, credentials=self._credentials, warn=self._warn)
 
     def _check_open(self) -> None:

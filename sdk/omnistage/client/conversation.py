@@ -1,4 +1,4 @@
-"""Turns, as people and other clients write them, become messages in two steps: the form is checked at once, media are read later."""
+"""Turns, as people and other clients write them, become messages in two steps: the form is checked at once, the media are read later."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_m
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
-"""Turns, oldest first, each with `role` (system, developer, which is the same, user or assistant) and `content`; an `Answer` is a turn too:
-append it to go on.
+"""Turns, oldest first. Each has `role` (system, or developer with the same meaning; user; assistant) and `content`. An `Answer` is a turn
+too: append it to go on.
 
-`content` is text, beside which `images`, `audios` and `videos` may be, each an ImageLike, AudioLike or VideoLike, or a list of them: they
-come before the text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in
-any order, such as OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and
-"video" (which may have "use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url",
-{"type": "input_audio", "input_audio": {"data": BASE64}}, where a data: URL may be too, and of an assistant {"type": "refusal", "refusal":
-...}, which is text. Other keys of their messages, such as `tool_calls`, may be None."""
+`content` may be a text. Then the turn may also have `images`, `audios` and `videos`, each an ImageLike, AudioLike or VideoLike, or a list
+of them; they come before the text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni.
+
+Or `content` is a list of parts in any order, such as OpenAI's clients send: {"type": "text", "text": ...}; {"type": "image", "image":
+...}, in the same way "audio" and "video" (which may have "use_audio"); {"type": "image_url", "image_url": {"url": "data:..."}}, in the
+same way "audio_url" and "video_url"; {"type": "input_audio", "input_audio": {"data": BASE64 or a data: URL}}; and {"type": "refusal",
+"refusal": ...}, which an assistant said and which is read as text. Other keys of such messages, `tool_calls` for one, may be None."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """The role that the contract has for a turn's role."""
 OTHER_ROLES = {**dict.fromkeys(("bot", "model", "ai", "gpt", "agent"), "assistant"), **dict.fromkeys(("human", "me", "person"), "user")}
-"""The roles that other libraries use, and ours."""
+"""The names of roles in other libraries, and our roles."""
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
+"""The keys of a turn that hold media, and the kind of each."""
 TURN_KEYS = ("role", "content", *LISTS)
 EMPTY_KEYS = {
     "name": "speakers have no names here: leave it out",
@@ -59,7 +61,8 @@ Part = stage_pb2.Part | ReadMedium
 
 
 def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
-    """The role and the contents of a turn, in order. Raises BadRequestError for a turn of the wrong form."""
+    """The role and the parts of a turn, in order. where: the caller's name for the turn. Raises BadRequestError for a turn of the wrong
+    form."""
     if not isinstance(turn, Mapping):
         what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
         raise BadRequestError.of(where, f"is {show_value(turn)}; it {what}")
@@ -89,7 +92,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
 
 
 def _role(role: object, where: str) -> str:
-    """The contract's role. Raises BadRequestError."""
+    """The contract's role for a turn's role. Raises BadRequestError."""
     if not isinstance(role, str) or role not in ROLES:
         *most, last = ROLES
         if isinstance(role, str) and role.lower() in ("tool", "function"):
@@ -101,8 +104,9 @@ def _role(role: object, where: str) -> str:
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """Readers of the media in images (or image), audios and videos, each of which holds a medium, several or None. where: stands before
-    their names. to_read: makes the reader of one medium."""
+    """For each medium, a function that reads it. given: one medium, several or None for each of images (or image), audios and videos.
+    where: put before these names. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the caller's
+    name for it."""
     for name, sources in given.items():
         kind = LISTS.get(name, name)
         if sources is None:
@@ -127,6 +131,7 @@ def checked_text(field: str, value: object) -> str:
 
 
 def _part(item: object, where: str) -> Part:
+    """One part of a `content` that is a list. Raises BadRequestError."""
     if isinstance(item, Medium):
         return lambda: item
     if not isinstance(item, Mapping):
@@ -170,7 +175,7 @@ def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
         url, where = url.get("url"), f"{where}.url"
     if not isinstance(url, str):
         raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
-    if url[:5].lower() != "data:" and "://" not in url:  # The second check alone would search a whole picture.
+    if url[:5].lower() != "data:" and "://" not in url:  # The first check saves a search through the base64 of a whole picture.
         raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
     return partial(to_medium, url, kind.removesuffix("_url"), where)
 
@@ -197,17 +202,19 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str
     "input_audio": ((), _input_audio),
     "refusal": ((), _text),
 }
-"""By the type of a part: further keys that it may have, and its reader."""
+"""By the type of a part: further keys that it may have, and the function that makes it, whose arguments are the given part, its type and
+the caller's name for the value under that type."""
 
 
 OTHER_TYPES = {"input_text": "text", "output_text": "text", "input_image": "image_url", "input_video": "video_url", "sound": "audio"}
-"""Other names of types of parts, and ours."""
+"""Other names of types of parts, and our names."""
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuse keys that are not `known`, with a guess at the meant ones. Raises BadRequestError."""
     unknown = sorted(map(str, set(given) - set(known)))
     if unknown:
-        own = known[1] if known[0] == "type" else known[0]  # In a part the key has its type's name.
+        own = known[1] if known[0] == "type" else known[0]  # The key for the contents: in a part it has the name of its type.
         meant = [OTHER_KEYS.get(key, "") or (own if key in OTHER_KEYS else near(key.lower(), known)) for key in unknown]
         told = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
         raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {told}")

@@ -18,18 +18,19 @@ from omnistage.client.wav import to_pcm16, wav_head
 Samples = NDArray[np.float32]
 
 ENCODINGS = ("pcm16", "float32")
-"""The forms in which samples come, and stand in a WAV file."""
+"""The types of samples in chunks of sound and in WAV files."""
 
 INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
 
 
 MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
-"""(from this sample rate on, least kbit/s, most, the one we use)"""
+"""Rows of (least sample rate in Hz, least possible kbit/s at such rates, most possible, the one we use)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """A kind of file. container, subtype: libsndfile's names; empty for WAV. rates_hz: the rates that it can have; empty: any."""
+    """A kind of sound file. container, subtype: libsndfile's names; empty for WAV. rates_hz: the sample rates that it can have; empty:
+    any."""
 
     name: str
     container: str = ""
@@ -38,12 +39,13 @@ class SoundFormat:
 
     @property
     def is_wav(self) -> bool:
-        """Whether the standard library alone writes it, with samples as they are."""
+        """Whether the standard library can write it, with unchanged samples."""
         return not self.container
 
     def options(self, sample_rate_hz: int) -> dict[str, Any]:
-        """Options for libsndfile. An MP3 has the same number of bytes each second: a file from a pipe does not say its length, and readers
-        such as libsndfile then measure all frames by the first. Frames have room for the length."""
+        """Options for libsndfile. An MP3 gets a constant bit rate: a file from a pipe does not say its length, and readers such as
+        libsndfile then compute it from the size of the first frame. A frame at our bit rates has room for the length, which
+        `SoundEncoder.head` adds."""
         if self.container != "MP3":
             return {}
         least, most, given = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
@@ -79,7 +81,7 @@ FORMATS = {
 
 
 def format_of(path: str | PathLike[str]) -> SoundFormat:
-    """The kind that the name's ending, or the ending alone, stands for. Raises RequestError."""
+    """The kind of file for a name that ends in one of FORMATS, or for the ending alone. Raises RequestError."""
     name = fspath(path)
     suffix = name.lower() if name.lower() in FORMATS else PurePath(name).suffix.lower()
     if suffix not in FORMATS:
@@ -91,18 +93,18 @@ def format_of(path: str | PathLike[str]) -> SoundFormat:
 
 
 def channels_of(samples: Samples) -> int:
-    """samples: [n], or [n, channels]."""
+    """The number of channels of samples [n] (1), or [n, channels]."""
     return 1 if samples.ndim == 1 else samples.shape[1]
 
 
 def any_of(suffixes: Iterable[str]) -> str:
-    """The endings in words."""
+    """The endings in words: ".wav, .flac or .mp3"."""
     *most, last = suffixes
     return f"{', '.join(most)} or {last}" if most else last
 
 
 def _libsndfile(name: str) -> Any:
-    """The package soundfile. Raises NotAvailableError."""
+    """The package soundfile. name: the kind of file that needs it, for the error. Raises NotAvailableError."""
     try:
         import soundfile  # A program that writes only WAV, or nothing, does not need the package.
     except ImportError as error:
@@ -113,12 +115,12 @@ def _libsndfile(name: str) -> Any:
 
 
 class SoundEncoder:
-    """Sound to the bytes of a file, for whoever sends or stores them himself: all that `encode` gave, and what `finish` gives, are
-    a file whenever it is broken off.
+    """Turns sound into the bytes of a file, for callers who send or store the bytes themselves. The bytes that `encode` gave can be played
+    as a file wherever it is broken off; `finish` gives the rest.
 
-    kind: an ending, such as .mp3, or a name that has one. sample_rate_hz: of the samples, and of the file. encoding: of a WAV file,
-    pcm16 or float32. channels: see `channels_of`. Raises RequestError for what cannot be written, NotAvailableError for what cannot be
-    written here."""
+    kind: an ending, such as .mp3, or a name that has one. sample_rate_hz: of the samples and of the file. encoding: of the samples in a
+    WAV file, pcm16 or float32. channels: as `channels_of` gives it. Raises RequestError if no such file can be written,
+    NotAvailableError if this machine cannot write it."""
 
     def __init__(self, kind: str | PathLike[str], sample_rate_hz: int, encoding: str = "pcm16", channels: int = 1) -> None:
         form = format_of(kind)
@@ -130,8 +132,8 @@ class SoundEncoder:
         )
 
     def encode(self, samples: Samples) -> bytes:
-        """The bytes by which float32 [n], or [n, channels], full scale 1, lengthens the file; perhaps none yet. Louder samples are clipped,
-        except in float32."""
+        """The next bytes of the file, perhaps none yet. samples: float32 [n], or [n, channels], full scale 1; louder ones are clipped,
+        except in a WAV file of float32."""
         return self._file.encode(samples)
 
     def finish(self) -> bytes:
@@ -140,13 +142,14 @@ class SoundEncoder:
 
     @property
     def head(self) -> bytes:
-        """The beginning of the file with facts that are known only at the end, such as its length: write it over the old beginning if the
-        file can seek. Without it players play everything, an MP3 with a moment of silence around it, and libsndfile reads no FLAC."""
+        """The beginning of the file with facts that are known only at the end, such as the length: write it over the old beginning if
+        the file can seek. Without it players play the whole file, an MP3 with a moment of silence before and after it, but libsndfile
+        cannot read a FLAC."""
         return self._file.head
 
 
 class _Wav:
-    """Writes WAV. The first head says that the length is unknown."""
+    """Writes WAV. The head that comes first says that the length is unknown."""
 
     def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any], channels: int) -> None:
         self._rate_hz, self._dtype, self._channels = sample_rate_hz, dtype, channels
@@ -168,7 +171,7 @@ class _Wav:
 
 
 class _Libsndfile:
-    """One file of libsndfile, which goes back to the beginning at the end."""
+    """Writes one file with libsndfile, which corrects the beginning of the file when it is closed."""
 
     def __init__(self, form: SoundFormat, sample_rate_hz: int, channels: int) -> None:
         self._sink = _Sink()
@@ -192,11 +195,12 @@ class _Libsndfile:
 
 
 HEAD_BYTES = 4096
-"""libsndfile comes back only to the very beginning: a block of 38 bytes in FLAC, the first frame in MP3."""
+"""Bytes of the beginning that are kept: libsndfile corrects only a block of 38 bytes in FLAC, the first frame in MP3."""
 
 
 class _Sink:
-    """A file that libsndfile writes: new bytes can be taken away, and a copy of the beginning stays, for corrections."""
+    """The file object that libsndfile writes to. `taken` hands out the new bytes; a copy of the beginning (`head`) is kept and takes
+    corrections."""
 
     def __init__(self) -> None:
         self.head = bytearray()
@@ -205,7 +209,7 @@ class _Sink:
         self._place = 0
 
     def taken(self) -> bytes:
-        """The bytes that are new since the last call."""
+        """The bytes that were appended since the last call."""
         new, self._new = bytes(self._new), bytearray()
         return new
 

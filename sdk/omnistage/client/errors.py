@@ -7,10 +7,10 @@
     │   ├── BadRequestError    fields: which field is bad and why
     │   ├── UnknownModelError  no such pipeline, model or voice
     │   ├── NotAvailableError  understood, but not offered on this platform or by this server
-    │   └── NotSpokenError     nothing of a text that was to be spoken could be
+    │   └── NotSpokenError     nothing of the text could be spoken
     ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
     │   ├── OverloadedError    all places are taken
-    │   ├── StartingError    pipeline: it is not ready yet
+    │   ├── StartingError      pipeline: it is not ready yet
     │   ├── StageLostError     stage: a server behind the router is gone and nobody took over
     │   └── RouterLostError    the connection to the router broke, and the answer could not go on elsewhere
     ├── DeadlineError          the time limit passed (also a TimeoutError)
@@ -49,7 +49,8 @@ DOMAIN = "omnistage"
 
 
 class _Hint:
-    """The hint, in Python's words; empty if the message says it all. On a class: the hint of errors that have none of their own."""
+    """The attribute `hint` of an error: its advice in Python's words; empty if the message says it all. Setting it also replaces the
+    note of the exception. On a class: the hint of errors that are made without one."""
 
     def __get__(self, error: OmniError | None, kind: type[OmniError]) -> str:
         return PYTHON.hint(kind.ADVICE if error is None else error.advice)
@@ -64,11 +65,12 @@ class _Hint:
 
 
 class OmniError(Exception):
-    """The base of all errors. `hint` says what to do, in words of Python, and is a note of the exception, which Python prints where nobody
-    catches it; `reason` is the name in `omnistage.v1.ErrorReason`, empty if no server gave one."""
+    """The base of all errors. `hint` says what to do, in words of Python; it is also a note of the exception, so Python prints it with
+    an uncaught one. `reason` is a name of `omnistage.v1.ErrorReason`, empty if no server gave one. `code` is the status code of gRPC, if
+    there is one. `metadata` has further facts by name, such as the pipeline."""
 
     ADVICE: ClassVar[str] = ""
-    """The class's hint, with places for names that `wording` fills."""
+    """The class's hint, with places for names which `wording` fills."""
 
     hint = _Hint()
     answers: Sequence[Any] = ()
@@ -93,7 +95,7 @@ class OmniError(Exception):
         self.hint = hint or self.ADVICE
 
     def say_more(self, more: str) -> None:
-        """Put more text behind the message."""
+        """Append `more` to the message."""
         self.message = f"{self.message}; {more}"
         self.args = (self.message,)
 
@@ -134,13 +136,13 @@ class NotAvailableError(RequestError):
 
 
 class NotSpokenError(RequestError):
-    """Nothing of a text that was to be spoken could be: the answer is complete and has not a single sample."""
+    """Nothing of the text could be spoken: the answer is complete and has not a single sample."""
 
     ADVICE = "Give words of a language that the voice speaks: signs and emoji alone have no sound."
 
 
 class UnavailableError(OmniError):
-    """Nobody answers there now. `retry_delay_s`: when the server suggests to ask again, None if it did not say."""
+    """No server answers there now. `retry_delay_s`: seconds after which the server suggests to ask again; None if it did not say."""
 
     ADVICE = "Check the address, and that `omnistage serve` runs there."
     retry_delay_s: float | None = None
@@ -189,7 +191,7 @@ class CancelledError(OmniError):
 
 
 class SupersededError(CancelledError):
-    """The same request was asked again elsewhere, under its request id; that one gets the answer."""
+    """The same request was asked again elsewhere, under its request id; the later call gets the answer."""
 
     ADVICE = "Give every request an id of its own, or none."
 
@@ -313,21 +315,21 @@ HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
 """Hints by code, if neither our details nor the class say what to do."""
 
 RETRY_DELAY_S = 1.0
-"""The pause before a retry of a call that was cut off or refused without a delay."""
+"""Seconds to pause before a retry of a call that was cut off or refused without a delay."""
 
 
 TOO_LARGE = "larger than max"
-"""In the text of gRPC's own refusal of a message, which has the code of a full server and no details."""
+"""Words in the text with which gRPC itself refuses a message; such a status has the code of a full server and no details."""
 
 RECEIVED_HERE = "CLIENT: Received"
-"""Also in that text, if the server sent the message and this side refused it."""
+"""Words in the same text if the server sent the message and this client refused it."""
 
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""Codes that gRPC reports when a connection dies, or a call is reset: which of them depends on the work that was under way."""
+"""Codes that gRPC reports when a connection dies or a call is reset; it depends on the work that was under way which code it is."""
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
-    """True if the connection or the server is gone, and the server did not say so."""
+    """True if the connection or the server is gone: the code is in `BROKEN`, and the status has no details of an omnistage server."""
     return error.code() in BROKEN and _unpack(_details_of(error), error_details_pb2.ErrorInfo).domain != DOMAIN
 
 
@@ -362,7 +364,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
 
 
 def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
-    """The error for a message that is too large, and stays so however long one waits."""
+    """The error for a message that gRPC found too large. Unlike a full server, it does not pass with time."""
     details = error.details() or ""
     if RECEIVED_HERE in details:
         return ProtocolError(details, code=error.code())
@@ -372,7 +374,7 @@ def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
 
 
 def _unpack(status: status_pb2.Status, kind: type[M]) -> M:
-    """The detail of one kind; an empty one if there is none."""
+    """The detail of one type from a status; an empty message of that type if there is none."""
     message = kind()
     for detail in status.details:
         if detail.Unpack(message):

@@ -1,5 +1,5 @@
-"""The events of a stream: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on
-the way, and the account at the end. Times are client seconds after t0."""
+"""The events of a stream: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost
+on the way, and the account at the end. Times are seconds by the client's clock, after t0, when it asked."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
-    """The next tokens of a text; its characters are final. first_token: position of the first of them, counted through thought and answer.
-    logprobs: one per token; pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the
-    place of each, descending. All three are empty if the call did not ask for them, pieces also if the server is too old to send them."""
+    """The next tokens of a text; its characters are final. first_token: position of the first token, counted through thought and answer.
+    logprobs: one per token. pieces: the text of each token in UTF-8, perhaps a part of a character. top_logprobs: for each token, the
+    likeliest ones in its place, likeliest first. All three are empty if the call did not ask for them, pieces also if the server is too
+    old to send them."""
 
     text: str
     first_token: int
@@ -44,15 +45,16 @@ class TextDelta(TokensDelta):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta(TokensDelta):
-    """The next piece of a model's thoughts before it answers, if the model thinks: no part of the answer. The text is empty for the marks
-    around a thought."""
+    """The next piece of a model's thoughts before it answers, if the model thinks: no part of the answer. `text` is empty for the tokens
+    that mark the beginning and the end of a thought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AudioChunk:
-    """The next piece of sound. samples: float32 [n], or [n, channels] of several, -1 to 1. first_sample: position of samples[0] in the
-    answer. encoding: the form in which they came, pcm16 or float32. prebuffer_s: with the first piece, how long a player should wait after
-    it before it plays, so that it never runs dry, as far as the server can foretell; None: the server does not say."""
+    """The next piece of sound. samples: float32 [n], or [n, channels] if there are several, -1 to 1. first_sample: position of
+    samples[0] in the answer. encoding: the type of the samples as they were sent, pcm16 or float32. prebuffer_s: in the first piece, how
+    many seconds a player should wait after it before it plays, so that it never runs dry, as far as the server can foretell; None: the
+    server does not say."""
 
     samples: NDArray[np.float32]
     first_sample: int
@@ -85,9 +87,9 @@ class SpeechCodes:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word of the answer, or several that are read as one, such as a date, and when it is spoken. text: as it stands in the answer; empty
-    if the call asked for no text. first_character: its position there. begin_s, end_s: when its sound begins and ends, in seconds from the
-    first sample: it begins at sample `round(begin_s * sample_rate)`."""
+    """A word of the answer, or several that are read as one, such as a date, and when it is spoken. text: as it stands in the answer;
+    empty if the call asked for no text. first_character: position of `text` in the answer. begin_s, end_s: when its sound begins and
+    ends, in seconds from the first sample; the sound begins at sample `round(begin_s * sample_rate)`."""
 
     text: str
     first_character: int
@@ -127,8 +129,9 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VideoDelta:
-    """The next piece of a film, which is a file in pieces. frames: how many can be shown with this piece. first_frame: how many came before
-    it. codecs: what a browser has to know beside the media type, such as "vp9, opus"; empty where the server does not say."""
+    """The next piece of a film. data: the next bytes of its file. frames: how many more frames can be shown with this piece.
+    first_frame: how many frames came before it. codecs: what a browser must know in addition to the media type, such as "vp9, opus";
+    empty if the server does not say."""
 
     data: bytes
     media_type: str
@@ -143,7 +146,7 @@ class VideoDelta:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a drawing is. done: steps so far. total: all steps; 0: not known. After a loss it may begin anew."""
+    """How far a drawing is. done: steps done so far. total: all steps; 0: not known. After the loss of a server `done` may begin anew."""
 
     done: int
     total: int
@@ -152,8 +155,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rows:
-    """The next rows of a port of tensors, such as latents and pixels of drawings. rows: [n, width], in the element type of the port;
-    bfloat16 as float32. first_row: position of rows[0] on its port."""
+    """The next rows of a port of tensors, such as the latents or pixels of a drawing. rows: [n, width], in the element type of the port;
+    bfloat16 comes as float32. first_row: position of rows[0] on its port."""
 
     port: str
     rows: NDArray[Any]
@@ -168,10 +171,9 @@ class Rows:
 class Failover:
     """A server was lost in the middle of the answer and the answer went on; nothing is missing and nothing comes twice.
 
-    stage: thinker, talker, code2wav or diffusion; router if it was this client's own connection. lost: address of the server that was lost.
-    replica: address of the server that went on, which may be the same one, started again. reason: why the first server was given up.
-    pause_s: from the moment its loss was seen until the other server was ready.
-    """
+    stage: thinker, talker, code2wav or diffusion; router if this client's own connection was lost. lost: address of the server that was
+    lost. replica: address of the server that went on, which may be the same one, started again. reason: why the first server was given
+    up. pause_s: seconds from the moment when the loss was seen until the other server was ready."""
 
     stage: str
     lost: str
@@ -182,16 +184,16 @@ class Failover:
 
     @property
     def at_s(self) -> float:
-        """When the loss was seen, as well as a client can tell: `pause_s` before the news that it was over came."""
+        """When the loss was seen, as well as a client can tell: `pause_s` before this event came."""
         return max(0.0, self.arrival_s - self.pause_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One stage's account of its part. Times are seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
-    audio_underruns, audio_starved_s: of a Code2Wav, how often, and for how long in all, a player would have run dry that plays the sound as
-    it is made, after the wait in `AudioChunk.prebuffer_s`. prompt_tokens: of a Thinker; None: it does not say. unspoken, unspoken_words,
-    notes, drew: as in Usage, for this stage alone."""
+    """One stage's account of its part. Times are seconds after that stage was opened. input_items, output_items: tokens, rows, frames or
+    samples, by port. audio_underruns, audio_starved_s: reported by a Code2Wav: how often, and for how many seconds in all, a player
+    would have run dry that plays the sound as it is made, after the wait in `AudioChunk.prebuffer_s`. prompt_tokens: reported by a
+    Thinker; None: the stage does not say. unspoken, unspoken_words, notes, drew: as in Usage, for this stage alone."""
 
     stage: str
     replica: str
@@ -213,9 +215,9 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Usage:
-    """The server's account of an answer, by the router's clock, in seconds after it took the request. first_text_s, first_audio_s: None if
-    the answer has no text, or no sound. completion_tokens: tokens of the text, without the one that ends it; None if no text was asked
-    for. thought_tokens: how many of them belong to a thought."""
+    """The server's account of an answer. Times are seconds by the router's clock after it took the request. first_text_s, first_audio_s:
+    None if the answer has no text, or no sound. completion_tokens: tokens of the text, without the one that ends it; None if no text was
+    asked for. thought_tokens: how many of these tokens belong to a thought."""
 
     stages: tuple[StageReport, ...]
     queued_s: float
@@ -242,7 +244,7 @@ class Usage:
 
     @property
     def unspoken_words(self) -> str:
-        """The first 64 of those characters, with a space between those that do not stand together."""
+        """The first 64 of the characters that were not spoken, with a space between those that do not stand together."""
         return " ".join(report.unspoken_words for report in self.stages if report.unspoken_words)
 
     @property
@@ -264,7 +266,7 @@ class Usage:
 
 
 def unspoken_told(account: Usage) -> str:
-    """A line for people that says what was not spoken; empty if all was."""
+    """The characters that were not spoken and their number, in words for people; empty if all were spoken."""
     if not account.unspoken:
         return ""
     more = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
@@ -274,7 +276,7 @@ def unspoken_told(account: Usage) -> str:
 @dataclass(frozen=True, slots=True)
 class Done:
     """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first.
-    unspoken, unspoken_words, notes, drew: those of `usage`."""
+    unspoken, unspoken_words, notes, drew: as in `usage`."""
 
     session_id: str
     pipeline: str
@@ -302,7 +304,7 @@ class Done:
 
 
 def array(values: NDArray[Any]) -> str:
-    """An array without its values, as a repr shows it: float32 [4800]."""
+    """The type and shape of an array, as a repr shows them: float32 [4800]."""
     return f"{values.dtype} {list(values.shape)}"
 
 

@@ -13,6 +13,7 @@ KINDS = {".webm": "WebM", ".mp4": "MP4"}
 """The kind of file that each ending stands for; films of other types take any name."""
 
 MEDIA_TYPES = {ending: f"video/{name.lower()}" for ending, name in KINDS.items()}
+"""The media type of each of these kinds."""
 
 
 def check_ending(path: str | PathLike[str], media_type: str) -> None:
@@ -26,8 +27,8 @@ def check_ending(path: str | PathLike[str], media_type: str) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Film:
-    """A film as a file that can be played while it grows. media_type: such as video/webm or video/mp4. frames: how many it shows. A model
-    takes it among `videos`."""
+    """A film as a file, which can be played while it grows. media_type: such as video/webm or video/mp4. frames: how many it shows. It
+    can be given to a model among `videos`."""
 
     data: bytes
     media_type: str

@@ -1,5 +1,5 @@
-"""Forks of this process. gRPC's threads do not come along into the child, so if the parent has used gRPC the child cannot: its calls would
-wait for threads that do not exist, and objects that it frees would write on the connections of its parent."""
+"""Forks of this process. gRPC's threads do not exist in a forked child, so a child cannot use gRPC if its parent has used it: its calls
+would wait for these threads, and objects that it frees would write on the connections of its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from omnistage.client.errors import ForkedError
 
 
 class _Process:
-    """Records what this process and its ancestors have done with gRPC."""
+    """Records how this process and its ancestors have used gRPC. uses_grpc: by this process. is_child_of_user: by an ancestor before the
+    fork. connected: the channels and calls that must not be freed in a forked child."""
 
     def __init__(self) -> None:
         self.uses_grpc = False
@@ -44,16 +45,17 @@ def is_child_of_user() -> bool:
 
 
 def leave_to_parent(connected: object) -> None:
-    """Keep a channel or a call for ever: if a child freed it, that would end what the parent still uses."""
+    """Note a channel or a call, so that a forked child never frees it: that would end what the parent still uses."""
     _process.connected.add(connected)
 
 
 def _in_child() -> None:
+    """Runs in each child right after the fork."""
     held_off.release()
     if _process.uses_grpc:
         _process.is_child_of_user = True
     for connected in list(_process.connected):
-        # The end of the interpreter empties every container, so there is one reference more than there are holders.
+        # A reference that nothing ever gives back: a container would give it back when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
 
 

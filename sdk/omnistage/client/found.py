@@ -1,8 +1,7 @@
 """The running router, for a caller who names none: the one that a variable names, or the one where `omnistage serve` listens.
 
-Any user of this machine can take a port, so a stranger may listen there. It is asked only if the kernel says that all who listen there are
-of the same user as this process, or of root.
-"""
+Any user of this machine can take a port, so a stranger may listen there. The router is asked only if the kernel says that all who listen
+there are of the same user as this process, or of root."""
 
 from __future__ import annotations
 
@@ -43,17 +42,17 @@ LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens by default."""
 
 THERE = "this router has "
-"""In the message of a router that does not know a pipeline, before the names of those that it has."""
+"""Words in the refusal of an unknown pipeline, before the names of the pipelines that the router has."""
 
 LACKING = ("model", "thinker", "diffusion")
 LACKING_TO_DRAW = (*LACKING, "outputs")
-"""Fields that a router blames when it has no pipeline for the request, and for a drawing."""
+"""The fields that a router names in its refusal when it has no pipeline for the request; LACKING_TO_DRAW: for a drawing."""
 
 MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
-"""The ability that a checkpoint needs to be served for a drawing, by the one port that is wanted."""
+"""By the one output port that a drawing asks for: the checkpoints that can make it, in words."""
 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
-"""The options that make a drawing smaller, by its port."""
+"""The options that make a drawing smaller, by its output port."""
 
 OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
     UnavailableError: "Its processes may have been ended from outside: {anew}.",
@@ -66,7 +65,7 @@ OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
 """Hints for errors of a private stack: it serves at an address that the user does not know, and may be gone by now."""
 
 PATIENCE_S = 2.0
-"""The wait for a router that listens but does not answer at once: it may be busy."""
+"""Seconds to wait for a router that listens but does not answer at once: it may be busy."""
 
 _TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("0000000000000000FFFF00000100007F", "0" * 32)}
 """Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
@@ -76,8 +75,9 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even run. pipelines: those of a router
-    that was found without a name. is_own: the caller started it for this use, and it ends with the caller."""
+    """A router that was named or found. address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even
+    run. pipelines: the router's, if it was found without a name. is_own: the caller started it for this use, and it ends with the
+    caller."""
 
     address: str
     is_named: bool
@@ -89,8 +89,8 @@ class Found:
         return any(one.name == pipeline for one in self.pipelines)
 
     def advice(self, missing: str = "") -> str:
-        """How to get what the router lacks. Only the person who started it knows its pipelines' sources and settings. missing: name of a
-        pipeline; empty: it is not known here which one can do it."""
+        """A hint that tells how to get a pipeline which the router lacks. Only the person who started the router knows its pipelines'
+        sources and settings. missing: name of the pipeline; empty: it is not known here which one can do the request."""
         names = ", ".join(one.name for one in self.pipelines)
         added = missing or "PIPELINE"
         look = "" if missing else " `omnistage list` shows pipelines, and what they give."
@@ -101,8 +101,9 @@ class Found:
 
 
 def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
-    """Give an error a hint that fits the router and the request: a router that lacks something, or could answer in several ways; a private
-    stack, which no other command can look at. A found router keeps another stack from being started. router: None: the private stack's."""
+    """Give an error a hint that fits the router and the request: if the time limit passed, if the router lacks a pipeline or has several
+    that could answer, or if the stack is private, so that no other command can look at it. router: None: a private stack. asked: the
+    request."""
     if isinstance(error, DeadlineError):
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
     elif (router is None or router.is_own) and type(error) in OF_ONE_S_OWN:
@@ -140,14 +141,14 @@ def named_router() -> Found | None:
 
 
 def is_off() -> bool:
-    """Whether no router is to be looked for."""
+    """Whether the variable says that no router is to be looked for."""
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
 async def find_router(key: ApiKey | None = None, credentials: ClientCredentials = INSECURE) -> Found | None:
-    """The router that the variable names, without a look whether it runs; else the router of this machine, if it can be trusted and
-    answers. None: there is none. key: the caller's; only a router of this machine that can be trusted sees it here. credentials: those of
-    the later connection; with others the router would not answer."""
+    """The router that the variable names, whether it runs or not; else the router of this machine, if it can be trusted and answers;
+    else None. key: the caller's, sent only to a trusted router of this machine. credentials: those of the later connection; with others
+    the router would not answer."""
     if is_off():
         return None
     if (named := named_router()) is not None:
@@ -168,8 +169,8 @@ async def find_router(key: ApiKey | None = None, credentials: ClientCredentials 
 
 
 def is_ours(address: str) -> bool:
-    """Whether a process listens at this address of 127.0.0.1, and all that listen or hold a connection there are of this user or of root: a
-    connection may have been taken by a process that listened before. If the kernel does not tell, nothing is trusted."""
+    """Whether a process listens at this address of 127.0.0.1, and all processes that listen or hold a connection there are of this user
+    or of root: a connection may have been taken by a process that listened before. False if the kernel does not tell."""
     found = list(_sockets(address))
     return any(listens for _, listens in found) and {user for user, _ in found} <= {os.geteuid(), 0}
 
@@ -180,7 +181,7 @@ def is_taken(address: str) -> bool:
 
 
 def _sockets(address: str) -> Iterator[tuple[int, bool]]:
-    """The users of all sockets at which a connection may end, or has ended, and whether each listens."""
+    """For every socket to which a connection to this address may go, or has gone: the number of its user, and whether it listens."""
     port = int(address.rpartition(":")[2])
     for table, addresses in _TABLES.items():
         with suppress(OSError):  # The machine has no IPv6, or another kind of kernel.

@@ -1,8 +1,8 @@
-"""The first import of gRPC, without its own handlers of a fork; `omnistage.client.fork` has ours.
+"""Imports gRPC first, with its own handlers for forks turned off; `omnistage.client.fork` has ours.
 
-They are on unless an environment variable says otherwise, which gRPC reads once, when it is imported. Where calls of asyncio are under way
-they end a forked child with SIGSEGV, inside `os.fork`, about once in ten times (gRPC 1.85), and do not make gRPC work in the others either.
-"""
+gRPC's handlers are on unless an environment variable says otherwise, which gRPC reads once, when it is imported. If calls of asyncio are
+under way, they end a forked child with SIGSEGV, inside `os.fork`, about once in ten times (gRPC 1.85); in the other children they do not
+make gRPC work either."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def import_grpc() -> None:
-    """Import gRPC. A variable that is set stays as it is, and none is left behind for the processes that this one starts."""
+    """Import gRPC. If the variable is set already, it keeps its value; if not, it is removed again, so that child processes do not
+    inherit it."""
     is_given = VARIABLE in os.environ
     os.environ.setdefault(VARIABLE, "0")
     import_module("grpc")

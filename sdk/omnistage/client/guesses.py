@@ -115,7 +115,7 @@ OF_METHODS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
     },
 }
-"""Advice that depends on the called method."""
+"""Advice that depends on the called method, by method and keyword."""
 
 _SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
 """Values of `_FORMS` that mean a sound file, in whichever call."""
@@ -159,14 +159,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_options(given: Mapping[str, object], known: Collection[str], settings: Collection[str], method: str) -> TypeError:
-    """The error for keyword arguments that a call does not take. settings: those that `Omni` takes. method: one of `OF_METHODS`."""
+    """The error for keyword arguments that a call does not take. known: the options that calls take. settings: the keywords that `Omni`
+    takes. method: one of `OF_METHODS`."""
     of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
     sounds = {name: OF_METHODS["say"][name] for name in given if name in _FORMS and given[name] in _SOUNDS}
     return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
 
 
 def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:
-    """The error for keyword arguments that `Omni` does not take. options: those that a call takes."""
+    """The error for keyword arguments that `Omni` does not take. known: those that it takes. options: those that a call takes."""
     of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
     of_calls |= {
         name: f"did you mean {like} of a call, omni.generate(prompt, {like}=...)?"
@@ -177,8 +178,8 @@ def unknown_settings(given: Collection[str], known: Collection[str], options: Co
 
 
 def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str:
-    """The option of a call that a keyword of `Omni` stands for: by its name in another library, or because its spelling is nearer to an
-    option than to a setting; else empty."""
+    """The option of a call that was meant by a keyword given to `Omni`: the keyword is its name in another library, or is spelt more
+    like this option than like any setting. Empty if there is none."""
     for option, others in SAME.items():
         if name in others and option in options:
             return option
@@ -187,6 +188,9 @@ def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str
 
 
 def _refusal(told: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
+    """The error with advice for each name. told: the text before each name. known: names that may have been misspelt. meant: advice by
+    name. page: the call that shows help, for a name that is like no other."""
+
     def guess(name: str) -> str:
         if name in meant:
             return meant[name]

@@ -22,17 +22,18 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Launcher:
-    """A running `omnistage serve`. It is kept until its process was waited for, whatever becomes of its owner."""
+    """A running `omnistage serve`. It stays in `_kept` until its process was waited for, also if its owner is gone."""
 
     _kept: ClassVar[set[Launcher]] = set()
 
     def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
-        """command: makes the command line, from the file descriptors for the launcher's answers and for the lifeline. Call it while no fork
-        may begin."""
+        """command: makes the command line from two descriptors, for the launcher's answers and for the lifeline. Make a Launcher only
+        while no fork may begin."""
         for launcher in list(self._kept):
             launcher._forget_if_over()
         lifeline, ours = os.pipe()
         answers, ready = os.pipe()
+        # Each list is empty while a thread uses its descriptor, and once it is closed: so `cut` needs no lock.
         self._lifeline, self._answers = [ours], [answers]
         self._is_cut = False
         self._lock = threading.Lock()
@@ -58,7 +59,8 @@ class Launcher:
         return self._process.returncode
 
     def cut(self) -> None:
-        """Close the lifeline and wait for nothing. It takes no lock, because garbage is collected on any thread."""
+        """Close the pipes, so that the launcher ends, and wait for nothing. It takes no lock, because garbage is collected on any
+        thread."""
         self._is_cut = True
         for fds in (self._lifeline, self._answers):
             with suppress(IndexError):
@@ -66,7 +68,7 @@ class Launcher:
 
     def say(self, line: bytes) -> bool:
         """Write a line into the lifeline; False if it is closed, or the launcher has ended. One thread at a time."""
-        # A child forked now would not know of the lifeline, and so hold it open.
+        # A child forked now would not find the lifeline in its list, and so would hold it open.
         with fork.held_off:
             try:
                 fd = self._lifeline.pop()
@@ -98,7 +100,7 @@ class Launcher:
                 self.cut()
 
     def stop(self) -> None:
-        """Close the lifeline and wait for the end of all processes; after `STOP_TIMEOUT_S` by force."""
+        """Close the pipes and wait for the end of all processes; after `STOP_TIMEOUT_S` seconds kill them."""
         if self not in self._kept:
             return
         self.cut()
@@ -128,7 +130,7 @@ class Launcher:
         """In a forked child: the launchers are its parent's, and end when the parent does."""
         for launcher in cls._kept:
             launcher.cut()
-            launcher._process.returncode = 0  # not a child of this process; nothing is to warn of it either
+            launcher._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs
         cls._kept.clear()
 
 

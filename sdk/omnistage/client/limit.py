@@ -11,13 +11,13 @@ import grpc
 from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 
 EARLY_S = 0.5
-"""A call that ends so long before its limit was ended by another limit."""
+"""Seconds. A call that fails so long before its limit by a time limit was ended by another one."""
 
 HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give more time there."
 
 
 class Limit:
-    """A limit that runs from now on. seconds: above 0."""
+    """A time limit that runs from now on. seconds: above 0."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -59,7 +59,7 @@ class Limit:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise a failed call in this block as an exception of the tree."""
+        """A context in which a failed call is raised as an exception of `errors`."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -73,5 +73,6 @@ class Limit:
         return self._cut_short(named) if time.perf_counter() < self._until - EARLY_S else self.passed()
 
     def _cut_short(self, named: DeadlineError) -> DeadlineError:
+        """The error for a call that another time limit ended."""
         message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {named.message}"
         return DeadlineError(message, hint=HINT_CUT_SHORT, code=named.code)

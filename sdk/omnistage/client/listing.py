@@ -1,4 +1,4 @@
-"""The pipelines that a router offers and the servers behind it, as plain Python."""
+"""The pipelines that a router offers and its stage servers, as plain Python."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Pipeline:
 
     @property
     def draws(self) -> bool:
-        """Whether the pipeline takes `draw`."""
+        """Whether `draw`, `film` or `sound` may ask it: it has a diffusion stage."""
         return "diffusion" in self.stages
 
     @property
     def only_draws(self) -> bool:
-        """Whether the pipeline takes nothing but `draw`."""
+        """Whether it has a diffusion stage and no Thinker, so that it cannot be asked for text."""
         return self.draws and "thinker" not in self.stages
 
     @classmethod
@@ -56,9 +56,9 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One stage server. state: serving, draining, lost, or starting: it has not answered yet. sessions, queue: running and waiting.
-    transport: how tensors reach it, most used first, empty while it has had no session. settings: what it chose and why, by name: device,
-    dtype, sizes of batch and cache."""
+    """One stage server. state: serving, draining, lost, or starting: it has not answered yet. sessions, queue: how many run and how many
+    wait. transport: how tensors reach it, most used first, empty while it has had no session. settings: the values that it chose and
+    why, by name: device, dtype, sizes of batch and cache."""
 
     pipeline: str
     stage: str

@@ -1,4 +1,4 @@
-"""The log of this package, for those who turn it on: texts of others are on one line each, and a terminal obeys nothing in them."""
+"""The log of this package, for those who turn it on. Texts from others are escaped: each stays on one line, and no terminal obeys them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module, whose arguments are all shown so."""
+    """The logger of a module; it escapes the texts among the arguments of its lines as `show_text` does."""
     log = logging.getLogger(name)
     log.addFilter(_cleaned)
     return log
@@ -18,6 +18,7 @@ def show_text(text: str) -> str:
 
 
 def _cleaned(record: logging.LogRecord) -> bool:
+    """A filter that escapes the arguments of a record, and lets every record pass."""
     if isinstance(record.args, tuple):
         record.args = tuple(show_text(argument) if isinstance(argument, str) else argument for argument in record.args)
     return True

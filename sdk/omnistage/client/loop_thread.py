@@ -19,14 +19,15 @@ from omnistage.client.errors import ClosedError, DeadlineError, WrongLoopError
 T = TypeVar("T")
 
 ALLOWANCE_S = 5.0
-"""How much later than its own limit a call may end: time for its clean-up on a busy machine, and for a loop that is stuck."""
+"""Seconds by which a call may end later than its own limit: time for its clean-up on a busy machine, and for a loop that is stuck."""
 
 STOP_TIMEOUT_S = 5.0
-"""How long to wait for the end of the thread. It is a daemon: one that is stuck ends with the process."""
+"""Seconds to wait for the end of the thread. It is a daemon: one that is stuck ends with the process."""
 
 
 class LoopThread:
-    """A running event loop. Two clients share it because gRPC's asyncio layer does its polling per process, not per loop."""
+    """A thread that runs an event loop. All clients of a process share it, because gRPC's asyncio layer polls once per process, not once
+    per loop."""
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _shared: ClassVar[LoopThread | None] = None
@@ -42,6 +43,8 @@ class LoopThread:
         self._loop, self._stop = started.result()
 
     def _work(self, started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        """The thread's work: run the loop, then cancel the futures that callers still wait for. started: gets the loop and its stop
+        event, or the error."""
         try:
             asyncio.run(self._main(started))
         except BaseException as error:
@@ -53,6 +56,7 @@ class LoopThread:
                 future.cancel()
 
     async def _main(self, started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        """Runs on the loop until `_stop` is set."""
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(_report)
         started.set_result((loop, stop))
@@ -60,7 +64,7 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> Self:
-        """The shared loop; started by the first user. Raises ForkedError."""
+        """The shared loop, which the first user starts; call `release` for each call of this. Raises ForkedError."""
         fork.use()
         with cls._lock:
             if cls._shared is None:
@@ -71,7 +75,7 @@ class LoopThread:
 
     @classmethod
     def release(cls) -> None:
-        """Give it back; the last user ends it and waits for the thread, if it is another one."""
+        """End this user's share. The last user ends the loop and waits for its thread, unless this is called on that thread."""
         with cls._lock:
             cls._users -= 1
             if cls._users or cls._shared is None:
@@ -117,22 +121,23 @@ class LoopThread:
             self._waiting.discard(future)
 
     def detach(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have the loop run something soon, without waiting and without a lock, so that a finalizer may call it on any thread.
+        """Have the loop run a coroutine soon, without waiting and without a lock, so that a finalizer may call this on any thread.
 
-        work: makes the coroutine. If the loop has ended, so has everything on it, and nothing is left to do."""
+        work: makes the coroutine. It is not called if the loop has ended, because everything on the loop has ended too."""
         if not fork.is_child_of_user():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._start, work)
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """On the loop: start a detached coroutine, and keep its task until it ends."""
         task = self._loop.create_task(work())
         self._detached.add(task)
         task.add_done_callback(self._detached.discard)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle the reports of asyncio about callbacks. gRPC's poller reads a byte that another event loop of this process may have read
-    already, or from a socket that it has just closed: both mean nothing."""
+    """Handle the reports of asyncio about callbacks, except two that mean nothing: gRPC's poller reads a byte that another event loop of
+    this process may have read already, or reads from a socket that it has just closed."""
     if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
         return
     loop.default_exception_handler(context)

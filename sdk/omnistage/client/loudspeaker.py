@@ -15,20 +15,20 @@ from pathlib import Path
 from omnistage.client.errors import NotAvailableError, RequestError
 
 VARIABLE = "OMNISTAGE_PLAYER"
-"""`none`, the name of a player, or a command with {rate} and {channels}."""
+"""The environment variable that chooses the player: `none`, the name of a player, or a command with {rate} and {channels}."""
 
 TRIAL_S = 2.0
-"""Longest trial. Players that work, and those without a device, take some 0.01 s to 0.3 s."""
+"""Most seconds of a trial. Players that work, and those without a device, take some 0.01 s to 0.3 s."""
 
 TRIAL_RATE_HZ = 24_000
 
 
 @dataclass(frozen=True, slots=True)
 class Loudspeaker:
-    """A program that plays its standard input: raw samples, float32, little-endian, without a head, and ends when it was all heard.
+    """A program that plays its standard input, raw float32 samples, little-endian, without a head, and ends when all was heard.
 
-    name: for people. words: of its command line; {rate} and {channels} in them stand for the numbers. tail_s: silence to put behind the
-    sound, for a program that does not play its last buffer to the end."""
+    name: for people. words: the command line; {rate} and {channels} in it stand for the numbers. tail_s: seconds of silence to append to
+    the sound, for a program that does not play its last buffer to the end."""
 
     name: str
     words: tuple[str, ...]
@@ -60,6 +60,7 @@ def find_loudspeaker() -> Loudspeaker | None:
 
 
 def _wished(wish: str) -> Loudspeaker:
+    """The player that the variable asks for. wish: the name of a player, or a command. Raises as `find_loudspeaker`."""
     player = next((player for player in PLAYERS if player.name == wish), None)
     if player is not None:
         found = player.installed()
@@ -86,9 +87,9 @@ def _wished(wish: str) -> Loudspeaker:
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """A known program. options: of its command line. reachable: a check that saves a trial. silent_mark: the text on standard error of a
-    program that ends with 0 although it has no device. asks: another command that tells whether there is a device, by an answer without the
-    words in `without`. tail_s: see Loudspeaker."""
+    """A known program. options: of its command line. reachable: False if it is clear without a trial that it cannot play. silent_mark:
+    the text on standard error of a program that ends with 0 although it has no device. asks: a command for the trial, in place of the
+    program; without: words in its output which mean that there is no device. tail_s: see Loudspeaker."""
 
     name: str
     options: str
@@ -139,8 +140,8 @@ class _SoundDevice(_Player):
 
 
 def reason(text: str, name: str) -> str:
-    """One line of a program's last words, as far as it can be shown: the last line that begins with the program's name, or the last
-    line."""
+    """The one line to show from a program's standard error: the last line that begins with the program's name, or else the last line;
+    empty if there is none. Without characters that cannot be printed."""
     lines = [line for line in ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines()) if line]
     return next((line for line in reversed(lines) if line.startswith(name)), lines[-1] if lines else "")
 

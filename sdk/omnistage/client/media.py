@@ -37,20 +37,21 @@ from omnistage.v1 import stage_pb2
 KINDS = {"image": "picture", "audio": "sound", "video": "film"}
 
 FIRST_BYTE_LIMIT_S = 60.0
-"""The wait for a writer to a pipe that is given as a file."""
+"""Seconds to wait until somebody writes into a pipe that is given as a file."""
 
 ORIENTATION = 0x0112
-"""The tag in EXIF."""
+"""The number of the EXIF tag."""
 SAID_OTHERWISE = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "RGB", "YCbCr": "RGB"}
+"""Modes of Pillow images that are converted before they are written, and the mode that each becomes."""
 ONLY_IN_TIFF = ("CMYK", "LAB", "F")
-"""Modes of Pillow images that PNG, or every file, lacks."""
+"""Modes of Pillow images that PNG lacks."""
 
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
 
 LOUDEST = 64.0
-"""Loudest sample in floating point, where full scale is 1: recordings may be a little above full scale, and louder ones are whole
-numbers."""
+"""The largest sample that is taken in floating point, where full scale is 1. Recordings may be a little above full scale; larger samples
+are integers that were never divided by their full scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,22 @@ class Video:
 
 
 AudioLike = Encoded | Audio | tuple[NDArray[Any] | list[Any], float]
-"""A tuple is samples, uint8, int16, int32 or floating point with full scale 1, [n] or [n, channels], and a whole rate in Hz."""
+"""A tuple is (samples, rate): [n] or [n, channels] of uint8, int16, int32 or floating point with full scale 1, and a whole number of Hz."""
 VideoLike = Encoded | Video | Film
 MediaLike = ImageLike | AudioLike | VideoLike
 
 Images = ImageLike | Sequence[ImageLike]
 Audios = AudioLike | Sequence[AudioLike]
 Videos = VideoLike | Sequence[VideoLike]
-"""One, or several."""
+"""As Images and Audios: one medium, or several."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A medium that was read, or is to be streamed. where: the caller's name for it. name: the name of its file with a space behind it, if
-    it has one."""
+    """One medium of a request. part: its bytes in a part of a message, or an Upload if it is streamed. where: the caller's name for it,
+    such as images[0]. name: the name of its file followed by a space; empty if it has none."""
 
     part: stage_pb2.Part | Upload
     where: str
@@ -89,7 +90,7 @@ class Medium:
 
 
 def is_one(source: object) -> bool:
-    """Whether this is a single medium, or stands for one. A tuple of samples and their rate is one."""
+    """Whether `source` is a single medium rather than several, also if it is of a wrong type. A tuple of samples and their rate is one."""
     if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Film | Medium | np.ndarray | Mapping):
         return True
     if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
@@ -105,14 +106,13 @@ def is_none(sources: object) -> bool:
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
     """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: the caller's name for it.
 
-    Every medium that is in a message comes through here. It may block and use the processor: call it on no event loop. Raises
-    BadRequestError if the source is no medium of that kind, cannot be read, is empty, or is larger than a request.
-    """
+    It may block and use the processor: do not call it on an event loop. Raises BadRequestError if the source is no medium of that kind,
+    cannot be read, is empty, or is larger than a request."""
     return _read(source, kind, where)[0]
 
 
 def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
-    """The part as in to_part, and the name of the file as in Medium."""
+    """Do the work of `to_part`. Returns the part, and the name of the file as in Medium."""
     for form, its_kind in ((Video, "video"), (Film, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
@@ -128,15 +128,15 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
 
 
 def _file_of(source: object) -> tuple[object, bool]:
-    """The source to read of a medium, and whether the model hears it too."""
+    """The source to read for a medium, and whether the model hears a film too."""
     if isinstance(source, Film):
         return source.data, False
     return (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
 
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
-    """Read a medium as `to_part` does, or, if its bytes or its file are too many for a message, prepare to stream it: then only its
-    beginning is read."""
+    """Read a medium as `to_part` does. Bytes or a file of more than LEAST_BYTES are prepared for streaming instead: only their beginning
+    is read."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
@@ -144,7 +144,7 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
         found, name, told_type = bytes(file), "", None
         size, head = len(found), found[:LOOK_BYTES]
-    elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # It also says so of a text that can be no path.
+    elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
         found, name, told_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
         size, head = _told(where, str(found), partial(_look, found))
     else:
@@ -156,13 +156,14 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
 
 
 def _look(path: Path) -> tuple[int, bytes]:
-    """Size and beginning of a file."""
+    """The size of a file in bytes, and its first LOOK_BYTES."""
     with path.open("rb") as file:
         return fstat(file.fileno()).st_size, file.read(LOOK_BYTES)
 
 
 def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
-    """The bytes of a file, its name with a space behind it, if it has one, and the media type that goes by that name."""
+    """The bytes of a medium's file, the file's name as in Medium, and the media type that goes by this name or None. Raises
+    BadRequestError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "", None
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -186,6 +187,7 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
 
 
 def _read_path(path: Path, where: str) -> bytes:
+    """The bytes of a file, or of a pipe once somebody writes into it. Raises OSError, and BadRequestError if there are too many."""
     with open(path, "rb", opener=_open_at_once) as file:
         status = fstat(file.fileno())
         if S_ISFIFO(status.st_mode):
@@ -218,7 +220,7 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
 
 
 def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
-    """Read to the end, or until there is too much."""
+    """Read to the end. name: as in Medium. Raises BadRequestError if `read` gives no bytes, or more than a request holds."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
@@ -238,7 +240,7 @@ def _checked_path(path: str | PathLike[str], where: str) -> None:
 
 
 def _told(where: str, name: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`. Raises BadRequestError if the system or the file itself refuses."""
+    """Return the result of `read`. name: of the file, for the error. Raises BadRequestError if the system or the file itself refuses."""
     try:
         return read()
     except (OSError, ValueError) as error:
@@ -247,7 +249,7 @@ def _told(where: str, name: str, read: Callable[[], T]) -> T:
 
 
 def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
-    """The bytes and the media type of a data: URL (RFC 2397)."""
+    """The bytes of a data: URL (RFC 2397), and the empty name of a medium without a file; the media type in the URL is not used."""
     head, comma, body = url[5:].partition(",")
     if not comma:
         raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
@@ -292,7 +294,7 @@ def _sound(source: object, where: str) -> bytes | None:
 
 
 def _rate_hz(given: Any, where: str) -> int:
-    """The rate as an int, from a whole number of any type."""
+    """The sample rate as an int, from a whole number of any type. Raises BadRequestError."""
     is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
     if not is_number or not 0 < given <= MOST_RATE_HZ or given != int(given):
         raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
@@ -300,7 +302,8 @@ def _rate_hz(given: Any, where: str) -> int:
 
 
 def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
-    """The same samples in a WAV's types: int16, int32 or float32. uint8 has its zero at 128, as in files of 8 bits."""
+    """The same samples in a type that WAV has here: int16, int32 or float32. uint8, whose zero is 128 as in WAV files of 8 bits, becomes
+    int16. Raises BadRequestError."""
     kind = samples.dtype.newbyteorder("=")
     if kind == np.uint8:
         return (samples.astype(np.int16) - 128) << 8
@@ -321,8 +324,8 @@ def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def _drawn(image: Any, where: str) -> bytes:
-    """A file of a Pillow image with every pixel, fast rather than small: PNG, or TIFF for colours that PNG does not have. The orientation
-    that a camera noted is kept, and none of its other notes."""
+    """Write a Pillow image as a file with every pixel unchanged: PNG with little compression, for speed, or TIFF for modes that PNG
+    lacks. The orientation in its EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
     file = io.BytesIO()
     if 0 in getattr(image, "size", ()):
         raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
@@ -341,7 +344,8 @@ def _drawn(image: Any, where: str) -> bytes:
 
 
 def _media_type(data: bytes, told_type: str | None, kind: str, where: str, name: str) -> str:
-    """The media type by the first bytes; if they say nothing, by the file's name."""
+    """The media type that the first bytes tell; if they tell none, `told_type`, which goes by the file's name. Raises BadRequestError if
+    there is none, or it is not of `kind`."""
     found = media_types(data[:LOOK_BYTES])
     for media_type in found or (told_type,):
         if media_type is None:

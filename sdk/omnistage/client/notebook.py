@@ -12,7 +12,7 @@ from omnistage.client.encoder import channels_of
 from omnistage.client.wav import to_pcm16, wav_head
 
 LONGEST_S = 600.0
-"""Longest sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
+"""Most seconds of sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
 
 MOST_PICTURE_BYTES = 32 << 20
 """Most bytes of all pictures that are shown together."""
@@ -25,8 +25,8 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 
 def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
-    """A player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. A player of a longer sound has the first
-    `LONGEST_S`, and says so."""
+    """HTML of a player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. If the sound is longer than `LONGEST_S`,
+    it has only its beginning, and says so."""
     shown = samples[: round(LONGEST_S * sample_rate_hz)]
     wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
     html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
@@ -37,7 +37,8 @@ def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
 
 
 def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """Pictures by their media types, as far as browsers show them and they fit."""
+    """HTML of pictures, each given as media type and bytes: those of types that browsers show, as far as they fit into
+    `MOST_PICTURE_BYTES`, and the number of the others."""
     html, left, hidden = "", MOST_PICTURE_BYTES, 0
     for media_type, data in encoded:
         if media_type in IMAGE_TYPES and len(data) <= left:
@@ -51,7 +52,8 @@ def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def films(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """Players of films by their media types, as far as they fit."""
+    """HTML of players of films, each given as media type and bytes: those of types that browsers show, as far as they fit into
+    `MOST_FILM_BYTES`."""
     html, left = "", MOST_FILM_BYTES
     for media_type, data in encoded:
         if media_type in FILM_TYPES and len(data) <= left:
@@ -65,7 +67,7 @@ def films(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """The text as it is, with its line breaks."""
+    """HTML of a text with its spaces and line breaks."""
     from html import escape  # The module's table of names is only for notebooks.
 
     return f'<div style="white-space: pre-wrap">{escape(text)}</div>'

@@ -32,7 +32,7 @@ from omnistage.client.steps import AsyncSteps
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 5.0
-"""How long closing the connections may take; the private stack has a limit of its own."""
+"""Seconds that closing the connections may take; the private stack has a limit of its own."""
 
 
 @takes(SETTINGS)
@@ -42,29 +42,28 @@ class Omni:
     to_start: the stack to start, as an unnamed first argument in the form that `omnistage serve` takes: the name or YAML file of a
     pipeline, the folder of a checkpoint, or the name of one at a hub; `Omni("smol")` is `Omni(pipeline="smol")`.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without
-    a stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
-    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack: that of the
-    default pipelines, of which the first serves at once and another one starts when it is asked, or that of the checkpoint in
-    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
-    processes end with this client, with this Python process, and also if that is killed.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without a
+    stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
+    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack. It serves the
+    default pipelines, the first at once and the others when they are asked; or the checkpoint in `model_path`, a folder or a name at a hub
+    (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its processes end with this client and with this Python
+    process, also if this process is killed.
 
     api_key: tells the router which client asks; by default the key in `OMNISTAGE_API_KEY`, or none. The client sends it with every call,
     and shows it in no message, repr or log. Before it goes to another host over a connection that is not encrypted, there is an
     `UnencryptedKeyWarning`.
 
-    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so long for the same router,
-    started again, or for the next one, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an
-    error.
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so many seconds for the same
+    router, started again, or for the next one, and goes on with the answer without gap or repeat. It does so once for each answer. 0:
+    never; the loss is an error.
 
     max_retries: how often a call is retried, within its time limit, if the server gives a delay (`retry_delay_s`) and you have no part of
     the answer yet: no event of a stream, or an answer that comes whole and is not whole yet. 0: never. A call may set its own number.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
-    `omnistage.client.errors`; within 5 s more, should the thread that runs it be stuck.
+    `omnistage.client.errors`; if the thread that runs it is stuck, within 5 s more.
 
-    After a fork the child can use neither this client nor a new one (ForkedError); the parent and its private stack are not disturbed.
-    """
+    After a fork the child can use neither this client nor a new one (ForkedError); the parent and its private stack are not disturbed."""
 
     @explain_calls
     def __init__(
@@ -115,9 +114,9 @@ class Omni:
 
     @explain_calls
     def as_client(self, api_key: str | None) -> Self:
-        """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
-        the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
-        raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
+        """A view of this client with another user's key: for a gateway that serves many users. api_key: None: no key, whatever key this
+        client or `OMNISTAGE_API_KEY` has. The view uses this client's connection and stack. Closing the view closes nothing; once this
+        client is closed, the view raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
         view._client, view._owner = self._client.as_client(api_key), self._owner or self
         return view
@@ -130,11 +129,11 @@ class Omni:
     def close(self) -> None:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
-        In a forked child it does nothing: all of it belongs to the parent."""
+        In a forked child it does nothing: connection and stack belong to the parent."""
         if fork.is_child_of_user() or self._owner is not None or self._abandoned.detach() is None:
             return
         _open.discard(self)
-        if self._thread.is_current:  # a finalizer of the caller's, on our thread
+        if self._thread.is_current:  # called by a finalizer of the caller that runs on our thread, which must not wait for itself
             _abandon(self._client, self._thread)
             return
         try:
@@ -177,12 +176,12 @@ class Omni:
         **options: Unpack[Options],
     ) -> Answer | list[Answer]:
         """Answer one prompt. Its media come before it: pictures, sounds, films, one or several of each; `chat` takes them in any order. A
-        pipeline that only draws draws it: `answer.images`.
+        pipeline that only draws makes a picture of the prompt: `answer.images`.
 
-        A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
-        time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
-        is raised when all have ended; `error.answers` has the others."""
-        # Each of several texts may wait for a place, and be answered, for as long as one alone.
+        A list of texts gives a list of answers, in the same order: all with these media and options, also the same seed, each within its
+        own time limit. They are asked at the same time, as many at once as there are places. If some fail, the error of the first of
+        them is raised when all have ended; `error.answers` has the answers to the others."""
+        # Each of several texts may wait for a place for one time limit, and be answered within another.
         times = 2 * len(prompt) if isinstance(prompt, list | tuple) else 1
         limit_s = time_limit_s(options) * max(times, 1)
         call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
@@ -204,24 +203,24 @@ class Omni:
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
-        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
-        the default pipelines the one that draws is started by the first drawing, which waits for it."""
+        """Draw a picture, with a drawing pipeline. `answer.images` has it, `answer.pictures` has it encoded, and `answer.rows` has its
+        latents and pixels if `outputs` names them. If there are several `results`, only the first has previews. In a private stack of
+        the default pipelines the first drawing starts the pipeline that draws, and waits for it."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
-        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
-        video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
-        `answer.rows` has its latents and pixels where `outputs` names them."""
+        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 if `media_type` is
+        video/mp4. image: the picture with which it begins; or two, the first and the last one, if the model takes them. `answer.rows`
+        has its latents and pixels if `outputs` names them."""
         return self._run(time_limit_s(options), self._client.film(prompt, image=image, **options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
-        to be spoken is for `say`."""
+        """Make the sound that a prompt describes, `seconds` long, with a pipeline that makes sounds: `answer.audio`,
+        `answer.save("x.wav")`. To have a text spoken, call `say`."""
         return self._run(time_limit_s(options), self._client.sound(prompt, **options))
 
     @takes(OPTIONS)
@@ -247,26 +246,26 @@ class Omni:
     @takes(OPTIONS, SPOKEN)
     @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
+        """The events while exactly this text is spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The progress, previews and pictures of a prompt, as they come; see `draw`."""
+        """The progress, previews and pictures for a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
-        be played up to whichever came."""
+        """The progress and the pieces of the film for a prompt, as they come; see `film`. The pieces, joined in order, are the file;
+        those that have come can be played already."""
         return self._iterate(time_limit_s(options), self._client.stream_film(prompt, image=image, **options))
 
     @takes(OPTIONS, DRAWN)
     @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
+        """The progress and the samples of the sound for a prompt, as they come; see `sound`."""
         return self._iterate(time_limit_s(options), self._client.stream_sound(prompt, **options))
 
     @explain_calls
@@ -280,7 +279,8 @@ class Omni:
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))
 
     def _run(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-        """limit_s: the time limit of the call itself."""
+        """Run a call on the loop thread and return its result. limit_s: the call's own time limit in seconds. Raises ClosedError if this
+        client is closed, ForkedError in a forked child."""
         try:
             fork.check()
             if not self._abandoned.alive:
@@ -291,13 +291,14 @@ class Omni:
         return self._thread.run(work, limit_s)
 
     def _iterate(self, limit_s: float, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+        """Yield the events of a stream, each of which the loop thread fetches. limit_s: the stream's own time limit in seconds."""
         steps = AsyncSteps(events)
         until = time.monotonic() + limit_s
         try:
             while (event := self._run(max(until - time.monotonic(), 0.0), steps.next())) is not None:
                 yield event
         finally:
-            # Streams that were read in part are garbage too, so this may run on any thread.
+            # A stream that was not read to its end is closed when it becomes garbage, on any thread: so this must not wait.
             self._thread.detach(steps.close)
 
 

@@ -13,9 +13,10 @@ MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "video/webm", "video/mp4
 
 
 class Options(TypedDict, total=False):
-    """The options of a single call. An absent option has the pipeline's default, or, without one, the default that stands here.
+    """The options of a single call. An absent option has the pipeline's default; if the pipeline has none, the default that is described
+    here.
 
-    `help(Omni.generate)` and docs/client.md tell each of them."""
+    `help(Omni.generate)` and docs/client.md explain each of them."""
 
     pipeline: Annotated[str, About("Pipeline name, from `pipelines()`.", "the router's choice")]
     outputs: Annotated[
@@ -162,7 +163,7 @@ class Options(TypedDict, total=False):
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 MEDIA = ("background",)
-"""Options for all media that are sent and seen."""
+"""Options for the pictures and films that are sent."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")

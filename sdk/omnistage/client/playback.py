@@ -45,8 +45,8 @@ class TextArrival:
 
 @dataclass(frozen=True, slots=True)
 class AudioArrival:
-    """A chunk of sound: when it came, its position, its length, and whether it is audible. prebuffer_s: how long the player should wait, as
-    the server said with it; None: the server did not say."""
+    """A chunk of sound: when it came, its position, its length, and whether it is audible. prebuffer_s: how many seconds the player
+    should wait, as the server said with it; None: the server did not say."""
 
     arrival_s: float
     first_sample: int
@@ -74,10 +74,10 @@ class Played:
 
 
 def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: float = 0.0) -> list[Played]:
-    """Play each chunk when it has come and the one before is over.
+    """The chunks as a player plays them: each when it has come and the one before is over.
 
-    start_buffer_s: begin when so much sound has come, or all of it. wait_s: and not before so long after the first sound. With 0 the gaps
-    add up to the underrun."""
+    start_buffer_s: seconds of sound that must have come before the first chunk is played, unless all has come. wait_s: least seconds
+    between the arrival of the first chunk and its play. If both are 0, the gaps add up to the underrun."""
     chunks = [chunk for chunk in arrivals if chunk.samples]
     played: list[Played] = []
     for chunk in chunks:
@@ -88,7 +88,7 @@ def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: 
 
 
 def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
-    """When a player begins."""
+    """When `start_buffer_s` seconds of sound, or all chunks, have come. chunks: at least one."""
     received_s = 0.0
     for chunk in chunks:
         received_s += chunk.duration_s
@@ -99,14 +99,14 @@ def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BufferLevel:
-    """Sound that the player has and has not played yet."""
+    """A point of the line of `buffer_levels`: at at_s the player holds buffered_s seconds of sound that it has not played yet."""
 
     at_s: float
     buffered_s: float
 
 
 def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[BufferLevel]:
-    """How much sound a player holds: received minus played, as the corners of a line.
+    """How many seconds of sound a player holds: received minus played, as the corners of a line over time.
 
     The line jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 while the listener
     waits."""
@@ -130,7 +130,8 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Timing:
-    """All arrivals of an answer and the figures made from them. Seconds after t0; None for a kind of output that never came."""
+    """All arrivals of an answer and the figures made from them, as the module defines them. Seconds after t0; None for a kind of output
+    that never came."""
 
     text: Sequence[TextArrival]
     audio: Sequence[AudioArrival]
@@ -184,5 +185,5 @@ class Timing:
 
 
 def figures(told: object, *names: str) -> str:
-    """Attributes that are numbers, to a thousandth, for a repr; None is left out."""
+    """The named attributes of `told`, numbers to a thousandth, as a repr shows them; an attribute that is None is left out."""
     return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(told, name)) is not None)

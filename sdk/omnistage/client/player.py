@@ -35,8 +35,8 @@ MAX_WAITING_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """How much of a sound was heard. samples: heard, from the first on, as far as it can be known: a device may be some 0.2 s behind.
-    of: how many samples came."""
+    """How much of a sound was heard. samples: how many, counted from the first; an estimate, as a device may be some 0.2 s behind. of:
+    how many samples came in all."""
 
     samples: int
     of: int
@@ -94,8 +94,9 @@ class Player:
             self.stop()
 
     def write(self, sound: AudioChunk | Audio) -> None:
-        """Take the next piece of sound, and copy it. It is played behind those before it; the first one is played after the wait in its
-        `prebuffer_s`, or when `finish` is called. Never waits. Sound after `stop`, or after the loss of the player, is not played.
+        """Copy the next piece of sound, to be played after the pieces before it. The first piece is played after the wait in its
+        `prebuffer_s`, or when `finish` is called. Never waits. Sound that comes after `stop`, or after the loss of the player, is not
+        played.
 
         Raises RequestError for a sample rate that changes, or if more than an hour of sound would wait; ValueError after `finish`."""
         rate_hz = sound.sample_rate if isinstance(sound, Audio) else sound.sample_rate_hz
@@ -107,8 +108,8 @@ class Player:
         self._feed.give(samples, rate_hz, 0.0 if isinstance(sound, Audio) else sound.prebuffer_s or 0.0)
 
     def finish(self) -> Heard:
-        """Wait until all sound is heard, or `stop` is called; no more sound comes. Raises PlayerLostError if the player ended before or
-        hangs; the wait lasts up to twice the time that the rest of the sound takes, and 5 s."""
+        """Wait until all sound is heard, or `stop` is called; no more sound can be written. The wait lasts at most twice as long as the
+        rest of the sound, plus 5 s. Raises PlayerLostError if the player ended before its end, or hangs."""
         self._feed.end()
         self._feed.over.result()
         return self.heard
@@ -130,17 +131,17 @@ class Player:
 
     @property
     def lost(self) -> PlayerLostError | None:
-        """The error if the player ended by itself or hangs, so that nothing is heard any more: the answer goes on all the same."""
+        """The error if the player ended by itself or hangs, so that nothing more is heard; the answer goes on all the same."""
         over = self._feed.over
         error = over.exception() if over.done() else None
         return error if isinstance(error, PlayerLostError) else None
 
 
 class _Feed:
-    """The sound that waits, and the thread that gives it to a process.
+    """The blocks of sound that wait, and the thread that writes them to the player's process. Its methods do the work of those of `Player`.
 
-    A signal handler may call `stop` in the middle of another method on the same thread: the lock is reentrant, and every method keeps its
-    state where `stop` finds it."""
+    A signal handler may call `stop` in the middle of another method on the same thread. Therefore the lock is reentrant, and all that
+    `stop` needs is kept in attributes."""
 
     def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
         self.over: Future[None] = Future()
@@ -149,17 +150,19 @@ class _Feed:
         self._rate_hz = sample_rate_hz
         self._changed = threading.Condition(threading.RLock())
         self._blocks: deque[NDArray[np.float32]] = deque()
-        self._waiting = 0
-        self._given = 0
-        self._begins_at = 0.0
-        self._give_up_at = float("inf")
+        self._waiting = 0  # samples in `_blocks`
+        self._given = 0  # all samples that came
+        self._begins_at = 0.0  # time.monotonic() at which the first sound may be played
+        self._give_up_at = float("inf")  # time.monotonic() at which the wait for the end is given up
         self.has_ended = False
         self._stopped = False
-        self._heard: int | None = None
+        self._heard: int | None = None  # samples that were heard, once no more will be
         self._process: PlayerProcess | None = None
         threading.Thread(target=self._run, name="omnistage-player", daemon=True).start()
 
     def give(self, samples: NDArray[np.float32], sample_rate_hz: int, prebuffer_s: float) -> None:
+        """Append samples, float32 [n]. prebuffer_s: how long the first ones wait, in seconds; later values are not used. Raises as
+        `Player.write`."""
         with self._changed:
             if self.has_ended:
                 raise ValueError("this player has finished")
@@ -184,7 +187,7 @@ class _Feed:
                 self._changed.notify()
 
     def end(self) -> None:
-        """Note that no more sound comes."""
+        """Note that no more sound comes, and when to give up the wait for the rest."""
         with self._changed:
             if not self.has_ended:
                 left_s = (self._given - self.heard().samples) / self._rate_hz
@@ -193,7 +196,7 @@ class _Feed:
                 self._changed.notify()
 
     def stop(self) -> int:
-        """Silence; returns how many samples were heard."""
+        """Silence the player for good; returns how many samples were heard."""
         with self._changed:
             self._stopped = True
             if self._heard is None:
@@ -205,15 +208,18 @@ class _Feed:
             return self._heard
 
     def heard(self, samples: int | None = None) -> Heard:
+        """samples: how many were heard; None: as many as can have been heard up to now."""
         with self._changed:
             if samples is None:
                 samples = self._now_heard() if self._heard is None else self._heard
             return Heard(samples, self._given, self._rate_hz)
 
     def _now_heard(self) -> int:
+        """Samples that can have been heard from the running process."""
         return min(self._process.heard, self._given) if self._process is not None else 0
 
     def _run(self) -> None:
+        """The thread's work: play everything, then set the result or the error of `over`."""
         try:
             self._play()
         except BaseException as error:
@@ -222,6 +228,8 @@ class _Feed:
             self.over.set_result(None)
 
     def _play(self) -> None:
+        """Write the blocks to a process as they come, wait until it has played them, and close it. Raises PlayerLostError, unless `stop`
+        was called."""
         try:
             process = self._start(self._rate_hz)
             while (block := self._next()) is not None:
@@ -254,6 +262,7 @@ class _Feed:
             rest = rest[process.write(rest, self._give_up_at) :]
 
     def _start(self, sample_rate_hz: int) -> PlayerProcess:
+        """Start a process for this rate; it is silenced at once if `stop` was called before."""
         process = PlayerProcess(self._loudspeaker, sample_rate_hz)
         with self._changed:
             self._process = process
@@ -262,7 +271,7 @@ class _Feed:
         return process
 
     def _next(self) -> NDArray[np.float32] | None:
-        """The next block to play, when it is time for it; None behind the last."""
+        """Wait for the next block and for the time to play it, and return it; None after the last one, or after `stop`."""
         with self._changed:
             while not self._stopped:
                 wait_s = None
@@ -279,6 +288,7 @@ class _Feed:
 
 
 def _stop_own(feed: _Feed, pid: int) -> None:
-    """Stop a player, but not in a forked child, which has no thread for it, and perhaps a lock that stays locked."""
+    """Stop a player that became garbage. pid: the process that made it. A forked child does nothing: it lacks the thread, and may have a
+    copy of the lock that stays locked."""
     if os.getpid() == pid:
         feed.stop()

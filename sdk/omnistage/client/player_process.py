@@ -1,5 +1,4 @@
-"""A running loudspeaker and the pipe into it: the sound that was put in, the part that the player has not taken yet, and how much can have
-been heard."""
+"""The process of a program that plays sound, and the pipe into it: writes samples, and knows how many can have been heard."""
 
 from __future__ import annotations
 
@@ -26,16 +25,16 @@ if sys.platform == "linux":
 SAMPLE_BYTES = 4
 
 PIPE_S = 1.0
-"""Seconds of sound that lie ready in the pipe: this process may stand still for so long, and the listener does not notice."""
+"""Seconds of sound that the pipe holds: this process may stand still for so long before the listener notices."""
 
 PATIENCE = 2
 """How many times slower than real time a player may be before it counts as hung."""
 
 STALL_S = 5.0
-"""A player that takes nothing for so long has hung. Players on PulseAudio need up to 2 s for the end of a sound."""
+"""A player that takes no sound for so many seconds has hung. Players on PulseAudio need up to 2 s for the end of a sound."""
 
 SAID_BYTES = 4096
-"""Bytes kept of the end of a player's standard error, from which one line is shown."""
+"""Bytes at the end of a player's standard error that are read to find the one line that is shown."""
 
 
 class PlayerProcess:
@@ -48,15 +47,15 @@ class PlayerProcess:
         self._name = loudspeaker.name
         self.sample_rate_hz = sample_rate_hz
         self._lock = threading.RLock()
-        self._written = 0
-        self._dry_at = 0.0
-        self._meter: int | None = None
+        self._written = 0  # bytes
+        self._dry_at = 0.0  # time.monotonic() at which, in real time, all written sound has been played
+        self._meter: int | None = None  # descriptor of a read end of the pipe, from `finish` on
         try:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115
         except OSError as error:
             raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
         try:
-            # No fork between the making of the pipe and the list below: a child that kept an end of the pipe would keep the player alive.
+            # No fork before the process is in `_running`: a forked child that keeps the pipe open would keep the player alive.
             with fork.held_off:
                 self._process = subprocess.Popen(
                     loudspeaker.command(sample_rate_hz),
@@ -74,14 +73,15 @@ class PlayerProcess:
         self._pipe = self._process.stdin
         os.set_blocking(self._pipe.fileno(), False)
         if sys.platform == "linux":
-            with suppress(OSError):  # a user may have only so many bytes in pipes; then the pipe stays as it is
+            with suppress(OSError):  # the system limits the bytes that a user has in pipes; then the pipe keeps its size
                 fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, int(PIPE_S * SAMPLE_BYTES * sample_rate_hz))
         self._room = select.poll()
         self._room.register(self._pipe.fileno(), select.POLLOUT)
 
     def write(self, block: memoryview, give_up_at: float) -> int:
-        """Wait for room and write as much of a block of bytes as fits; returns how many bytes that was. give_up_at: on the monotonic clock.
-        Raises PlayerLostError if the player has ended, or takes nothing."""
+        """Wait until the pipe has room, and write as much of `block`, the bytes of samples, as fits. Returns how many bytes that was,
+        perhaps 0. give_up_at: the end of the wait, by time.monotonic(). Raises PlayerLostError if the player has ended, or takes
+        nothing."""
         wait_s = min(STALL_S, give_up_at - time.monotonic())
         if not self._room.poll(max(wait_s, 0.0) * 1000):
             raise PlayerLostError(f"{self._name} takes no sound any more")
@@ -99,13 +99,13 @@ class PlayerProcess:
         return count
 
     def finish(self, give_up_at: float) -> None:
-        """Wait until the player has played the rest and ended; no more sound comes. Raises PlayerLostError if it does not end, ends without
-        taking all, or says that it could not play."""
+        """Close the pipe, and wait until the player has played the rest and ended. give_up_at: as in `write`. Raises PlayerLostError if
+        it does not end in time, ends without taking all, or ends with an error code."""
         with self._lock:
             unread_s = self._unread() / self.sample_rate_hz
             self._dry_at = max(self._dry_at, time.monotonic() + unread_s)
             if sys.platform == "linux":
-                # Another end of the pipe, to see what is left in it. Not opened earlier: while it is open the pipe does not break.
+                # A read end, to see how much is left in the pipe. Not opened earlier: while it is open, no dead player breaks the pipe.
                 self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
             self._pipe.close()
         try:
@@ -116,7 +116,7 @@ class PlayerProcess:
             raise PlayerLostError(f"{self._name} ended before the sound{self._end()}")
 
     def stop(self) -> None:
-        """Silence the player at once: the sound that the process holds for its device goes with it."""
+        """Kill the player, which silences it at once: the sound in its own buffers is lost too."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # the player leads its process group: a command may have started others
@@ -138,14 +138,14 @@ class PlayerProcess:
 
     @property
     def heard(self) -> int:
-        """Samples that can have been heard: those that the player took, without those that would be early in real time. The delay of the
-        device, some 0.2 s, is not known."""
+        """Samples that can have been heard: no more than the player took, and no more than real time allows since they were written. The
+        delay of the device, some 0.2 s, is not known."""
         with self._lock:
             early = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
             return max(min(round(self._written / SAMPLE_BYTES - early), self._written // SAMPLE_BYTES - self._unread()), 0)
 
     def _unread(self) -> int:
-        """Samples in the pipe, as far as it can be known."""
+        """Samples that are still in the pipe; 0 if this cannot be known."""
         pipe = self._meter if self._pipe.closed else self._pipe.fileno()
         if sys.platform != "linux" or pipe is None:
             return 0
@@ -153,7 +153,7 @@ class PlayerProcess:
         return -(-size // SAMPLE_BYTES)
 
     def _end(self) -> str:
-        """How a process ended after it closed its standard input, in words."""
+        """The end of an error text that says how the player ended, such as " with code 1: REASON"; empty if it still runs after STALL_S."""
         try:
             code = self._process.wait(STALL_S)
         except subprocess.TimeoutExpired:
@@ -171,7 +171,7 @@ class PlayerProcess:
             if process._meter is not None:
                 os.close(process._meter)
                 process._meter = None
-            process._process.returncode = 0  # not a child of this process; Python must not warn of it either
+            process._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs
         cls._running.clear()
 
 

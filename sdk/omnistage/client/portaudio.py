@@ -1,8 +1,8 @@
-"""A program that plays its standard input: the package sounddevice behind a pipe, so that PortAudio's threads, messages and crashes are
-those of another process. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage, so that it begins at
-once.
+"""A program that plays its standard input with the package sounddevice. It is a process of its own, so that threads, messages and crashes
+of PortAudio do not disturb the client. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage, so that it
+begins at once.
 
-Its standard input is float32 in the byte order of this machine. It ends with 0 when all of that was heard."""
+Its standard input is float32 in the byte order of this machine. It ends with code 0 when all of it was heard."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import os
 import sys
 
 LATENCY_S = 0.2
-"""Sound that PortAudio keeps ready: with less, a busy machine runs dry."""
+"""Seconds of sound that PortAudio keeps ready: with less, it runs dry on a busy machine."""
 
 READ_BYTES = 1 << 13
 
 
 def main(sample_rate_hz: int, channels: int) -> None:
     """Play standard input to its end. Raises ImportError and OSError if sounddevice or PortAudio is missing, PortAudioError if no device
-    plays this."""
+    plays at this rate with these channels."""
     import sounddevice
 
     frame = 4 * channels

@@ -1,9 +1,8 @@
 """A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
-`omnistage serve` starts and watches the processes. It reports on one pipe: the router's address, and later the result for each pipeline
-that the client asked for on the other pipe. It ends everything when that other pipe closes: in `stop`, at the exit of this process, and
-when this process is killed.
-"""
+`omnistage serve`, the launcher, starts and watches the processes. It reports on one pipe: the router's address, and later the result for
+each pipeline that the client asks for on a second pipe. It ends everything when the second pipe closes: in `stop`, at the exit of this
+process, and when this process is killed."""
 
 from __future__ import annotations
 
@@ -86,14 +85,15 @@ class StackPlan:
 
     @property
     def told(self) -> str:
-        """The started pipelines, for people."""
+        """The pipelines or the checkpoint that are started, in words for people."""
         pipeline = ", ".join(self.pipelines)
         if self.model_path is None:
             return pipeline or "the default pipeline"
         return f"{os.fspath(self.model_path)}{' as ' if pipeline else ''}{pipeline}"
 
     def command(self, ready_fd: int, lifeline_fd: int) -> list[str]:
-        """The command line of the launcher."""
+        """The command line of the launcher. ready_fd: the descriptor on which it reports. lifeline_fd: the descriptor that it reads, and
+        whose end ends it."""
         settings = self.settings
         words = [sys.executable, "-m", "omnistage.cli", "serve", "--address", "127.0.0.1:0"]
         words += ["--ready-fd", str(ready_fd), "--lifeline-fd", str(lifeline_fd), "--client-share", "1"]
@@ -109,8 +109,8 @@ class StackPlan:
 
 
 def with_first(first: object, settings: StackSettings) -> StackSettings:
-    """The settings with the unnamed first argument among them: the pipeline, or another thing that `omnistage serve` takes in its place.
-    Raises TypeError if there are two, BadRequestError for an address."""
+    """The settings with `first`, the unnamed first argument of a client, as their `pipeline`: the name of one, or another thing that
+    `omnistage serve` takes in its place. Raises TypeError if both are given, BadRequestError for an address."""
     if first is None:
         return settings
     if "pipeline" in settings:
@@ -130,7 +130,7 @@ def _may_be_name(model_path: str | PathLike[str]) -> bool:
 
 
 def _option(name: str, value: object) -> list[str]:
-    """A setting as words of the command line."""
+    """A setting as words of the launcher's command line."""
     if isinstance(value, Mapping):
         texts = [f"{stage}={_text(one)}" for stage, one in value.items()]
     else:
@@ -156,17 +156,17 @@ class PrivateStack:
         self._answering = threading.Condition()
         """Guards the fields below; notified of each answer."""
         self._asked: dict[str, Future[dict[str, str]]] = {}
-        """By pipeline that the launcher was asked for: the answer to come. An answer that has come is forgotten: a pipeline may be lost
-        later."""
+        """The launcher's answers that are still to come, by pipeline. An answer that has come is removed: a pipeline that is lost later can
+        be asked for again."""
         self._beginning: dict[str, Future[None]] = {}
-        """By pipeline that a caller waits for beside an event loop."""
-        self._is_reading = False
-        self._unread = b""
+        """The calls of `begin` that run on threads for callers on event loops, by pipeline."""
+        self._is_reading = False  # whether one of the callers reads the launcher's pipe
+        self._unread = b""  # the beginning of a line whose rest has not come
         self._owner = os.getpid()
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most: the time in the settings, and the time to end processes that did not get ready."""
+        """How long `start` takes at most, in seconds: the time in the settings, and the time to end processes that did not get ready."""
         return self._plan.start_timeout_s + STOP_TIMEOUT_S + KILL_TIMEOUT_S
 
     @property
@@ -175,7 +175,7 @@ class PrivateStack:
         return self._address
 
     async def started(self) -> str:
-        """Run `start` beside the event loop. If the caller is cancelled, the start goes on for the next caller."""
+        """Run `start` on a thread, for a caller on an event loop. If the caller is cancelled, the start goes on for the next caller."""
         return await beside(self.start, "omnistage-start")
 
     def start(self) -> str:
@@ -190,6 +190,7 @@ class PrivateStack:
             return self._address
 
     def _start(self) -> str:
+        """Start the launcher and return the router's address when it serves. Raises as `start`."""
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
                 f"only the client is installed here; a stack of one's own needs more: {install(*ALL)}",
@@ -216,8 +217,8 @@ class PrivateStack:
         raise error
 
     async def begun(self, pipeline: str) -> None:
-        """Run `begin` beside the event loop, on one thread however many callers want a pipeline. If the caller is cancelled, the start goes
-        on for the next caller."""
+        """Run `begin` on a thread, for a caller on an event loop; all callers that want the same pipeline share one thread. If a caller
+        is cancelled, the start goes on for the others."""
         with self._answering:
             beginning = self._beginning.get(pipeline)
             if beginning is None:
@@ -226,8 +227,8 @@ class PrivateStack:
         await asyncio.wrap_future(beginning)
 
     def begin(self, pipeline: str) -> None:
-        """Start another pipeline of this stack, and return when it serves; at once if it does already. Blocks. Raises StackError if it
-        cannot start, and may be called again then; ClosedError if the stack is stopped."""
+        """Start another pipeline of this stack, and return when it serves; at once if it serves already. Blocks. Raises StackError if it
+        cannot start, after which this may be called again; ClosedError if the stack is stopped; ForkedError in a forked child."""
         if os.getpid() != self._owner:
             raise ForkedError("this stack is that of the parent of this process")
         self.start()
@@ -245,7 +246,8 @@ class PrivateStack:
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
-        """The answer to come; all callers that ask before it has come share it."""
+        """Ask the launcher to start a pipeline. Returns the future of the launcher's answer, which all callers share that ask before it
+        comes."""
         with self._answering:
             answering = self._asked.get(pipeline)
             if answering is None:
@@ -256,8 +258,8 @@ class PrivateStack:
             return answering
 
     def _await_answer(self, answering: Future[dict[str, str]], until: float) -> None:
-        """Wait for an answer. One waiting caller at a time reads for all of them. Returns after any answer. Raises StackError when the time
-        is up."""
+        """Wait until the launcher gives an answer, also one to another caller. One waiting caller at a time reads the pipe for all of
+        them. until: time.monotonic() at which StackError is raised."""
         with self._answering:
             left_s = until - time.monotonic()
             if answering.done():
@@ -281,7 +283,8 @@ class PrivateStack:
                 self._answering.notify_all()
 
     def _take_in(self, piece: bytes | None) -> None:
-        """piece: output of the launcher. None: nothing came. Empty: no more will come."""
+        """Give the launcher's answers to the callers that wait for them. piece: its next output, in which a line may be cut; None:
+        nothing came; empty: the launcher has ended."""
         if piece == b"":
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
@@ -291,19 +294,20 @@ class PrivateStack:
                 answering.set_result(said)
 
     def _end_all_waiting(self) -> None:
+        """Give all waiting callers the error that the launcher has ended."""
         for pipeline, answering in self._asked.items():
             answering.set_result({"error": f"the launcher ended before {pipeline} served"})
         self._asked.clear()
 
     def give_up(self) -> None:
-        """End a running start soon, with its processes. Waits for nothing; a stack that has started goes on."""
+        """Tell a running start, and its processes, to end soon. Waits for nothing; a stack that has already started goes on."""
         if os.getpid() == self._owner and not self._address:
             self._is_given_up = True
             if self._launcher is not None:
                 self._launcher.cut()
 
     def stop(self) -> None:
-        """End all processes and wait for them, also those of a running start."""
+        """End all processes and wait for them, also those of a start that still runs."""
         if os.getpid() != self._owner:
             return
         self.give_up()
@@ -312,12 +316,13 @@ class PrivateStack:
             self._launcher.stop()
         if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
             self._starting.release()
-            if self._launcher is not None:  # The launcher of a start that had only begun.
+            if self._launcher is not None:  # A start that had only begun may have made it by now.
                 self._launcher.stop()
 
 
 def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
-    """The launcher's first line of JSON: {"address"} or {"error", "hint", "log"}; empty if it ended without one."""
+    """The launcher's first line of JSON, {"address"} or {"error", "hint", "log"}; empty if it ended without one, an error if the time is
+    up."""
     deadline = time.monotonic() + timeout_s
     data = b""
     while not data.endswith(b"\n"):

@@ -41,7 +41,7 @@ from omnistage.client.tensors import Tensors
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 STATUS_WAIT_S = 1.0
-"""How long to wait for the status of a complete answer after its account."""
+"""Seconds to wait for the gRPC status after the account (`Usage`), which is the last message of a complete answer."""
 
 AUDIO_PORT = "audio"
 CODES_PORT = "codes"
@@ -54,6 +54,7 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
     chunk_pb2.AUDIO_ENCODING_PCM16: (np.dtype("<i2"), 1.0 / 32768.0),
     chunk_pb2.AUDIO_ENCODING_FLOAT32: (np.dtype("<f4"), 1.0),
 }
+"""The type of samples on the wire, and the factor that makes full scale 1, by encoding."""
 
 
 DIFFUSION = "diffusion"
@@ -62,14 +63,14 @@ MADE = {
     "video": ("film", "Say how long it is: {frames}."),
     "audio": ("sound", "Say how long it is: {seconds}."),
 }
-"""The name of a drawing by its port, and the advice if a pipeline makes another kind of output."""
+"""By output port: the name of the thing that is drawn, and the hint of the error if the pipeline made none."""
 
 Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLoss:
-    """A connection that broke in the middle of an answer. at_s: seconds after t0."""
+    """A connection that broke in the middle of an answer. at_s: seconds after the reader's t0."""
 
     address: str
     reason: str
@@ -77,9 +78,10 @@ class ConnectionLoss:
 
 
 class Reader:
-    """Reads one answer, over several connections one after the other if it must.
+    """Makes the events of one answer from the messages of its connections: one, or several in turn if connections are lost.
 
-    t0: time.perf_counter() at the call. due: ports; an answer that has nothing on any of them is an error."""
+    t0: time.perf_counter() at the call. due: names of ports. When the answer ends, at least one of them must have had an item: else it
+    is an error."""
 
     def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
@@ -89,17 +91,20 @@ class Reader:
         self._text: list[TextArrival] = []
         self._thought_tokens = 0
         self._unspoken: deque[str] = deque()
+        """Pieces of the text, from the one on in which the next spoken word may begin."""
         self._unspoken_from = 0
+        """Characters of the text before these pieces."""
         self._spoken_to = 0
+        """Characters of the text up to the end of the last spoken word."""
         self._audio: list[AudioArrival] = []
         self._failovers: list[Failover] = []
         self._sample_rate_hz = 0
         self._channels = 0
         self._picture = bytearray()
-        self._previews: set[tuple[int, int, int]] = set()
+        self._previews: set[tuple[int, int, int]] = set()  # (position, layer, step) of those that were shown
         self._tensors = Tensors()
         self.is_started = False
-        """True if the answer runs on the present connection."""
+        """True once the present connection has sent the start of the answer."""
 
     @property
     def is_lost(self) -> bool:
@@ -107,7 +112,7 @@ class Reader:
         return self._loss is not None
 
     def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """The request for the next connection: it gets the answer to `asked`, or the rest of it."""
+        """The request for the next connection: `asked` itself at first, later a request for the rest of its answer."""
         return self._received.request(asked)
 
     def lose(self, address: str, reason: str) -> None:
@@ -119,9 +124,10 @@ class Reader:
         self._tensors.lost()
 
     async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
-        """Yield every event; `Done` is the last. address: the router that sends them.
+        """Yield every event; `Done` is the last. address: the router that sends the messages.
 
-        Raises ProtocolError if the stream is not whole, NotSpokenError if a sound was due and none came."""
+        Raises ProtocolError if messages are missing, repeated or unreadable; NotSpokenError if sound was due and none came, RequestError
+        for a drawing that came to nothing."""
         stream = aiter(messages)
         async for message in stream:
             arrival_s = time.perf_counter() - self._t0
@@ -151,7 +157,7 @@ class Reader:
         raise ProtocolError("the stream ended before its account: the answer may be cut")
 
     def _start(self, started: omni_pb2.Started, address: str, arrival_s: float) -> Failover | None:
-        """Take the start of an answer; after a loss it is the moment when the answer goes on."""
+        """Take the first message of a connection. Returns None, or the failover if a connection was lost before: the answer goes on now."""
         if self.is_started:
             raise ProtocolError("the answer started twice")
         self._received.start(started)
@@ -162,10 +168,12 @@ class Reader:
         return self._note(Failover("router", loss.address, address, loss.reason, arrival_s - loss.at_s, arrival_s))
 
     def _note(self, failover: Failover) -> Failover:
+        """Keep a failover for `Done`."""
         self._failovers.append(failover)
         return failover
 
     def _take(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Event | None:
+        """Check the place of a chunk and return its event; None if it gives the caller nothing yet. Raises ProtocolError."""
         if not self.is_started:
             raise ProtocolError("output came before the start of the answer")
         payload = chunk.WhichOneof("payload")
@@ -227,7 +235,8 @@ class Reader:
         return Alignment(tuple(map(self._spoken, words)), arrival_s) if words else None
 
     def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
-        """A word with its text. The text before it is not needed again."""
+        """The event of a word, with its text cut from `_unspoken`. Words come in order, so the pieces before it are dropped. Raises
+        ProtocolError."""
         first, end, count = word.first_character, self._unspoken_from, word.character_count
         if first < self._spoken_to or word.end_us < word.begin_us:
             raise ProtocolError(f"the word at character {first} came out of its turn")
@@ -242,7 +251,7 @@ class Reader:
         return SpokenWord(text[first - end : first - end + count], first, word.begin_us / 1e6, word.end_us / 1e6)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
-        """Put the pieces of a picture together; None until it is whole."""
+        """Put the pieces of a picture together; None until it is whole, and for a preview that was shown before. Raises ProtocolError."""
         image = chunk.image
         part = image.data
         if part.offset != len(self._picture) or part.total_bytes > MAX_PICTURE_BYTES:
@@ -264,6 +273,7 @@ class Reader:
         return Picture(data, image.media_type, chunk.first, image.layer, preview_step, arrival_s)
 
     def _finish(self, usage: omni_pb2.Usage, arrival_s: float) -> Done:
+        """The last event. Raises ProtocolError if an output has not ended, and the errors of `read` if no port that was due has an item."""
         started = self._received.started
         if started is None or not self.is_started:
             raise ProtocolError("the account came before the start of the answer")
@@ -278,7 +288,7 @@ class Reader:
             session_id=started.session_id,
             pipeline=started.model,
             seed=started.seed,
-            # If the text was over when the router went on, the router has not seen why the text ended.
+            # A router that took over after the end of the text does not know why it ended; then the reason that came with the text counts.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
             usage=account,
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
@@ -286,6 +296,7 @@ class Reader:
         )
 
     def _not_spoken(self, pipeline: str, account: Usage) -> NotSpokenError:
+        """The error for a text to speak of which no sound came, with the reason."""
         told = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
@@ -300,7 +311,7 @@ def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
 
 
 def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
-    """None for a chunk that only ends its port."""
+    """The event of a chunk of text, of class `kind`; None for a chunk that only ends its port."""
     if not text and not chunk.count:
         return None
     top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
@@ -309,6 +320,7 @@ def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float)
 
 
 def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
+    """The event of a piece of a film. Raises ProtocolError."""
     video = chunk.video
     if not video.media_type.startswith("video/"):
         raise ProtocolError(f"port {chunk.port}: a film of type {video.media_type[:64]!r}")
@@ -316,6 +328,7 @@ def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
 
 
 def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
+    """The event of codes of speech, uint32 [frames, codebooks]. Raises ProtocolError."""
     codes, books = np.array(chunk.codes.codes, np.uint32), chunk.codes.codebook_count
     if codes.size != chunk.count * books:
         raise ProtocolError(f"port {chunk.port}: {codes.size} codes are not {chunk.count} frames of {books}")
@@ -323,9 +336,9 @@ def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
 
 
 async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
-    """Read on from the account to the status, which says nothing new of a complete answer.
+    """Read on from the account to the status, which says nothing new about a complete answer.
 
-    Whoever leaves before the status is there cancels the call, and the router counts that answer as a cancelled one."""
+    Without this the call would be cancelled before its status is there, and the router would count the answer as cancelled."""
     with suppress(TimeoutError, grpc.aio.AioRpcError):
         async with asyncio.timeout(STATUS_WAIT_S):
             async for message in stream:
@@ -334,7 +347,7 @@ async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
 
 
 def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
-    """float32 [count], or [count, channels] of several, full scale 1."""
+    """The samples of a chunk, full scale 1: float32 [count], or [count, channels] if there are several channels. Raises ProtocolError."""
     audio = chunk.audio
     if chunk.count == 0:
         return np.zeros(0, np.float32)
@@ -393,20 +406,21 @@ def _seconds(duration: Duration) -> float:
 
 
 def stage_name(kind: stage_pb2.StageKind) -> str:
-    """thinker, talker, code2wav, diffusion; a number for a kind that only a newer server knows."""
+    """The name of a kind of stage: thinker, talker, code2wav or diffusion; a number for a kind that only a newer server knows."""
     return _short(stage_pb2.StageKind, kind, "STAGE_KIND_")
 
 
 def finish_reason_name(reason: chunk_pb2.FinishReason) -> str:
-    """stop, length, interrupted; empty if there is none."""
+    """The reason why a text ended: stop, length or interrupted; empty if there is none."""
     return "" if reason == chunk_pb2.FINISH_REASON_UNSPECIFIED else _short(chunk_pb2.FinishReason, reason, "FINISH_REASON_")
 
 
 def state_name(state: omni_pb2.ReplicaState) -> str:
-    """serving, draining, lost."""
+    """The state of a replica: serving, draining or lost."""
     return _short(omni_pb2.ReplicaState, state, "REPLICA_STATE_")
 
 
 def _short(enum: object, value: int, prefix: str) -> str:
+    """The name of an enum's value in lower case, without `prefix`; the number if this client knows no name."""
     names: dict[int, str] = {number: name for name, number in enum.items()}  # type: ignore[attr-defined]
     return names.get(value, str(value)).removeprefix(prefix).lower()

@@ -1,5 +1,4 @@
-"""The parts of an answer that a client has: how far each port is, and all text. They are enough to go on with the answer at another
-router."""
+"""The state of an answer at the client: how far each port is, and all text. It is enough to go on with the answer at another router."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2
 
 @dataclass(slots=True)
 class _Port:
-    """How far one port is."""
+    """How far one port is. seq: number of its next chunk. item: position of its next item. ended: its last chunk has come."""
 
     seq: int = 0
     item: int = 0
@@ -32,11 +31,11 @@ class _Port:
 
 
 class Received:
-    """All parts of one answer, over however many connections."""
+    """The state of one answer, over all its connections."""
 
     def __init__(self) -> None:
         self.started: omni_pb2.Started | None = None
-        """The last one; every connection begins with one."""
+        """The first message of the latest connection."""
         self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         """Why the text ended."""
         self._ports: dict[str, _Port] = {}
@@ -65,7 +64,7 @@ class Received:
         return port in self._ports and self._ports[port].item > 0
 
     def start(self, started: omni_pb2.Started) -> None:
-        """Take the first event of a connection. Raises ProtocolError if it is not the same answer as before."""
+        """Take the first message of a connection. Raises ProtocolError if it belongs to another answer than before."""
         if self.started is not None and (started.seed, started.model) != (self.started.seed, self.started.model):
             raise ProtocolError(
                 f"seed {self.started.seed} of {self.started.model} was to go on, seed {started.seed} of {started.model} answered"
@@ -83,7 +82,7 @@ class Received:
             self.finish_reason = chunk.text.finish_reason
 
     def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """The next request: `asked` itself while nothing has come, else a request for the rest of its answer."""
+        """The request for the next connection: `asked` itself if no answer has started, else a request for the rest of the answer."""
         if self.started is None:
             return asked
         request = omni_pb2.GenerateRequest()
@@ -101,5 +100,5 @@ class Received:
             history.text.token_ids.extend(self._token_ids)
             history.text.logprobs.extend(self._logprobs)
             history.text.finish_reason = self.finish_reason
-        request.resume.SetInParent()  # also when no chunk has come: the answer runs there already
+        request.resume.SetInParent()  # even if no chunk has come: the answer has started, so it is resumed
         return request

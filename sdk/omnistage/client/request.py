@@ -31,7 +31,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
 MOST_SECONDS = 10**9
-"""Some thirty years: a limit that gRPC's clock has no number for counts as passed."""
+"""The longest time limit, some thirty years: gRPC takes a limit that its clock cannot hold as passed."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Most characters of all texts in a request, or of a text to be spoken: no router takes more."""
@@ -40,13 +40,16 @@ NEVER_ZERO = (
     *("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side"),
     *("frames", "frames_per_second", "seconds", "flow_shift"),
 )
+"""Options for which 0 is refused: on the wire 0 means "the pipeline's default"."""
 PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
 """Options that have another name in the protos."""
 PROGRESS = "progress"
 """The port that says how far a drawing is."""
 METHODS = {"video": "film", "audio": "sound"}
-"""By the port that is wanted of a drawing, what was called; else it was `draw`."""
+"""The method that was called, by the output port that a drawing asks for; for any other port it is `draw`."""
 Unread = Callable[[list[Medium]], int]
+"""Reads one medium into its place in the request and returns how many bytes it takes there. A medium of a turn is also appended to the
+list, which holds those of the turns that were read before."""
 
 
 class Request:
@@ -60,9 +63,9 @@ class Request:
         names: Mapping[str, str] = MappingProxyType({}),
         method: str = "generate",
     ) -> None:
-        """request: without options. unread: each reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. names: the caller's names of fields. method: the method that was called, one of
-        `guesses.OF_METHODS`. Raises BadRequestError for an impossible value of an option, TypeError for an unknown option."""
+        """request: the message to fill; no option is set in it yet. unread: one reader for each medium. names: the caller's names of
+        fields, by the contract's names. method: the method that was called, one of `guesses.OF_METHODS`. Raises BadRequestError for an
+        impossible value of an option, TypeError for an unknown option."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
         self._names = names
         self._media: list[Medium] = []
@@ -75,12 +78,12 @@ class Request:
 
     @property
     def uploads(self) -> dict[str, Upload]:
-        """Files that are streamed, by port; known when the request is complete."""
+        """The media that are streamed instead of being put into the request, by port; empty until `complete` has read the media."""
         return {port: medium.part for port, medium in _streamed(self._media).items() if isinstance(medium.part, Upload)}
 
     def complete(self) -> omni_pb2.GenerateRequest:
-        """The whole request; the first call reads its media. That may block: call it on no event loop. Raises BadRequestError for a medium
-        that cannot be read, and for a request that is too large for every router."""
+        """The whole request. The first call reads the media, which may block: do not call it on an event loop. Raises BadRequestError
+        for a medium that cannot be read, and for a request that is larger than any router takes."""
         size = 0
         unread, self._unread = self._unread, ()
         for read in unread:
@@ -92,18 +95,19 @@ class Request:
         return self._request
 
     async def read(self, limit: Limit) -> omni_pb2.GenerateRequest:
-        """`complete`, beside the event loop if media are read."""
+        """`complete`, for callers on an event loop: media are read on a thread. Raises DeadlineError if that takes longer than `limit`."""
         if not self._unread:
             return self.complete()
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s):
                 return await asyncio.to_thread(self.complete)
-        # Not inside the `except`: the TimeoutError leads to the task, and would keep the media alive with it.
+        # Not raised inside an `except`: it would hold the TimeoutError, which holds the task, which holds the media.
         raise limit.passed("its media were not read by then")
 
     def named(self, error: RequestError) -> RequestError | None:
-        """A server's refusal in the words of the caller: the server knows a medium by its number or its port, and a field by the contract's
-        name. None if the refusal is of anything else."""
+        """The error to raise in place of a server's refusal of a medium: it has the caller's name of the medium, which the server knows
+        by its number or its port. None if no medium was refused. If a field was refused, its name in the text of `error` itself is
+        changed to the caller's name."""
         named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
         for name, media in named.items():
             which = error.metadata.get(name, "")
@@ -133,7 +137,7 @@ def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, opti
 
 
 def _other_prompt(prompt: object) -> str:
-    """The rest of "it must be", for a prompt that is not a text."""
+    """The end of the error text "it must be ...", for a prompt that is not a text."""
     if isinstance(prompt, bytes | bytearray):
         return "text: decode it, such as b'...'.decode()"
     if isinstance(prompt, list | tuple | Mapping):
@@ -142,7 +146,8 @@ def _other_prompt(prompt: object) -> str:
 
 
 async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
-    """Media that several requests share, by the names of these arguments: an open file can be read only once."""
+    """Read the media that several requests share: an open file can be read only once. Returns lists of media by the names images, audios
+    and videos. Raises DeadlineError if that takes longer than `limit`."""
     unread = {name: list(listed_media({name: given}, "", to_medium)) for name, given in _by_name(images, audios, videos).items()}
     if not any(unread.values()):
         return {name: [] for name in unread}
@@ -176,8 +181,9 @@ def for_verbatim(text: str, options: Options) -> Request:
 
 
 def for_drawing(prompt: str, images: Images, options: Options, port: str = "", name: str = "images") -> Request:
-    """A request to draw `prompt`, starting from `images` if there are any, which the caller calls `name`. port: the output if `outputs` is
-    absent: a picture, a film or a sound, by its port, and progress. Empty: whatever the pipeline gives."""
+    """A request to draw `prompt`, starting from `images` if there are any. name: the caller's name of `images`. port: if the option
+    `outputs` is absent, the request asks for this output (image, video or audio) and for progress; empty: for the pipeline's default
+    outputs."""
     _one_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
     if port and options.get("outputs") is None:
@@ -187,8 +193,8 @@ def for_drawing(prompt: str, images: Images, options: Options, port: str = "", n
 
 
 def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
-    """Ports of which at least one must bring something, or the answer lacks what was asked for: for a drawing those that it names; for a
-    text to speak that of its sound, unless it was declined."""
+    """Names of output ports. An answer in which none of them has an item counts as failed. For a drawing: the ports of pictures, films
+    and sounds that the request names. For a text to speak: "audio", unless `outputs` leaves it out. Otherwise empty."""
     if request.HasField("diffusion"):
         return tuple(port for port in MADE if port in request.outputs)
     is_to_be_heard = request.thinker.verbatim and (not request.outputs or "audio" in request.outputs)
@@ -196,7 +202,7 @@ def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
 
 
 def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> Iterable[Unread]:
-    """Readers of the pictures that are options. Raises BadRequestError if an option has several."""
+    """A reader for each option that is a picture. Raises BadRequestError if an option has several pictures."""
     for name in GUIDES:
         if (source := options.get(name)) is None:
             continue
@@ -206,7 +212,7 @@ def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> It
 
 
 def _one_text(field: str, text: object) -> str:
-    """Raises BadRequestError."""
+    """`text`, if it is one text that can be sent. Raises BadRequestError."""
     if isinstance(text, list | tuple):
         raise BadRequestError.of(field, "must be one text: generate takes a list of texts, the others take one at a time")
     return checked_text(field, text)
@@ -222,6 +228,7 @@ def _by_name(images: Images, audios: Audios, videos: Videos) -> dict[str, object
 
 
 def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
+    """turns: the role and the parts of each."""
     request, unread = omni_pb2.GenerateRequest(), list[Unread]()
     for role, parts in turns:
         message = request.thinker.messages.add(role=role)
@@ -234,6 +241,8 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
 
 
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
+    """An `Unread`. read: gives the medium. place: the empty part of the request for it; a streamed medium has only the name of its port
+    there."""
     medium, port = read(), len(_streamed(media))
     part = medium.part
     media.append(medium)
@@ -247,13 +256,14 @@ def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -
 
 
 def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, media: list[Medium]) -> int:
+    """An `Unread` for a picture that is drawn from. read: gives the picture. place: the empty field of the request for it."""
     part = read()
     place.CopyFrom(part.media)
     return len(part.media.data)
 
 
 def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:
-    """Media that are streamed and not in the request, by port."""
+    """The media that are streamed instead of being put into the request, by port."""
     return dict(zip(PORTS, (medium for medium in media if isinstance(medium.part, Upload)), strict=False))
 
 
@@ -264,7 +274,7 @@ def time_limit_s(options: Options) -> float:
 
 
 def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> float:
-    """`value`, if it is a time to wait. Raises BadRequestError."""
+    """`value` as a float, if it is a number of seconds to wait. may_be_0: whether 0 is allowed. Raises BadRequestError."""
     seconds = plain(value)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
@@ -275,7 +285,8 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
 
 
 def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: str) -> None:
-    """Set the options. Refuses options that do not exist, and more text than any router takes. method: see `Request`."""
+    """Set the fields of the request for all options but the pictures. method: see `Request`. Raises TypeError for options that do not
+    exist, and BadRequestError for an impossible value and for more text than any router takes."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
@@ -293,7 +304,7 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: st
 
 
 def _colour(background: object) -> str:
-    """The colour's name; empty if none is named. Raises BadRequestError for a value that is no colour."""
+    """The colour as #rrggbb; empty for None. Raises BadRequestError for a value that is no colour."""
     if background is None:
         return ""
     if not isinstance(background, str) or re.fullmatch(r"#[0-9a-fA-F]{6}", background) is None:
@@ -302,7 +313,7 @@ def _colour(background: object) -> str:
 
 
 def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
-    """Lay everything that is seen on this colour. Raises BadRequestError if there is nothing to see."""
+    """Give every picture and film of the request this background colour. Raises BadRequestError if there is no picture or film."""
     parts = [part for message in request.thinker.messages for part in message.parts]
     media = [part.media if part.HasField("media") else part for part in parts]
     seen = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
@@ -313,7 +324,8 @@ def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
 
 
 def _option_text(name: str, value: object) -> str:
-    """The text of an option of the pipeline's own. Raises BadRequestError."""
+    """The text to send for one entry of `options`, which has the options that only one pipeline knows. name: the entry's key. Raises
+    BadRequestError."""
     value = plain(value)
     if isinstance(value, bool):
         return str(value).lower()
@@ -328,7 +340,7 @@ def _option_text(name: str, value: object) -> str:
 
 
 def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
-    """The encoding in the protos' form. Raises BadRequestError."""
+    """The field `encoding` as the number of its enum; empty if the option is absent. Raises BadRequestError."""
     if "encoding" not in given:
         return {}
     name = given["encoding"]
@@ -338,6 +350,7 @@ def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _check_size(size: int) -> None:
+    """size: in bytes. Raises BadRequestError if a message cannot be so large."""
     if size > MAX_MESSAGE_BYTES:
         what = (
             f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
@@ -346,7 +359,7 @@ def _check_size(size: int) -> None:
 
 
 def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:
-    """Set the form that the text must keep to. Raises BadRequestError."""
+    """Set the form that the text must keep to, of which a request has one at most. Raises BadRequestError."""
     names = [name for name in CONSTRAINTS if name in given]
     if not names:
         return
@@ -370,12 +383,13 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
 
 
 def _is_list(value: object) -> bool:
-    """Whether these are several values that can be read again: a list of prompts shares its options."""
+    """Whether this holds several values and can be iterated again, because a list of prompts shares its options."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set the given fields of a message. An untouched message stays absent, which asks for the pipeline's defaults."""
+    """Set the fields of `message` that are both given and in `names`. A message without such a field stays absent from the request,
+    which asks for the pipeline's defaults. Raises BadRequestError."""
     for name in names:
         if name not in given:
             continue

@@ -8,23 +8,23 @@ from omnistage.client.allowed import plain
 from omnistage.client.errors import BadRequestError, UnavailableError
 
 MAX_RETRIES = 2
-"""The default."""
+"""Retries of a call by default."""
 
 GROWTH, MOST_GROWTH = 3.0, 9.0
-"""Growth of the pause from one attempt to the next, and the most growth in all: a process that restarts may take longer than the server
-said."""
+"""The factor by which the pause grows from one attempt to the next, and its largest value: a process that restarts may take longer than
+the server said."""
 
 JITTER = 0.25
-"""A pause is longer by a random part up to this share, drawn anew each time, because many clients are refused at the same moment. It is
-never shorter than the server said."""
+"""A pause is longer by a random part of itself, of at most this share, because many clients are refused at the same moment. It is never
+shorter than the server said."""
 
 
 _draw = random.SystemRandom()
-"""Not the generator that programs seed: a server must not change the numbers that they draw, and forked processes must not draw alike."""
+"""Not the generator that programs seed: the client must not change the numbers that they draw, and forked processes must not draw alike."""
 
 
 class Retries:
-    """The retries of one call. most: how often the call is retried."""
+    """The retries of one call. most: how often the call may be retried. made: how often it was."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -35,13 +35,13 @@ class Retries:
         return said_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
-        """Count one more retry, for this refusal, after this pause; returns a line about it."""
+        """Count one more retry, after this refusal and this pause; returns a line about it for the log."""
         self.made += 1
         return f"{refusal.message}; asking again in {pause_s:.1f} s ({self.made} of {self.most})"
 
 
 def checked_retries(value: object) -> int:
-    """`value`, if it is a number of times. Raises BadRequestError."""
+    """`value`, if it is a whole number from 0. Raises BadRequestError."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise BadRequestError.of("max_retries", f"is {value!r}; give a whole number from 0, which is never")

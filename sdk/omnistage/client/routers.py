@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
 
 TURN_S = 1.0
-"""How long one of several addresses may take to connect before the next has its turn. A host that is down does not even refuse."""
+"""Seconds that one of several addresses may take to connect before the next one is tried. A host that is down does not even refuse."""
 
 SHORT_S = 1.0
-"""A shorter time limit may be too short for a router that is there."""
+"""Seconds. After a shorter wait for a connection the error advises more time: the router may be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that was connected a moment ago. metadata: sent with each call to it, with the caller's key."""
+    """A router that was connected a moment ago. metadata: to be sent with each call to it; it has the caller's key."""
 
     address: str
     stub: OmniServiceAsyncStub
@@ -36,7 +36,7 @@ class Router:
 
 
 def warn(message: str) -> None:
-    """Warns of a key that is sent where others can read it."""
+    """Warn of a key that is sent where others can read it."""
     warnings.warn(message, UnencryptedKeyWarning, stacklevel=2)
 
 
@@ -67,8 +67,8 @@ class Routers:
         self._resolved: set[str] = set()
         """Addresses whose host was known once. The host may vanish while a router is started again; then it is waited for."""
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._next = 0
-        self._waits: set[asyncio.Timeout] = set()
+        self._next = 0  # index of the address in use
+        self._waits: set[asyncio.Timeout] = set()  # of the callers in `connect`
         self._closed = False
 
     @property
@@ -77,8 +77,8 @@ class Routers:
         return self._addresses[self._next]
 
     async def connect(self, timeout_s: float, key: ApiKey | None = None) -> Router:
-        """The first router that is connected, for a caller with this key. Raises UnavailableError if none is within `timeout_s` seconds, or
-        no host is known."""
+        """The first router that is connected, for a caller with this key. Raises UnavailableError if none is connected within
+        `timeout_s` seconds, no host is known, or the router is not trusted; ClosedError."""
         try:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
@@ -104,7 +104,7 @@ class Routers:
         return Router(address, stub, key.metadata)
 
     async def _watch_key(self, address: str) -> None:
-        """If the program turns the warning into an error, no key is sent."""
+        """Warn before a key first goes unencrypted to another host. If the program turns the warning into an error, no key is sent."""
         if self._credentials.is_encrypted or address in self._warned:
             return
         if not await is_local(address):
@@ -125,6 +125,7 @@ class Routers:
             await channel.close()
 
     async def _first_connected(self) -> str:
+        """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if no host is known."""
         while True:
             unknown = 0
             for number in self._circle():
@@ -138,6 +139,7 @@ class Routers:
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
     async def _is_unknown(self, address: str) -> bool:
+        """Whether no name service knows the host now, nor did before."""
         if address in self._resolved:
             return False
         if await is_unknown(address):
@@ -146,7 +148,7 @@ class Routers:
         return False
 
     def _circle(self) -> Iterator[int]:
-        """Every address once, beginning with the next one."""
+        """The index of every address once, beginning with the one in use."""
         begin = self._next
         for step in range(len(self._addresses)):
             yield (begin + step) % len(self._addresses)
@@ -159,7 +161,7 @@ class Routers:
             async with asyncio.timeout(None if alone else TURN_S):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
-                    # A failure at this point is an old one: gRPC tries again by itself, so this waits for its next state.
+                    # A failure that is seen here is from before: gRPC tries again by itself, so its next state counts.
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:

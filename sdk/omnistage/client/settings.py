@@ -12,8 +12,8 @@ MODEL = "the model's"
 class StackSettings(TypedDict, total=False):
     """Settings of a private stack. An absent setting has the default of `omnistage serve`.
 
-    A Mapping is by stage, {"thinker": "cuda:0", "code2wav": "cpu"}, or by pipeline and stage, {"picture/diffusion": "cuda:0"}, which counts
-    more; a bare value is for the stages that have a use for it. `help(Omni)` and docs/client.md explain each of them."""
+    A Mapping has values by stage, {"thinker": "cuda:0", "code2wav": "cpu"}, or by pipeline and stage, {"picture/diffusion": "cuda:0"},
+    which take precedence. A bare value is for all stages that have a use for it. `help(Omni)` and docs/client.md explain each of them."""
 
     pipeline: Annotated[
         str | Sequence[str],
@@ -71,4 +71,4 @@ SETTINGS: Mapping[str, Any] = {
 """All settings, each with its description; the last one is a parameter of `Omni` itself."""
 
 OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries")
-"""Parameters that `Omni` takes beside the settings."""
+"""Parameters that `Omni` takes in addition to the settings."""

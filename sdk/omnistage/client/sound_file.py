@@ -17,7 +17,8 @@ from omnistage.client.events import AudioChunk
 
 
 class SoundFile:
-    """A file that can be played as far as the answer has come, also where the answer, or this program, is broken off.
+    """A sound file that grows with the answer. It can be played as far as the answer has come, even if the answer, or this program, is
+    broken off.
 
     ::
 
@@ -26,8 +27,8 @@ class SoundFile:
                 if isinstance(event, AudioChunk):
                     file.write(event)
 
-    path: its ending says what is written: .wav, .flac, .opus or .mp3. There is no file before the first sound. Raises RequestError for
-    another ending, NotAvailableError for what cannot be written here: ask after that."""
+    path: its ending says what is written: .wav, .flac, .ogg, .opus or .mp3. There is no file before the first sound. Raises RequestError
+    for another ending, NotAvailableError for a kind that this machine cannot write; so make it before you ask."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
@@ -35,7 +36,7 @@ class SoundFile:
         self._format.check()
         self._encoder: SoundEncoder | None = None
         self._file: BufferedWriter  # A file is open exactly while there is an encoder.
-        self._form = (0, "", 0)
+        self._form = (0, "", 0)  # sample rate, encoding and channels of the first chunk
         self._samples = 0
         self._closed = False
 
@@ -80,6 +81,7 @@ class SoundFile:
                 self._correct_head()
 
     def _correct_head(self) -> None:
+        """Write the encoder's present beginning of the file over the old one."""
         assert self._encoder is not None
         self._file.seek(0)
         self._file.write(self._encoder.head)

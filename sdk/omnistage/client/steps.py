@@ -9,7 +9,7 @@ from omnistage.client.events import Event
 
 
 class AsyncSteps:
-    """Used on the client's loop only. `close` waits for a step that is still being cancelled."""
+    """Reads an async generator step by step, on the client's loop only. `close` waits until a step that is being cancelled has ended."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""Tensors of rows: parts are put together, shapes and sizes are checked, and the result is an array."""
+"""Tensors of rows: their parts are put together, shapes and sizes are checked, and the result is an array."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
 }
-"""The element types in a message, as in connector/reference.py, which a client does not import. Elements of bfloat16 are bits, for which
-NumPy has no type."""
+"""The element types in a message, as in connector/reference.py, which a client does not import. NumPy has no bfloat16, so its bits are
+read as integers."""
 
 
 class Tensors:
@@ -34,7 +34,9 @@ class Tensors:
 
     def __init__(self) -> None:
         self._begun: dict[str, bytearray] = {}
+        """The parts of a tensor that is not whole yet, by port."""
         self._cut: set[str] = set()
+        """Ports on which a server was lost in the middle of a tensor."""
         self._kinds: dict[str, tuple[int, int]] = {}
         """Element type and width of earlier tensors on each port."""
 
@@ -44,7 +46,7 @@ class Tensors:
         return sorted(self._begun)
 
     def lost(self) -> None:
-        """Forget parts of tensors: the server that goes on may send an unfinished tensor again from its first part."""
+        """Expect unfinished tensors again: the server that goes on may send them from the first part."""
         self._cut |= self._begun.keys()
 
     def take(self, chunk: chunk_pb2.Chunk) -> NDArray[Any] | None:
@@ -80,4 +82,5 @@ class Tensors:
 
 
 def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+    """bfloat16, given as uint16, as float32 of the same values."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

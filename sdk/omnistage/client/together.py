@@ -14,22 +14,22 @@ from omnistage.client.errors import BadRequestError, OmniError, OverloadedError
 from omnistage.client.options import Options
 
 FIRST, MOST = 4, 64
-"""How many texts are asked at once at first; twice as many whenever those are answered, and fewer when one is refused for want of a
-place."""
+"""How many texts are asked at once: FIRST at first, then twice as many whenever answers come, up to MOST; fewer after a refusal for want
+of a place."""
 
 DELAY_S = 1.0
-"""The pause before the next question if others have all places, and the router gave no delay."""
+"""Seconds to pause before the next question if other clients have all places and the router gave no delay."""
 
 CALM, CALMER = FIRST, 4
-"""How many answers must come before more texts are asked at once again, after the second refusal for want of a place; each further refusal
-multiplies the number, up to MOST. After the first refusal it is none: a moment without places says little."""
+"""How many answers must come after a refusal for want of a place before more texts are asked at once again: none after the first
+refusal, because a moment without places says little; CALM after the second; CALMER times as many after each further one, up to MOST."""
 
 Ask = Callable[[str], Coroutine[Any, Any, Answer]]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
 
 
 def checked_texts(prompts: Sequence[object], options: Options, *, has_media: bool) -> list[str]:
-    """The texts, checked before any of them is asked. has_media: they may be empty. Raises BadRequestError."""
+    """The prompts as texts, all checked before the first one is asked. has_media: whether a text may be empty. Raises BadRequestError."""
     if options.get("request_id") is not None:
         raise BadRequestError.of("request_id", "names a single answer; leave it out with a list of texts")
     texts = list[str]()
@@ -43,28 +43,30 @@ def checked_texts(prompts: Sequence[object], options: Options, *, has_media: boo
 
 
 class Together:
-    """One list of texts. It ends with the caller: if the caller is cancelled, no question goes on."""
+    """Asks one list of texts. If the caller is cancelled, so are all its questions."""
 
     def __init__(self, ask: Ask, patience_s: float, most: int | None = None, pause: Pause = asyncio.sleep) -> None:
-        """ask: asks one text. patience_s: how long to wait while others have all the places. most: at once, if known. pause: waits."""
+        """ask: asks one text. patience_s: seconds to wait while other clients have all the places. most: how many texts to ask at once
+        at most, if known. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = most or MOST
         self._room = most or FIRST
+        """How many texts may be asked at once now."""
         self._calm = self._next_calm = 0
-        """Answers to come before there is room for more; and the number after the next refusal."""
+        """Answers that must come before the room may grow; and how many that will be after the next refusal."""
         self._step = FIRST
-        """How much room is added next; twice as much the time after."""
+        """How much the room grows next; twice as much the time after."""
         self._turn = self._refused = 0
-        """The room's number of changes: a question from before the last change says nothing about the places now. And the turn in which a
-        question was refused last."""
+        """How often the room has changed: a question from before the last change says nothing about the places now. And the turn after the
+        last refusal."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
-        """The text's number, and the turn in which it was asked."""
+        """By task: the text's number, and the turn in which it was asked."""
         self._until: float | None = None
-        """When the wait for places ends; None: there are places."""
+        """time.monotonic() at which the wait for places ends; None: there are places."""
 
     async def answers(self, prompts: Sequence[str]) -> list[Answer]:
-        """The answers in the order of the texts. Raises the error of the first text that failed, when all have ended; its `answers` are the
-        others."""
+        """The answers in the order of the texts. If texts failed, raises the error of the first of them when all have ended; the error's
+        `answers` has the answers to the others."""
         waiting = deque(range(len(prompts)))
         answers: list[Answer | None] = [None] * len(prompts)
         errors: dict[int, OmniError] = {}
@@ -97,6 +99,7 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _more(self, turn: int) -> None:
+        """Note an answer to a question of this turn; the room grows if the turn is the present one."""
         self._until = None
         if self._calm:
             self._calm -= 1
@@ -106,7 +109,7 @@ class Together:
             self._turn += 1
 
     def _fewer(self, turn: int) -> None:
-        """Shrink the room to the number of places."""
+        """Note a refusal of a question of this turn: shrink the room to the places that are in use."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1
         if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.
@@ -115,7 +118,8 @@ class Together:
         self._refused = self._turn
 
     async def _is_patient(self, error: OverloadedError) -> bool:
-        """Whether to ask once more: an answer of ours that ends makes room; otherwise others have all the places, for a while."""
+        """Whether to ask a refused text again. If questions of this list are running, one that ends makes room. Otherwise other clients
+        have all the places: pause, and ask again until `patience_s` is over."""
         if self._running:
             return True
         delay_s = DELAY_S if error.retry_delay_s is None else error.retry_delay_s
@@ -131,6 +135,7 @@ def _is_refused(task: asyncio.Task[Answer]) -> bool:
 
 
 def _first(errors: Mapping[int, OmniError], answers: Sequence[Answer | None]) -> OmniError:
+    """The error of the first text that failed, with the answers to all texts."""
     number = min(errors)
     others = f", and {len(errors) - 1} more failed" if len(errors) > 1 else ""
     error = errors[number]

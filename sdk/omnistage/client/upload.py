@@ -18,10 +18,10 @@ from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 LEAST_BYTES = 16 << 20
-"""Least size of a file that is streamed. A smaller one is in the request."""
+"""A medium of more bytes is streamed; a smaller one is in the request."""
 
 PORTS = tuple(f"media{number}" for number in range(8))
-"""Ports of every model that takes encoded media piece by piece."""
+"""The input ports for streamed media, which every model has that takes encoded media piece by piece."""
 
 PIECE_BYTES = 256 << 10
 
@@ -30,7 +30,8 @@ ConverseCall = grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.Conv
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file to be streamed. source: its path, or its bytes. size: in bytes, at the time of the check. where: the caller's name for it."""
+    """A medium to be streamed. source: the path of its file, or its bytes. size: in bytes, at the time of the check. use_audio: as in
+    `Video`. where: the caller's name for it."""
 
     source: Path | bytes
     size: int
@@ -39,28 +40,29 @@ class Upload:
     where: str
 
     def part(self, port: str) -> stage_pb2.Part:
-        """The part of a message that stands for the file."""
+        """The part of a message that stands for the medium."""
         return stage_pb2.Part(port=port, media_type=self.media_type, use_audio=self.use_audio, total_bytes=self.size)
 
 
 Uploads = Mapping[str, Upload]
-"""Files by port."""
+"""Media by port."""
 
 
 class Conversing:
-    """One request through `Converse`, which streams the files meanwhile: an async iterator of the messages that `Generate` would answer.
-    Always call `cancel` at the end."""
+    """A call of `Converse` for one request, which streams the media while the answer comes. Iterating gives the messages that `Generate`
+    would give. Always call `cancel` at the end."""
 
     def __init__(self, call: ConverseCall, request: omni_pb2.GenerateRequest, uploads: Uploads) -> None:
         self.call = call
         self._request = request
         self._files = [_File(port, upload) for port, upload in uploads.items()]
-        self._grown = asyncio.Event()
+        self._grown = asyncio.Event()  # set when a file may send more, or the answer is whole
         self._over = False
         self._sending: asyncio.Task[None] | None = None
 
     async def __aiter__(self) -> AsyncIterator[omni_pb2.GenerateResponse]:
-        """Raises AioRpcError, also for a turn that failed; BadRequestError for a file that cannot be read any more."""
+        """The messages of the answer. Raises AioRpcError, also for a turn that failed; BadRequestError for a file that cannot be read
+        any more."""
         await self._write(omni_pb2.ConverseRequest(turn=self._request))
         sending = self._sending = asyncio.create_task(self._send_all())
         sending.add_done_callback(_look_at_error)
@@ -88,20 +90,21 @@ class Conversing:
                     yield event
 
     def cancel(self) -> None:
-        """End the call and close the files. A cancelled write of gRPC is the end of its call, so nothing else cancels one."""
+        """End the call and close the files. Nothing else cancels the task that sends: gRPC ends a call whose write is cancelled."""
         if self._sending is not None:
             self._sending.cancel()
-            self._sending = None  # A cancelled task leads to its frames, and those to this object and the files: a cycle.
+            self._sending = None  # The task's frames refer to this object and the files: kept, they would be a cycle.
         self.call.cancel()
 
     def _grant(self, credit: stage_pb2.Credit) -> None:
+        """Note how many chunks a port may send."""
         for file in self._files:
             if file.port == credit.port:
                 file.room = max(file.room, credit.total)
         self._grown.set()
 
     async def _leave(self, sending: asyncio.Task[None]) -> None:
-        """Say that no more is asked: the answer is whole, whether or not everything was sent."""
+        """Stop sending and close this side of the call: the answer is whole, so the rest of the files is not needed."""
         self._over = True
         self._grown.set()
         await asyncio.wait({sending})
@@ -109,7 +112,7 @@ class Conversing:
             await self.call.done_writing()
 
     async def _send_all(self) -> None:
-        """Send pieces of every file in turns, as there is room."""
+        """Send pieces of all files in turns, no more of each than the router allows, and close the files."""
         try:
             while (waiting := [file for file in self._files if not file.ended]) and not self._over:
                 ready = [file for file in waiting if file.seq < file.room]
@@ -126,13 +129,13 @@ class Conversing:
                 file.close()
 
     async def _write(self, message: omni_pb2.ConverseRequest) -> None:
-        """Write a message. If the call is over, its reader learns why."""
+        """Write a message. If the call is over, this raises nothing: the reader of the call gets the error."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(message)
 
 
 class _File:
-    """One file on its way. room: how many chunks may be sent in all."""
+    """One medium while it is sent. port: its port. seq: chunks sent so far. room: how many chunks may be sent in all."""
 
     def __init__(self, port: str, upload: Upload) -> None:
         self._upload = upload
@@ -173,7 +176,7 @@ class _File:
 
 
 def _look_at_error(task: asyncio.Task[None]) -> None:
-    """Read the task's error: asyncio complains of an error that nothing has read."""
+    """Read the task's error, because asyncio logs an error that nobody has read."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""WAV files: signed 16 or 32 bit, or 32-bit floating point, standard library."""
+"""WAV files of 16 or 32 bit integers or of 32-bit floating point, written with the standard library."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 PCM, FLOAT = 1, 3
-"""Format tags."""
+"""Tags of the sample format in the head."""
 
 UNKNOWN_BYTES = (1 << 32) - 1
-"""The length in the head of a file whose end is not known yet, for a writer that cannot go back; players read on to the end."""
+"""The length in the head of a file whose end is not known yet, for a writer that cannot go back; players then read to the end."""
 
 
 def to_pcm16(samples: NDArray[np.float32]) -> bytes:
-    """float32 [samples], full scale 1, to little-endian 16 bit; louder samples are clipped. Exact for sound that came as 16 bit."""
+    """float32 samples of any shape, full scale 1, as little-endian 16 bit integers; louder samples are clipped. Exact for sound that
+    came as 16 bit."""
     pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()
     return pcm
 
 
 def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: int | None) -> bytes:
-    """The head of the file; the samples behind it are int16, int32 or float32. samples: of each channel; None: not known yet."""
+    """The head of a file. dtype: the type of the samples that follow it, int16, int32 or float32. samples: their number in each channel;
+    None: not known yet."""
     width = dtype.itemsize
     size = UNKNOWN_BYTES if samples is None else samples * channels * width
     tag = PCM if dtype.kind == "i" else FLOAT
@@ -37,6 +39,6 @@ def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: 
 
 
 def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
-    """A file of int16, int32 or float32 [samples, channels], every sample as it is."""
+    """The bytes of a file with these samples, int16, int32 or float32 [samples, channels], unchanged."""
     data = samples.astype(samples.dtype.newbyteorder("<"), copy=False).tobytes()
     return wav_head(samples.dtype, samples.shape[1], sample_rate_hz, len(samples)) + data

@@ -1,10 +1,9 @@
 """Words errors for the place where the user reads them: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`.
 
 An error has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a
-shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault and names fields as the contract
-does: a field at its beginning, and names of options in it, are replaced. Only names of options with an underscore are: `seed` and `stop`
-are English words too.
-"""
+shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault, with the contract's names of
+fields. In a message the field at its beginning and the names of options are replaced, but only names with an underscore: `seed` and
+`stop` are English words too."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/
 
 
 def rename_field(field: str, names: Mapping[str, str]) -> str:
-    """The field in the caller's spelling: its longest beginning that has another name is replaced."""
+    """The field in the caller's spelling: the longest beginning of it that `names` has is replaced by its value there."""
     for name in sorted(names, key=len, reverse=True):
         if field == name or field.startswith((f"{name}.", f"{name}[")):
             return names[name] + field[len(name) :]
@@ -47,8 +46,8 @@ def rename_field(field: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """names: the local name of an option, a setting, or another place in a hint; an absent one keeps its name. with_value: an option and
-    its value, as they are typed."""
+    """The names that users of one place know. names: the local name of an option, a setting, or another place in a hint; an absent one
+    keeps its name. with_value: writes an option and its value as they are typed."""
 
     names: Mapping[str, str]
     with_value: Callable[[str, str], str]
@@ -69,7 +68,7 @@ class Wording:
         return _PLACE.sub(filled, advice)
 
     def message(self, message: str, fields: tuple[str, ...] = ()) -> str:
-        """A message in local words. fields: those that it is about."""
+        """A message in local words. fields: the contract's names of the fields that it is about."""
         for field in fields:
             for spelt in (field, PYTHON.name_of(field)):
                 if message.startswith(f"{spelt}:"):
@@ -82,7 +81,7 @@ class Wording:
 
 
 def of_launcher(message: str) -> str:
-    """The launcher's message about settings, in Python's names: the launcher writes them as options of `omnistage serve`."""
+    """The launcher's message about settings in Python's names; the launcher writes settings as options of `omnistage serve`."""
     message = re.sub(r"--replicas (\w+)=(\d+)", r"replicas={'\1': \2}", message)
     names = {f"--{name.replace('_', '-')}": name for name in SETTINGS} | {"--checkpoint": "model_path"}
     return re.sub(r"--[a-z][a-z-]*[a-z]", lambda option: names.get(option[0], option[0]), message)
