@@ -18,15 +18,16 @@ ANSWERS = "/v1/"
 """Requests below this path get a line in the log; the page and its files get none."""
 
 LEFT = 499
-"""The status in the log and in the metrics where a client left before it got one."""
+"""The status in the log and in the metrics for a client that left before the answer had a status."""
 
 MOST_CHARACTERS = 128
 """The log shows at most so many characters of a client's own words."""
 
 
 class HttpAccount:
-    """The account of one request. endpoint: the route, without the parts that differ from call to call. client: the client, as logs write
-    it. client_request_id: the client's own name for the request. at_end: called when the request has ended, to give back what it held."""
+    """The account of one request. endpoint: the route, without the parts that differ from call to call. client: the name of the client
+    in logs. client_request_id: the client's own name for the request. at_end: functions that are called when the request has ended, to
+    give back what it held."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -50,7 +51,7 @@ class HttpAccount:
         self._done: Done | None = None
 
     def saw(self, event: Event) -> None:
-        """Note an event of the answer, as it comes from the router."""
+        """Note an event of the answer when it comes from the router."""
         match event:
             case TextDelta():
                 self._ttft_s = self._ttft_s or self._now_s

@@ -11,15 +11,17 @@ REPORTED = (
     *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
     *("audio_underruns", "audio_starved_s"),
 )
+"""The fields of a StageReport that are shown."""
 
 
 def sound(chunk: AudioChunk) -> dict[str, Any]:
-    """How long a player waits after the first sound so that it never runs dry; None: the server does not say."""
+    """How many seconds a player waits after the first sound so that it never runs dry (None: the server does not say), and the sample
+    rate."""
     return {"prebuffer_s": chunk.prebuffer_s, "sample_rate_hz": chunk.sample_rate_hz}
 
 
 def failover(event: Failover) -> dict[str, Any]:
-    """A server was lost and replaced."""
+    """The loss of a server that another one replaced."""
     return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
 
 
@@ -40,7 +42,7 @@ def account(done: Done) -> dict[str, Any]:
 
 
 def unspoken(usage: Usage) -> dict[str, Any]:
-    """How many characters of a text were not spoken, and where the first of them stands."""
+    """How many characters of a text were not spoken, and the first of them."""
     return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
 
 

@@ -21,18 +21,18 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[bytes, None]
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""No proxy on the way keeps pieces back."""
+"""Headers by which no proxy on the way keeps pieces back."""
 
 EVENTS = "text/event-stream"
 
 DONE = b"data: [DONE]\n\n"
 
 LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-"""Some clients end a line at these characters, though an event does not; JSON may escape them."""
+"""JSON's escapes for characters at which some clients end a line, though a server-sent event does not."""
 
 
 def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event. name: the kind of the event, where the interface has kinds."""
+    """One server-sent event. name: the kind of the event, if the interface has kinds."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS).encode()
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
 
@@ -50,7 +50,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def begin_pieces(pieces: Pieces) -> Pieces:
-    """Return the same pieces once the first one is there: a refusal before it becomes an error and not a stream."""
+    """Wait for the first piece, and return all pieces. An error before the first piece is raised here, so that the answer can have its
+    status."""
     try:
         first = await anext(pieces)
     except StopAsyncIteration:
@@ -62,6 +63,7 @@ async def begin_pieces(pieces: Pieces) -> Pieces:
 
 
 async def _from(first: bytes, pieces: Pieces) -> Pieces:
+    """All pieces: `first`, then the others."""
     try:
         if first:
             yield first
@@ -77,14 +79,14 @@ def as_error(failure: ApiError) -> bytes:
 
 
 Telling = Callable[[ApiError], bytes]
-"""Make the last piece of a stream, which says what went wrong."""
+"""Makes the last piece of a stream, which tells the client of an error."""
 
 
 async def stream_response(
     request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
 ) -> Response:
-    """Send pieces as they come. An error before the first piece is raised and gets a status of its own; the last piece carries a later one.
-    fields: as in `of_omni`. telling: None: the form of the answer cannot carry an error, so the connection is broken off."""
+    """A response that sends pieces as they come. An error before the first piece is raised; a later one is told by a last piece. fields:
+    as in `of_omni`. telling: makes the last piece; None: the form of the answer cannot carry an error, so the connection is broken off."""
     account: HttpAccount = request.state.account
     with in_words_of(fields):
         first = await unless_gone(request, begin_pieces(pieces))
@@ -92,6 +94,7 @@ async def stream_response(
 
 
 async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
+    """The pieces; if an error ends them, note it in the account and tell it."""
     try:
         async for piece in pieces:
             yield piece
@@ -110,8 +113,8 @@ class BrokenOff(Exception):
 
 
 class StreamedResponse(Response):
-    """Sends pieces as they come. When the client leaves, or the pieces fail, they are closed; a failure breaks the connection off, so that
-    no client takes the part that came for the whole."""
+    """Sends pieces as they come. When the client leaves, or an error ends the pieces, they are closed. An error breaks the connection
+    off, so that no client mistakes the part that it has for a whole answer."""
 
     def __init__(self, pieces: Pieces, media_type: str) -> None:
         self.pieces = pieces
@@ -143,11 +146,13 @@ class StreamedResponse(Response):
 
 
 async def _left(receive: Receive) -> None:
+    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()
     for task in tasks:

@@ -24,11 +24,11 @@ LATER = {
     "/v1/audio/translations": "translation",
     "/v1/realtime": "realtime",
 }
-"""Endpoints of OpenAI that the gateway does not have yet."""
+"""Endpoints of OpenAI that the gateway does not have yet, and their names in errors."""
 
 
 def new_app(door: Door) -> ASGIApp:
-    """The whole app."""
+    """The whole app: all endpoints, with the guard in front of them."""
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
     for endpoints in (chat, responses, speech, drawn_sound, pictures, films, listing, state, page):
@@ -77,6 +77,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _answered(request: Request, error: ApiError) -> Response:
+    """Note the error in the account, and return its response."""
     account: HttpAccount = request.state.account
     account.failed(error)
     return error.response

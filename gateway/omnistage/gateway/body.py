@@ -13,16 +13,16 @@ from omnistage.gateway.failure import invalid, unsupported
 MAX_MESSAGES = 1024
 
 MAX_KEYS = 128
-"""Most keys of an object that has fields."""
+"""Most keys of an object whose fields are validated."""
 
 MOST_SEED = (1 << 64) - 1
 
 LEAST_TOP_P = 1e-6
-"""Stands for OpenAI's 0: the likeliest token alone."""
+"""Stands for OpenAI's 0, which takes the likeliest token alone."""
 
 
 def few(given: object, most: int) -> object:
-    """Return `given`. Refuses an object with more keys than `most`, before anything looks at them."""
+    """Return `given`. Refuses an object with more keys than `most`, before anything else looks at them."""
     if isinstance(given, dict) and len(given) > most:
         raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": most})
     return given
@@ -33,12 +33,13 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=False)
     _media: ClassVar[tuple[str, ...]] = ()
-    """Fields that may be longer than texts may be."""
+    """Fields that hold media, and so may be longer than a text."""
 
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, given: object) -> object:
-        """Count the keys before they are validated: each unknown key would be an error of its own, which takes more than a KiB."""
+        """Refuse too many keys, and too long texts, before the fields are validated: each unknown key would be an error of its own,
+        which takes more than a KiB."""
         for name, value in given.items() if isinstance(given, dict) else ():
             if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -52,22 +53,22 @@ class StrictBody(Body):
 
 
 def seed_of(given: int) -> int:
-    """A seed that a pipeline takes: seeds below zero count back from the largest one."""
+    """A seed that a pipeline takes: a seed below zero counts back from the largest one."""
     return given & MOST_SEED
 
 
 def top_p_of(given: float | None) -> float | None:
-    """A top_p that a pipeline takes."""
+    """A top_p that a pipeline takes: 0 becomes `LEAST_TOP_P`."""
     return None if given is None else max(given, LEAST_TOP_P)
 
 
 def _named(given: object) -> object:
-    """Take a voice's id for its name."""
+    """The name of a voice, which may be given as an object with its id."""
     return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
 
 
 def _not_called(given: object) -> object:
-    """Take "none" and "auto" where there are no tools: neither changes the answer."""
+    """None for "none" and "auto", which change no answer if there are no tools; any other value as it is."""
     return None if given in ("none", "auto") else given
 
 

@@ -53,7 +53,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _asked(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
-    """The answers to a request; none of them has begun."""
+    """The events of each answer to a request; the router is asked when the first of them is read."""
     fetch = door.fetcher.of(visitor.account)
     turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
     voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
@@ -73,7 +73,7 @@ def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any
 async def _completion(
     answers: list[Events], asked: ChatRequest, frame: dict[str, Any], visitor: Visitor, transcripts: Transcripts
 ) -> dict[str, Any]:
-    """The whole completion, as one object."""
+    """The whole completion, as one object. answers: the events of each answer. frame: see `_frame`."""
     encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
     done = await collect_all([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
@@ -96,7 +96,7 @@ async def _completion(
 
 
 async def _noted(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
-    """Yield the same events, and note down those of text."""
+    """Yield the same events, and append those of text to `noted`."""
     try:
         async for event in events:
             if isinstance(event, TextDelta):

@@ -1,4 +1,4 @@
-"""Options of the client library from a request of chat, and the names of a request's fields from those of the library."""
+"""From a chat request: the options for the client library, and the request's names of the fields that the library's errors name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME = (
     *("temperature", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens"),
     *("ignore_eos", "regex", "choice", "speed", "profile", "conversation_id", "background"),
 )
-"""Options whose field has the same name."""
+"""Options that have the same name as their field."""
 
 OTHERWISE = {
     "outputs": "modalities",
@@ -22,11 +22,11 @@ OTHERWISE = {
     "json_schema": "response_format",
     "sample_rate_hz": "audio.format",
 }
-"""Options whose field has another name."""
+"""Options that have another name than their field."""
 
 
 def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
-    """Options of the answer with this number. Raises ApiError."""
+    """The options for the answer with this number. voice: as the pipeline knows it. Raises ApiError."""
     options: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
     options |= {
         "pipeline": pipeline,

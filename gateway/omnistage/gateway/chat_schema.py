@@ -136,5 +136,5 @@ class ChatRequest(StrictBody):
         return self.max_completion_tokens or self.max_tokens
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of the answer with this number: seeds count on from answer to answer."""
+        """The seed of the answer with this number: one more for each further answer."""
         return None if self.seed is None else seed_of(self.seed + number)

@@ -1,4 +1,4 @@
-"""The chunks of a streamed answer of chat."""
+"""The chunks of a streamed chat answer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from omnistage.gateway.sound import RATE_HZ, new_encoder
 from omnistage.gateway.usage import chat_usage
 
 Keep = Callable[[str, str], int]
-"""Keeps the text of a sound under a name; returns until when, as Unix time."""
+"""Keeps the text of a sound (first argument) under a name; returns until when, as Unix time."""
 
 FINISHED = {"length": "length"}
 """OpenAI's names of the reasons that end an answer; every other reason is "stop"."""
 
 
 class ChatStream:
-    """asked: the request. frame: the fields that all chunks share."""
+    """Makes server-sent events of the answers to one request. asked: the request. frame: the fields that all chunks share. keep: see
+    `Keep`."""
 
     def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
         self._asked = asked
@@ -34,7 +35,7 @@ class ChatStream:
         self._choices = [_Choice(asked, keep) for _ in range(asked.n or 1)]
 
     async def pieces(self, events: Numbered) -> Pieces:
-        """Yield server-sent events, to the last one. events: those of all answers, each with the number of its answer."""
+        """Yield server-sent events, to the last one. events: of all answers, each with the number of its answer."""
         done: dict[int, Done] = {}
         async with aclosing(events):
             async for number, event in events:
@@ -68,16 +69,18 @@ class ChatStream:
         yield DONE
 
     def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
+        """A chunk for one answer. number: of the answer. rows: logprobs of the tokens in it."""
         logprobs = {"content": rows, "refusal": None} if rows else None
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
     def _ours(self, number: int, what: Mapping[str, Any]) -> bytes:
+        """A chunk with our additions about one answer."""
         index = {"index": number} if len(self._choices) > 1 else {}
         return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
 
 
 class _Choice:
-    """One of the answers."""
+    """One of the answers while it is streamed; its methods give the `delta` of chunks."""
 
     def __init__(self, asked: ChatRequest, keep: Keep) -> None:
         self._keep = keep
@@ -90,13 +93,14 @@ class _Choice:
         """Whether some of the sound has come."""
 
     def first(self) -> dict[str, Any]:
-        """Fields that only the first chunk has."""
+        """The fields that only the first chunk has; empty for later chunks."""
         if self._has_begun:
             return {}
         self._has_begun = True
         return {"role": "assistant", "content": "", **({"audio": {"id": self._name}} if self._encoder else {})}
 
     def text(self, event: TextDelta) -> dict[str, Any]:
+        """The fields of a piece of text: content, or the transcript if the answer is spoken."""
         first = self.first()
         if self._encoder is None:
             return {**first, "content": event.text}
@@ -111,7 +115,7 @@ class _Choice:
         return self._data(data) if data else {}
 
     async def end(self) -> list[dict[str, Any]]:
-        """The last chunks: the rest of the sound, and until when its id stands for its text."""
+        """The deltas of the last chunks: the rest of the sound, and until when its id stands for its text."""
         if self._encoder is None:
             return []
         rest = await self._encoder.finished()

@@ -1,4 +1,4 @@
-"""Several answers to one request, at once."""
+"""Several answers to one request, made at the same time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Events = AsyncGenerator[Event, None]
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
 MOST_WAITING = 16
-"""Most events that wait for the client; at so many the answers wait."""
+"""Most events that wait to be sent to the client; at so many the answers pause."""
 
 
 async def collect_all(answers: Sequence[Events]) -> list[Answer]:
-    """All answers, in order. If one fails, all end."""
+    """All answers, in order. If one fails, the others are cancelled and its error is raised."""
     tasks = [asyncio.create_task(collect_whole(events)) for events in answers]
     try:
         return await asyncio.gather(*tasks)
@@ -26,8 +26,8 @@ async def collect_all(answers: Sequence[Events]) -> list[Answer]:
 
 
 async def merge_events(answers: Sequence[Events]) -> Numbered:
-    """Yield events of all answers as they come, each with the number of its answer. If one answer fails, all end, and its error is
-    raised."""
+    """Yield events of all answers as they come, each with the number of its answer. If one answer fails, the others are cancelled and
+    its error is raised."""
     if len(answers) == 1:
         async with aclosing(answers[0]) as events:
             async for event in events:
@@ -50,7 +50,7 @@ async def merge_events(answers: Sequence[Events]) -> Numbered:
 
 
 async def collect_whole(events: Events) -> Answer:
-    """One answer. Its events are closed at the end."""
+    """One answer. Its events are closed at the end, also after an error."""
     async with aclosing(events):
         return await collect(events)
 
@@ -68,6 +68,7 @@ async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Eve
 
 
 async def _end(tasks: Sequence[asyncio.Task[object]]) -> None:
+    """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -61,7 +61,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/images/generations": (EVENTS,),
     "/v1/images/edits": (EVENTS,),
 }
-"""Media types that an answer may have beside JSON, by the path of its endpoint."""
+"""Media types that an answer may have in addition to JSON, by the path of its endpoint."""
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
@@ -74,7 +74,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 
 def document(app: FastAPI) -> None:
-    """Have the app serve this document."""
+    """Complete the OpenAPI document that the app serves."""
     plain = app.openapi
 
     def completed() -> dict[str, Any]:
@@ -94,6 +94,7 @@ def document(app: FastAPI) -> None:
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Complete one operation of the document: errors, media types, an example."""
     responses = operation["responses"]
     responses.pop("422", None)
     if path.startswith("/v1/"):

@@ -28,12 +28,12 @@ from omnistage.gateway.settings import GatewaySettings
 log = structlog.get_logger(__name__)
 
 KEY_HEADERS = ("x-api-key", "api-key")
-"""Headers of a key beside `Authorization: Bearer KEY`, which OpenAI's clients send."""
+"""Headers that may carry a key instead of `Authorization: Bearer KEY`, which OpenAI's clients send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The sender of a request. omni: asks the router in the sender's name. account: the account of the request. who: the sender's name,
+    """The sender of a request. omni: asks the router with the sender's key. account: the account of the request. who: the sender's name,
     under which things are kept for the sender."""
 
     omni: AsyncOmni
@@ -42,7 +42,8 @@ class Visitor:
 
 
 class Door:
-    """Shared by all endpoints. Made on the event loop that serves."""
+    """The objects that all endpoints share. Made on the event loop that serves. serves: whether requests are answered; False while the
+    gateway ends. running: how many requests run."""
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self.settings, self.metrics = settings, metrics
@@ -66,7 +67,8 @@ class Door:
         await self.omni.close()
 
     def visitor(self, headers: Headers, account: HttpAccount) -> Visitor:
-        """The sender of a request: known by a key, otherwise by the address in the account. Raises ApiError 401 if the key is none."""
+        """The sender of a request: known by a key, otherwise by the address in the account. Raises ApiError 401 if the key cannot be
+        one."""
         key = _key(headers)
         # The address is hashed with a secret, so no key that a stranger sends can equal it.
         name = key or self._hashed(network(account.client))
@@ -100,7 +102,7 @@ class Door:
         await self._idle.wait()
 
     def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
-        """Options of a call: those given, the request's name, and the time that the answer may take."""
+        """Options of a call: those in `given` that are not None, the request's name, and the time that the answer may take."""
         said = {name: value for name, value in given.items() if value is not None}
         return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **said}
 
@@ -112,11 +114,12 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def host_of(client: tuple[str, int] | None) -> str:
-    """The host at the other end of a connection."""
+    """The host at the other end of a connection; "local" if it has no address."""
     return client[0] if client else "local"
 
 
 def _key(headers: Headers) -> str | None:
+    """The key in the headers; None if there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

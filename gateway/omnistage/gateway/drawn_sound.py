@@ -74,7 +74,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """Yield an event for each piece of sound, with its progress, and at the end the usage."""
+    """Yield server-sent events: the pieces of the sound, its progress, lost servers, and at the end the account."""
     async with aclosing(encode_sound(events, form, FORMAT)) as made:
         async for piece in made:
             match piece:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}, and beside these our reason and hint."""
+"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, with our reason and hint added."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from omnistage.host.faults import fault_found
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 RETRY_AFTER_S = 1.0
-"""The pause before a retry where the error gives none."""
+"""Seconds to pause before a retry if the error gives no delay."""
 
 MOST_CHARACTERS = 2048
 """Most characters of a message."""
@@ -57,16 +57,15 @@ HINTS: Mapping[type[OmniError], str] = {
     StalledError: "Read the answer as it comes.",
     ProtocolError: "Ask again. Router and gateway may be of different versions.",
 }
-"""Hints for clients over HTTP. They replace those that the client library gives to a program or to whoever runs the stack."""
+"""Hints for clients over HTTP. They replace the client library's hints, which are for a program or for the person who runs the stack."""
 
 
 class ApiError(Exception):
     """An answer that is an error.
 
     status: the HTTP status. message: what is wrong, for people. param: the field that is wrong, as the client wrote it; None: no single
-    field. code: the word that programs look for. reason: a name of `omnistage.v1.ErrorReason`, or the code where the gateway alone refuses;
-    taken from the status if none is given. hint: what to do. retry_after_s: when to ask again.
-    """
+    field. code: the word that programs look for. reason: a name of `omnistage.v1.ErrorReason`; if empty, it follows from the status, or
+    is the code in capitals. hint: what to do. retry_after_s: seconds after which to ask again."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ def unrecognized(param: str) -> ApiError:
 
 
 def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiError:
-    """The error that stands for one of the client library. fields: the caller's name of each field, by the library's name."""
+    """The ApiError for an error of the client library. fields: the caller's name of each field, by the library's name."""
     message = error.message or str(error)
     words = wording(fields or {})
     told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
@@ -162,13 +161,13 @@ def wording(fields: Mapping[str, str]) -> Wording:
 
 
 def _hint(error: OmniError, words: Wording) -> str:
-    """The hint: what the client can do."""
+    """The hint of `HINTS` for this kind of error, or else the error's own, in words of this interface."""
     return words.hint(next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice))
 
 
 @contextmanager
 def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
-    """Turn errors of the client library into errors of this interface. fields: as in `of_omni`."""
+    """A context that turns errors of the client library into errors of this interface. fields: as in `of_omni`."""
     try:
         yield
     except OmniError as error:
@@ -176,10 +175,12 @@ def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
 
 
 def _quoted(text: str) -> str:
+    """The beginning of a text, without characters that UTF-8 cannot hold."""
     return text[:MOST_CHARACTERS].encode(errors="replace").decode()
 
 
 def _code(error: OmniError) -> str:
+    """The code of an error: its reason, or else the name of its class, in lower case."""
     return (error.reason or type(error).__name__.removesuffix("Error")).lower()
 
 

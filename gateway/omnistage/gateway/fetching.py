@@ -1,5 +1,5 @@
-"""Fetches the media that a request names by URL: by https, only from hosts that the gateway's settings name, and never from inside the
-gateway's own network unless they name the very address."""
+"""Fetches the media that a request names by URL: by https, and only from hosts that the gateway's settings name. An address inside the
+gateway's own network must be named itself: a name that leads there is refused."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from omnistage.gateway.failure import ApiError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 Fetch = Callable[[str, str], Awaitable[bytes]]
-"""Fetches the bytes at a URL, which stands in this field. Raises ApiError."""
+"""Fetches the bytes at a URL, the first argument; the second is the field in which it stands. Raises ApiError."""
 
 LIMIT_S = 10.0
-"""The time for all media of one request, from the first on."""
+"""Seconds for all media of one request, counted from the first on."""
 
 REQUESTS = 4
-"""So many of the largest requests may hold fetched media at once, until they are answered."""
+"""The fetched media of all requests may have so many times the most bytes of one request; they count until their requests have been
+answered."""
 
 MOST_REDIRECTS = 3
 HTTPS_PORT = 443
 
 
 class Fetcher:
-    """hosts: NAME, ADDRESS, or either with :PORT; without a port, that of https. most_bytes: for the media of one request."""
+    """Fetches media for all requests. hosts: the allowed hosts, NAME, ADDRESS, or either with :PORT; without a port, that of https.
+    most_bytes: for the media of one request."""
 
     def __init__(self, hosts: Sequence[str], most_bytes: int) -> None:
         self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
@@ -39,17 +41,20 @@ class Fetcher:
         self._trust: ssl.SSLContext | None = None
 
     def of(self, account: HttpAccount) -> Fetch:
-        """The fetch of one request; its media count against the limit until the request has ended."""
+        """The function that fetches for one request; its media count against the limit until the request has ended."""
         mine = _Mine(self._most_bytes, self._take)
         account.at_end.append(mine.release)
         return partial(self._fetch, mine)
 
     def _take(self, size: int) -> None:
+        """Count bytes of fetched media, of all requests. Raises ApiError if they are too many."""
         if self._held_bytes + size > REQUESTS * self._most_bytes:
             raise ApiError(503, "too many media are being fetched", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
         self._held_bytes += size
 
     async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
+        """The bytes at a URL, also if it redirects to another path of the same host. mine: counts the bytes. where: the field. Raises
+        ApiError."""
         place = _parsed(url, where)
         self._check(place, where)
         try:
@@ -99,7 +104,7 @@ class Fetcher:
 
 
 class _Mine:
-    """The media that one request has fetched."""
+    """Counts the bytes of media that one request has fetched. most: of this request. take: counts them for all requests."""
 
     def __init__(self, most: int, take: Callable[[int], None]) -> None:
         self._most, self._take = most, take
@@ -107,12 +112,13 @@ class _Mine:
         self._until: float | None = None
 
     def until(self) -> float:
-        """The deadline for all of the media, by the clock of the event loop."""
+        """When the time for all of these media is over, by the clock of the event loop."""
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + LIMIT_S
         return self._until
 
     def grow(self, size: int, where: str) -> None:
+        """Count more bytes. Raises ApiError if they are too many."""
         if self._size + size > self._most:
             raise _refused(where, f"with it the media of this request have more than {self._most >> 20} MiB")
         self._take(size)
@@ -124,6 +130,7 @@ class _Mine:
 
 
 async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
+    """The body of an answer, counted piece by piece. Raises ApiError if it is too large."""
     pieces: list[bytes] = []
     async for piece in answer.aiter_raw(65_536):
         mine.grow(len(piece), where)
@@ -149,6 +156,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _literal(host: str) -> Address | None:
+    """The IP address that `host` is; None if it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -163,12 +171,13 @@ def _parsed(url: str, where: str) -> httpx2.URL:
 
 
 def _authority(place: httpx2.URL) -> str:
-    """HOST:PORT."""
+    """HOST:PORT of a URL, in lower case."""
     host = f"[{place.host}]" if ":" in place.host else place.host
     return f"{host.lower()}:{place.port or HTTPS_PORT}"
 
 
 def _with_port(host: str) -> str:
+    """A host with the port of https, unless it has a port."""
     has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
     if has_port:
         return host

@@ -1,4 +1,4 @@
-"""A film while it is made: written piece by piece, and read by clients that want to see it before it is whole."""
+"""A film while it is made: written piece by piece, and read by clients before it is whole."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from omnistage.gateway.film_store import FilmJob
 T = TypeVar("T")
 
 PIECE_BYTES = 1 << 18
-"""Size of a piece that is read."""
+"""Most bytes of a piece that is read."""
 
 MOST_PROGRESS = 99
 """Percent that a film shows at most before it is whole."""
 
 
 async def beside(call: Callable[..., T], *given: Any) -> T:
-    """Return the result of `call`, made on a thread. A caller that is cancelled waits for its end, so that its writes never come behind
-    later ones."""
+    """Run `call` on a thread and return its result. A caller that is cancelled still waits for its end, so that no later write overtakes
+    this one."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(work)
@@ -37,8 +37,8 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
 
 
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
-    """The events of a film; the router is asked when the first of them is read. Raises OmniError if the client library refuses the
-    options."""
+    """The events of a film; the router is asked when the first of them is read. picture: the file of the picture to begin with. Raises
+    OmniError if the client library refuses the options."""
     given: dict[str, Any] = {} if picture is None else {"image": picture}
     return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
 
@@ -63,7 +63,7 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
 
 
 class Growing:
-    """A film's file at `path` while it is written. written: its bytes so far. readers: how many follow it."""
+    """A film's file at `path` while it is written. written: its bytes so far. readers: how many clients read it now."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +82,8 @@ class Growing:
         self._tell()
 
     async def reset(self, *, is_whole: bool) -> None:
-        """End an attempt. If the film is not whole, delete the file and break off its readers: another attempt may give other bytes."""
+        """End one try to make the film. If the film is not whole, delete the file and break off its readers: the next try may give other
+        bytes."""
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.written = self._attempt + 1, 0
@@ -91,7 +92,7 @@ class Growing:
         self._tell()
 
     def end(self) -> None:
-        """End the film: no other attempt comes."""
+        """End the film: no other try comes."""
         self._is_over = True
         self._close()
         self._tell()
@@ -126,6 +127,7 @@ class Growing:
                 os.close(descriptor)
 
     def _tell(self) -> None:
+        """Wake the readers."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Films as jobs: which wait, which are made, and how long each is kept."""
+"""Films as jobs: which jobs wait, which are being made, and how long each one is kept."""
 
 from __future__ import annotations
 
@@ -40,33 +40,35 @@ FIELDS = fields_of(
 """The field of this interface, by the name that the client library and the stages use."""
 
 MOST_KEPT = 1000
-"""Most jobs, failed ones too; the oldest that have ended are deleted first."""
+"""Most jobs that have ended, failed ones too; the oldest of them are deleted first."""
 
 SHARE = 0.75
-"""Most of the jobs that wait or run that one client may have."""
+"""The largest part of all places for waiting and running jobs that one client may have."""
 
 MOST_TRIES = 24
 """Most tries of a film that found no server, with longer and longer pauses: seven minutes, in which a server can load its model again."""
 RAN = 8
-"""A try counts as so many if the film was being made when its server was lost: the film itself may be what ends servers."""
+"""A try counts as so many if the film was being made when its server was lost: the film itself may be the cause."""
 
 AGAIN_S = 2.0
-"""The pause before a retry where the error gives none."""
+"""Seconds to pause before a retry if the error gives no delay; also the least seconds between two rounds of `Jobs.tidy`."""
 MOST_PAUSE_S = 20.0
+"""Longest pause between tries, in seconds."""
 
 FULL_AGAIN_S = 30.0
+"""Seconds after which clients should ask again if there are too many jobs or the disk failed."""
 
 LOST = "the file of this film is gone; ask for it again"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of the system that say that there is no room."""
+"""Errors of the system for a disk without room."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """A job that waits or runs. omni: asks in the name of the client that sent the job; if an earlier process took the job, in the name
-    that the job gives that client. not_before: on the clock of the event loop. is_kept: whether the disk has the job; else it must not
-    begin."""
+    """A job that waits or runs. omni: asks with the key of the client that sent the job; for a job from an earlier process, with the
+    job's `who` in place of the key. not_before: time of the event loop before which it must not begin. is_kept: whether the disk has the
+    job; before that it must not begin."""
 
     job: FilmJob
     omni: AsyncOmni
@@ -83,8 +85,8 @@ class Jobs:
         self._omni, self._settings, self._metrics = omni, settings, metrics
         self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
-        self._writing = asyncio.Lock()
-        self._over = asyncio.Event()
+        self._writing = asyncio.Lock()  # held while the store is changed
+        self._over = asyncio.Event()  # set when a job ends
         self._closes = False
         self._store: Store | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,7 +110,7 @@ class Jobs:
         return self._store
 
     async def close(self) -> None:
-        """Stop; the next process takes up the jobs that run."""
+        """Cancel all runs and close the store; the next process takes up the jobs that had not ended."""
         self._closes = True
         if self._store is None:
             return
@@ -124,7 +126,7 @@ class Jobs:
             await asyncio.to_thread(self._store.close)
 
     async def end_unwatched(self) -> None:
-        """Prepare the end of the process: no job begins any more, and running jobs that nobody reads end now."""
+        """Prepare the end of the process: no job begins any more, and running jobs whose growing file nobody reads are cancelled now."""
         self._closes = True
         tasks = [run.task for run in self._runs.values() if run.task is not None and not run.growing.readers]
         for task in tasks:
@@ -138,7 +140,7 @@ class Jobs:
         return [job for job in self._jobs.values() if job.who == who and not self._is_past(job)]
 
     def find(self, who: str, name: str) -> FilmJob:
-        """The job of this name. Raises ApiError 404 if there is none or it is another client's."""
+        """The job of this name. Raises ApiError 404 if there is none or it belongs to another client."""
         job = self._jobs.get(name)
         if job is None or job.who != who or self._is_past(job):
             hint = "GET /v1/videos lists yours; films are deleted after a while."
@@ -146,6 +148,7 @@ class Jobs:
         return job
 
     def expires_at(self, job: FilmJob) -> float | None:
+        """When the job is deleted, as Unix time; None if it has not ended."""
         return None if job.ended_at is None else job.ended_at + self._settings.video_kept
 
     async def film(self, job: FilmJob) -> str:
@@ -157,6 +160,7 @@ class Jobs:
         return str(path)
 
     async def _lose(self, job: FilmJob) -> None:
+        """Note that the file of a completed film is gone: the job counts as failed."""
         job.size_bytes = 0
         await self._end(job, "failed", {"code": "file_lost", "message": LOST})
 
@@ -172,7 +176,8 @@ class Jobs:
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
     async def add(self, job: FilmJob, omni: AsyncOmni, picture: bytes | None) -> None:
-        """Take a job. Raises ApiError if too many wait, or the disk has no room."""
+        """Take a new job, which begins when its turn comes. omni: asks with the client's key. picture: the file of the picture to begin
+        with. Raises ApiError if too many jobs wait or run, or the disk has no room."""
         by_client = Counter(run.job.who for run in self._runs.values())
         most = self._settings.video_jobs
         if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
@@ -193,13 +198,14 @@ class Jobs:
         self._fill()
 
     async def delete(self, job: FilmJob) -> None:
-        """Delete a job, and end its run. Raises ApiError if the disk or the database keeps the job; then the client has it still."""
+        """Delete a job, and end its run. Raises ApiError if the disk or the database does not let it go; then the client still has the
+        job, as one that has ended."""
         run = self._runs.pop(job.id, None)  # Now, so that a run that was cancelled does not begin again.
         if run is not None:
             if run.task is not None:
                 run.task.cancel()
                 await asyncio.gather(run.task, return_exceptions=True)
-            run.growing.end()  # Behind its last write.
+            run.growing.end()  # After its last write.
             self._metrics.films_ended.labels("deleted", "CANCELLED").inc()
         try:
             await self._remove(job)
@@ -212,7 +218,8 @@ class Jobs:
             self._fill()
 
     async def _remove(self, job: FilmJob) -> None:
-        """Raises OSError, sqlite3.Error; then the job is still there, so that its bytes count and it can be removed later."""
+        """Remove a job from the store, then from memory. Raises OSError, sqlite3.Error; then the job stays, so that its bytes count and
+        it can be removed later."""
         async with self._writing:
             await beside(self.kept.remove, job)
             self._jobs.pop(job.id, None)
@@ -221,12 +228,14 @@ class Jobs:
     # Making ------------------------------------------------------------------------------------------------------------------------
 
     def _wait(self, job: FilmJob, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
+        """Put a job among those that wait. omni, is_kept: as in `_Run`."""
         run = self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)), is_kept=is_kept)
         self._count()
         return run
 
     def _fill(self) -> None:
-        """Begin as many jobs as may run: of those whose time has come, the oldest of the client that has the fewest running."""
+        """Begin as many jobs as may run: of those whose time has come, the oldest of the client that has the fewest running. A timer
+        calls this again when the time of the next one comes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -246,7 +255,7 @@ class Jobs:
         self._count()
 
     async def _make(self, run: _Run) -> None:
-        """Run a job to its end, or until it waits for another try."""
+        """Run a job until it has ended, or waits for another try."""
         job, begun = run.job, time.perf_counter()
         try:
             await self._try(run)
@@ -277,13 +286,14 @@ class Jobs:
                 self._fill()
 
     def _tell(self, job: FilmJob, total_s: float) -> None:
+        """Count the end of a job, and log it. total_s: seconds of its last try."""
         code = "OK" if job.error is None else job.error["code"].upper()
         self._metrics.films_ended.labels(job.status, code).inc()
         made = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}
         log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **made)
 
     async def _try(self, run: _Run) -> None:
-        """Ask the router for the film, and write its bytes. Raises OmniError, ApiError, OSError."""
+        """Ask the router once for the film, and write its bytes. Raises OmniError, ApiError, OSError."""
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
@@ -325,6 +335,7 @@ class Jobs:
             log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
 
     async def _end(self, job: FilmJob, status: Any, error: dict[str, str] | None) -> None:
+        """Note and store the end of a job, and remove the picture that it began with. error: as `_told` gives it; None: no error."""
         job.status, job.error, job.ended_at = status, error, time.time()
         job.progress = 100 if status == "completed" else job.progress
         await self._put(job)
@@ -363,6 +374,7 @@ class Jobs:
                     await self._over.wait()
 
     def _count(self) -> None:
+        """Set the gauges of jobs and of bytes."""
         running = sum(run.task is not None for run in self._runs.values())
         self._metrics.films.labels("in_progress").set(running)
         self._metrics.films.labels("queued").set(len(self._runs) - running)
@@ -370,11 +382,13 @@ class Jobs:
 
 
 def new_job(who: str, **given: Any) -> FilmJob:
+    """A new job of the client `who`. given: its further fields."""
     return FilmJob(new_name("video_"), who, int(time.time()), **given)
 
 
 def pause_s(error: OmniError, job: FilmJob) -> float | None:
-    """The pause before a film is tried again; None: the film has failed."""
+    """Count a try that failed with `error` in the job. Returns the seconds to pause before the next try; None if the film has failed for
+    good."""
     if not isinstance(error, UnavailableError):
         return None
     if isinstance(error, StageLostError | RouterLostError):
@@ -396,7 +410,7 @@ def _unwritten(job: FilmJob, what: str, error: OSError | sqlite3.Error) -> ApiEr
 
 
 def _code_of(error: OSError | sqlite3.Error) -> str:
-    """The error's code for a state that could not be written."""
+    """The code that clients get for an error of the disk or the database."""
     is_full = error.errno in FULL if isinstance(error, OSError) else error.sqlite_errorname == "SQLITE_FULL"
     return "disk_full" if is_full else "not_written"
 

@@ -1,4 +1,4 @@
-"""Films as they lie in a folder: a row of SQLite for each job, and beside it the files."""
+"""The folder of the films: a row of SQLite for each job, and the files of its film."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ VERSION = 1
 DATABASE, LOCK = "jobs.sqlite3", ".lock"
 
 BUSY_S = 5.0
-"""The wait while another program holds the database."""
+"""Seconds to wait while another program holds the database."""
 
 ENDS = {"video/webm": "webm", "video/mp4": "mp4"}
-"""The suffix of a file, by its media type."""
+"""The suffix of a film's file, by its media type."""
 GROWING, BEGINNING = "part", "picture"
+"""Suffixes of a job's other files: the growing film, and the picture that it begins with."""
 
 _NAME = re.compile(r"video_[A-Za-z0-9_-]{32}")
 
@@ -40,9 +41,9 @@ CREATE TABLE secret (value BLOB NOT NULL);
 
 @dataclass(slots=True)
 class FilmJob:
-    """One film. who: the client that it belongs to. options: of the client library's call, with the seed and the request id. has_picture: a
-    picture to begin with lies beside it. size, seconds: as clients are told. tries: counts lost servers, see `film_jobs`. ended_at: Unix
-    time. frames, size_bytes: of the part of the film that is there."""
+    """One film. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture: whether the
+    folder has a picture for it to begin with. size, seconds: as clients see them: WIDTHxHEIGHT and a number, or auto. progress: percent.
+    tries: counts lost servers, see `film_jobs`. ended_at: Unix time. frames, size_bytes: of the part of the film that exists."""
 
     id: str
     who: str
@@ -69,7 +70,7 @@ class FilmJob:
 
 
 class Store:
-    """The folder of one gateway, held until `close`. Methods block; threads may call them, one after the other or at once."""
+    """The folder of one gateway, held until `close`. Methods block; several threads may call them at once."""
 
     def __init__(self, folder: str) -> None:
         """folder: if empty, a new one, which `close` deletes. Raises StartError."""
@@ -125,7 +126,7 @@ class Store:
             self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {told}", row)
 
     def put_new(self, job: FilmJob, picture: bytes | None) -> None:
-        """Store a new job with the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""
+        """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""
         try:
             if picture is not None:
                 _write(self.file(job, BEGINNING), picture)
@@ -142,10 +143,11 @@ class Store:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
 
     def file(self, job: FilmJob, end: str) -> Path:
+        """The path of a job's file with the suffix `end`."""
         return self.folder / f"{job.id}.{end}"
 
     def film(self, job: FilmJob) -> Path:
-        """Path of the film's file when it is whole."""
+        """The path of the film's file once it is whole."""
         return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
 
     def remove_file(self, job: FilmJob, end: str) -> None:
@@ -174,6 +176,7 @@ def _held(folder: Path) -> int:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Write a new file, and wait until it is on the disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -181,7 +184,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def finish(growing: Path, whole: Path) -> None:
-    """Write a film to the disk, then move it to its place. Raises OSError."""
+    """Wait until the film is on the disk, then move it from `growing` to `whole`. Raises OSError."""
     with growing.open("rb") as file:
         os.fsync(file.fileno())
     growing.replace(whole)

@@ -1,4 +1,4 @@
-"""POST /v1/videos and the calls beside it: films as jobs, in the shape of OpenAI's interface of that name."""
+"""POST /v1/videos and the other calls for films, which are jobs, in the shape of OpenAI's interface of that name."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "g
 RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 
 AUTO = "auto"
-"""A size and a length that the model chooses; a whole film shows its own."""
+"""Shown as size or length while the model chooses them; a whole film shows its own."""
 
 FILM: dict[int | str, dict[str, Any]] = {200: {"content": {"video/webm": {}, "video/mp4": {}}}}
+"""The answer in our document."""
 
 FILE_HEADERS = {
     "Cache-Control": "private, no-store",
@@ -64,7 +65,7 @@ def routes(door: Door) -> APIRouter:
         after: str | None = None,
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
-        """Those of this visitor."""
+        """List the videos of this visitor."""
         visitor = visitor_of(request)
         found = jobs.of(visitor.who)
         if order == "desc":
@@ -77,12 +78,12 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/{video_id}")
     async def video(request: Request, video_id: str) -> dict[str, Any]:
-        """How one of them is."""
+        """The state of a video."""
         return _shown(door, jobs.find(visitor_of(request).who, video_id))
 
     @router.delete("/{video_id}")
     async def delete(request: Request, video_id: str) -> dict[str, Any]:
-        """Delete one; what is still made of it is cancelled."""
+        """Delete a video; if it is still being made, that is cancelled."""
         await jobs.delete(jobs.find(visitor_of(request).who, video_id))
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
@@ -90,7 +91,7 @@ def routes(door: Door) -> APIRouter:
     async def content(
         request: Request, video_id: str, stream: bool = False, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
     ) -> Response:
-        """The file of one, or a range of it; with `stream=true` also of one that is not whole yet, as it grows."""
+        """The file of a video, or a range of it; with `stream=true` also the growing file of one that is not whole yet."""
         if variant != "video":
             raise unsupported("variant", "only the video itself is kept; leave it out")
         return await _content(door, request, jobs.find(visitor_of(request).who, video_id), stream)
@@ -120,6 +121,8 @@ async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
 
 
 async def _created(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
+    """Make a job of the request, have it kept, and return it in OpenAI's shape. reference: the picture to begin with, as bytes or a URL.
+    Raises ApiError."""
     visitor = visitor_of(request)
     if asked.seconds is not None and asked.frames is not None:
         raise invalid("seconds", "frames say how long it is; give one of them")
@@ -144,7 +147,7 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         options=asked.options,
     )
     del options["timeout_s"]  # The time limit begins when the job does.
-    with in_words_of(FIELDS):  # The router is not asked yet, but the client library refuses options here.
+    with in_words_of(FIELDS):  # The router is not asked yet, but the client library already refuses wrong options.
         _check(options)
         await film_asked(visitor.omni, asked.prompt, picture, options).aclose()
     seconds = asked.seconds
@@ -164,14 +167,14 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Refuse options that no model takes when the job is sent, not when its turn comes. Raises BadRequestError."""
+    """Refuse options that no model takes when the job is sent, instead of when its turn comes. Raises BadRequestError."""
     for name in options.keys() & NUMBERS:
         if fault := fault_of(OPTIONS[name], options[name]):
             raise BadRequestError.of(name, fault)
 
 
 async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
-    """The bytes of the picture's file. Raises ApiError."""
+    """The bytes of the picture's file. reference: bytes or a URL. Raises ApiError."""
     (given,) = await fetch_pictures({PICTURE: reference}, door.fetcher.of(visitor.account))
     with in_words_of(FIELDS):
         part = await asyncio.to_thread(to_part, given, "image", PICTURE)
@@ -179,6 +182,7 @@ async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> byte
 
 
 async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool) -> Response:
+    """The response with the file of a film. is_streamed: whether the client also takes a growing file. Raises ApiError."""
     if job.status == "failed":
         hint = f"GET /v1/videos/{job.id} says why."
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
@@ -197,7 +201,7 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
 
 
 def check_range(request: Request, size: int) -> None:
-    """Refuse a range that is none, or of which the file has no byte, in the shape of this interface. Raises ApiError 400 or 416."""
+    """Refuse a range that is malformed, or begins after the end of a file of `size` bytes. Raises ApiError 400 or 416."""
     asked = request.headers.get("range")
     if asked is None:
         return
@@ -211,7 +215,7 @@ def check_range(request: Request, size: int) -> None:
 
 
 def _shown(door: Door, job: FilmJob) -> dict[str, Any]:
-    """The job in OpenAI's shape, with our own fields beside it."""
+    """The job in OpenAI's shape, with our own fields added."""
     expires_at = door.jobs.expires_at(job)
     ours = {"seed": job.options["seed"], "frames": job.frames, "bytes": job.size_bytes, "media_type": job.media_type or None}
     return {

@@ -14,7 +14,7 @@ MOST_FRAMES = 1 << 16
 LEAST_RATE_HZ, MOST_RATE_HZ = 0.1, 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
-"""The media type of a format, by the stages' name."""
+"""The media type that stages know a format by."""
 
 
 class FilmRequest(Body):

@@ -28,29 +28,30 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 BODY_LIMIT_S = 60.0
-"""The time for a body to arrive."""
+"""Seconds in which a body must arrive."""
 
 BODIES_BYTES = 256 << 20
-"""Most bytes of all bodies that are being read or worked on, with the memory of their values as objects."""
+"""Most bytes of memory for all bodies that are being read or worked on, with their values as objects of Python."""
 
 BODIES_SHARE = 0.75
-"""Most of `BODIES_BYTES` for one host, or one IPv6 network."""
+"""The largest part of `BODIES_BYTES` for one host, or one IPv6 network."""
 
 MAX_PARTS = 262_144
 """Most signs of JSON's syntax in a body: each may become an object. The largest conversation allowed has a tenth of them; the rest is for
 signs in its texts, which may be JSON themselves."""
 
 LARGE_BYTES = 1 << 20
-"""A larger body is parsed on a thread, beside the event loop."""
+"""A body of more bytes is parsed on a thread, so that the event loop goes on."""
 
 PART_BYTES = 96
-"""Memory that each sign counts for."""
+"""Bytes of memory that each such sign counts for."""
 
 LINE_BYTES = 4
-"""Bytes of a header beside its name and its value."""
+"""Bytes of a header line in addition to its name and its value."""
 
 PROBES = frozenset({"/health", "/ready"})
-"""Paths that may be called by an IP address, whatever hosts are allowed: their answers tell a stranger nothing."""
+"""Paths that are answered under any name of this host, such as its IP address, whatever hosts are allowed: the answers tell a stranger
+nothing."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a browser shows their answers to no page of another host."""
@@ -65,8 +66,8 @@ BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal"
 
 
 class HttpGuard:
-    """The outermost app. It passes requests on to `app` with their whole body, and in `scope["state"]` the account and, below /v1, the
-    visitor."""
+    """The outermost app. It passes requests on to `app` with their whole body. In `scope["state"]` it puts the account, the parsed JSON,
+    and, below /v1, the visitor."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -138,7 +139,7 @@ class HttpGuard:
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
-            # A proxy on the way may read the body otherwise, and take the bytes behind it for another client's request.
+            # A proxy on the way may go by the other length, and take the bytes after it for another client's request.
             closing = {"Connection": "close"}
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
         path = request.scope["path"]
@@ -150,7 +151,8 @@ class HttpGuard:
             raise ApiError(503, "this gateway is ending", code="draining", reason="DRAINING", retry_after_s=1.0)
 
     def _check_host(self, host: str) -> None:
-        """Refuse names of other hosts that resolve to this one: a browser counts a page of such a name as ours."""
+        """Raises ApiError if the request calls this gateway by another host's name. Such a name can resolve to this machine, and a
+        browser would count a page of that host as ours."""
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not self._hosts or name in self._hosts or (self._is_local and name.endswith(".localhost")):
             return
@@ -158,8 +160,8 @@ class HttpGuard:
         raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse requests of other hosts' pages. Simple requests, which a browser sends without a preflight, carry Origin, or in some
-        browsers only Sec-Fetch-Site."""
+        """Raises ApiError for requests of other hosts' pages. Simple requests, which a browser sends without a preflight, carry Origin,
+        or in some browsers only Sec-Fetch-Site."""
         headers = request.headers
         origin = headers.get("origin", "").lower()
         if not origin:
@@ -173,7 +175,8 @@ class HttpGuard:
 
     @contextmanager
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """Hold a body's share of `BODIES_BYTES`. host: the client that the bytes count for. Raises ApiError."""
+        """The body, whose memory counts against `BODIES_BYTES` until the block ends. host: the client that the bytes count for. Raises
+        ApiError."""
         most = self._door.settings.max_message_bytes
         told = headers.get("content-length", "")
         size = int(told) if told.isascii() and told.isdecimal() else 0
@@ -189,16 +192,18 @@ class HttpGuard:
                 del self._held_bytes[host]
 
     def _take(self, host: str, size: int) -> None:
+        """Count more bytes for a host. Raises ApiError if there is no room for them."""
         if self._held_bytes.total() + size > BODIES_BYTES or self._held_bytes[host] + size > BODIES_SHARE * BODIES_BYTES:
             raise ApiError(503, "too many large requests are being read", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
         self._held_bytes[host] += size
 
 
 class _Body:
-    """A body that is read and measured before anything parses it."""
+    """A body that is read and measured before anything parses it. most: bytes that it may have. taken: bytes of memory that it counts
+    for. json: its parsed value, if it is JSON."""
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
-        """take: called with the bytes of memory that the body takes more; raises ApiError if there is no room."""
+        """take: called with a number of further bytes of memory that the body needs; raises ApiError if there is no room."""
         self._most, self._is_json, self._take_of_all = most, is_json, take
         self.taken = 0
         self.json: Any = None
@@ -259,17 +264,18 @@ class _Answer:
 
 
 async def _looked(look: Callable[[bytes], T], body: bytes) -> T:
-    """Return `look(body)`. A large body takes a while, so a thread looks at it and other requests go on."""
+    """Return `look(body)`. A large body is looked at on a thread, so that other requests go on."""
     return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
 
 
 def _parts(body: bytes) -> int:
+    """The number of signs of JSON's syntax in a body, see `MAX_PARTS`."""
     return sum(map(body.count, (b",", b":", b"[", b"{")))
 
 
 def _parsed(body: bytes) -> Any:
-    """Parse JSON. Python's own parser is not used: it takes much that is no JSON, such as NaN, or halves of UTF-16 pairs, which no text can
-    hold. Raises ApiError."""
+    """Parse JSON. Python's own parser is not used: it accepts much that is no JSON, such as NaN, or halves of UTF-16 pairs, which no
+    text can hold. Raises ApiError."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:

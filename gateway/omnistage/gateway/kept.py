@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 KEPT_S = 3600.0
-"""How long a value is kept."""
+"""Seconds that a value is kept by default."""
 
 
 def new_name(prefix: str = "") -> str:
@@ -27,7 +27,7 @@ class _Entry(Generic[T]):
 
 
 class ExpiringCache(Generic[T]):
-    """A cache of at most so many bytes, which keeps each value for so many seconds; the oldest values go first."""
+    """Keeps at most `most_bytes` bytes of values, each for `kept_s` seconds; the oldest are dropped first."""
 
     def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:
         self._most_bytes, self._kept_s = most_bytes, kept_s
@@ -35,8 +35,8 @@ class ExpiringCache(Generic[T]):
         self._bytes = 0
 
     def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
-        """Keep a value. Returns its name, and the end of its time as Unix time. A value larger than the whole cache is dropped at once.
-        name: from `new_name`, if the name had to be known before."""
+        """Keep a value. size: its bytes. prefix: of its name, if it is a new one. name: its name, from `new_name`, if that was given out
+        before. Returns its name, and until when it is kept, as Unix time. A value larger than all that may be kept is dropped at once."""
         self._clear(size)
         name, expires_at = name or new_name(prefix), time.time() + self._kept_s
         self._entries[name] = _Entry(value, size, expires_at)
@@ -51,6 +51,7 @@ class ExpiringCache(Generic[T]):
         return None if entry is None else entry.value
 
     def _clear(self, size: int) -> None:
+        """Drop values that have expired, and then the oldest until `size` bytes more fit."""
         now = time.time()
         while self._entries and (self._bytes + size > self._most_bytes or next(iter(self._entries.values())).expires_at <= now):
             _, entry = self._entries.popitem(last=False)

@@ -20,7 +20,7 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/models")
     async def models(request: Request) -> dict[str, Any]:
-        """All pipelines, also those that start."""
+        """All pipelines, also those that are still starting."""
         pipelines = await unless_gone(request, door.offer.pipelines())
         return {"object": "list", "data": [_model(one, created) for one in pipelines]}
 

@@ -13,12 +13,13 @@ from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 PARTS = ("text", *URLS, "input_audio", "refusal")
-"""Kinds of parts that are taken. The library knows more kinds, which name files: they are for users of this machine."""
+"""The kinds of parts that clients may send. The library knows more kinds, which name files: they are for users of this machine."""
 
 MAX_PARTS = 4096
 """Most parts of all messages together: no router takes more."""
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
+"""The keys that a message may have."""
 
 Said = Callable[[str], str | None]
 """The text of an earlier sound, by the sound's id; None: this client knows no such sound."""
@@ -27,14 +28,13 @@ Turn = dict[str, Any]
 
 
 async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch) -> list[Turn]:
-    """The turns, with what their URLs stand for. Raises ApiError, BadRequestError."""
+    """The turns for these messages, with the media at their web URLs fetched. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
 
 
 async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
-    """The same turns, with the bytes of each web URL in its place. names: the client's name of each turn. Raises ApiError,
-    BadRequestError."""
+    """The same turns, with the bytes in place of each web URL. names: the client's name of each turn. Raises ApiError, BadRequestError."""
     characters = sum(map(_characters, turns))
     if characters > MAX_TEXT_CHARACTERS:  # The client library refuses it too, but reads all of it several times before that.
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -50,6 +50,7 @@ async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch
 
 
 def _characters(turn: Turn) -> int:
+    """The number of characters in all texts of a turn."""
     content = turn["content"]
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part.get(kind) for part in parts for kind in ("text", "refusal")]
@@ -57,6 +58,7 @@ def _characters(turn: Turn) -> int:
 
 
 def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
+    """The turn for one message; its media are not fetched yet. Raises ApiError."""
     unknown = next((key for key in message if key not in KEYS), None)
     if unknown is not None and unknown != "tool_call_id":
         raise unrecognized(f"{where}.{unknown}")
@@ -74,7 +76,7 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
-    if turn["content"] is None and thought is not None:  # A stream without text behind the thoughts gives this turn.
+    if turn["content"] is None and thought is not None:  # Clients make such a message of a stream that has thoughts and no text.
         turn["content"] = ""
     if isinstance(turn["content"], list):
         for j, part in enumerate(turn["content"]):
@@ -83,7 +85,7 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
 
 
 def _check_thought(thought: object, role: object, where: str) -> None:
-    """Raises ApiError if the thoughts are no text, or the role is not one that thinks."""
+    """Raises ApiError if the thoughts are no text, or the message is not the assistant's."""
     if thought is not None and not isinstance(thought, str):
         raise invalid(where, "must be text")
     if thought and role != "assistant":
@@ -112,7 +114,7 @@ def _check_part(part: object, where: str) -> None:
 
 
 async def _fetched(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
-    """The same part, or the medium at its web URL."""
+    """The part as it is, or, if it has a web URL, the medium there. Raises ApiError, BadRequestError."""
     kind = part["type"]
     if kind not in URLS:
         return part

@@ -1,4 +1,4 @@
-"""The router's pipelines, as they were a moment ago, and the names that stand for them."""
+"""The router's pipelines, as they were a moment ago, and the other names that clients may use for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.client.listing import Pipeline
 from omnistage.gateway.failure import LIST, ApiError
 
 FRESH_S = 1.0
-"""For so long the router is not asked again, even if it did not answer."""
+"""Seconds in which the router is not asked again, even if it did not answer."""
 
 LIST_LIMIT_S = 5.0
 
@@ -23,7 +23,8 @@ MOST_NAMED = 32
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the endpoint that uses it."""
+    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the endpoint that uses it. has: whether a
+    pipeline has it."""
 
     name: str
     endpoint: str
@@ -65,6 +66,7 @@ class Offer:
         return self._known
 
     async def _ask(self) -> None:
+        """Ask the router, and keep its pipelines or its error."""
         try:
             self._known, self._failure = await self._omni.pipelines(timeout_s=LIST_LIMIT_S), None
         except OmniError as error:
@@ -96,7 +98,7 @@ class Offer:
         return next((one for one in self._known if one.name == name), None)
 
     async def _resolved(self, model: str) -> Pipeline | None:
-        """The pipeline that a name stands for; a pipeline's own name comes first. None: the router chooses. Raises ApiError 404."""
+        """The pipeline that a name stands for; a pipeline's own name takes precedence. None: the router chooses. Raises ApiError 404."""
         if self._find(model) is None and model in self._model_names:
             await self.pipelines()
             if self._find(model) is None:
@@ -129,6 +131,8 @@ class Offer:
         return await self._one_that(model, SOUND)
 
     async def _one_that(self, model: str | None, ability: Ability) -> str | None:
+        """The name of the pipeline for a model; None: the router chooses. Raises ApiError if it lacks the ability, or no pipeline has
+        it."""
         found = None if model is None else await self._resolved(model)
         if found is not None:
             return self._able(found, ability).name

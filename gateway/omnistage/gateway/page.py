@@ -92,7 +92,7 @@ def _read(name: str, media_type: str) -> _PageFile:
 
 
 def _answer(request: Request, file: _PageFile) -> Response:
-    # The worker lies beside the other files, and answers for the page above them.
+    # The worker is a file below /page, and must be allowed to answer for the page at /.
     headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if file.etag in known:

@@ -1,4 +1,4 @@
-"""Routes whose body the guard has parsed: no route parses it again."""
+"""Routes that take the body as the guard has parsed it, and do not parse it again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 
 class _Parsed(APIRoute):
+    """A route that takes the JSON of the body from the guard."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
@@ -22,4 +24,5 @@ class _Parsed(APIRoute):
 
 
 def new_router(prefix: str, tag: str) -> APIRouter:
+    """A router of such routes. tag: of its endpoints in our document."""
     return APIRouter(prefix=prefix, tags=[tag], route_class=_Parsed)

@@ -55,11 +55,13 @@ FILE_HEADERS = {
 """Headers of a picture that a browser opens by itself: they keep anything inside it from running as a page of this gateway."""
 
 Made = Literal["image_generation", "image_edit"]
-"""How the names of events begin."""
+"""The beginning of the names of a stream's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PictureFile:
+    """A picture that a URL names."""
+
     data: bytes
     media_type: str
 
@@ -104,7 +106,8 @@ async def _drawn(
     guides: Mapping[str, bytes | str],
     edit: Edit | None = None,
 ) -> Response:
-    """Draw. guides: a mask, a control image. edit: the pictures to draw from, if any."""
+    """Draw, and answer whole or as a stream. files: keeps pictures for URLs. guides: the mask and the control image, bytes or URLs, by
+    field. edit: has the pictures to draw from; None: there are none."""
     _check(asked)
     visitor = visitor_of(request)
     given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
@@ -144,7 +147,7 @@ async def _drawn(
 
 
 def _check(asked: PictureRequest) -> None:
-    """Raises ApiError for a request that goes to no pipeline."""
+    """Raises ApiError for a request that no pipeline can do."""
     if asked.background == "transparent" and not asked.layers:
         hint = "Leave it out, or ask for layers where a model draws them."
         raise invalid("background", "pictures are drawn opaque; only layers can be transparent", hint)
@@ -164,6 +167,8 @@ Keep = Callable[[Picture], str]
 
 
 def _keeper(files: ExpiringCache[_PictureFile], request: Request) -> Keep:
+    """A function that keeps pictures and names them by URLs of this gateway."""
+
     def keep(picture: Picture) -> str:
         name, _ = files.put(_PictureFile(picture.data, picture.media_type), len(picture.data))
         return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))
@@ -172,6 +177,7 @@ def _keeper(files: ExpiringCache[_PictureFile], request: Request) -> Keep:
 
 
 def _check_size(answer: Answer) -> None:
+    """Raises ApiError if the pictures have too many bytes to be kept for URLs."""
     size = sum(len(picture.data) for picture in answer.pictures)
     if size > FILES_BYTES:
         message = f"response_format: these pictures have {size >> 20} MiB, and at most {FILES_BYTES >> 20} MiB are kept for URLs"
@@ -179,6 +185,7 @@ def _check_size(answer: Answer) -> None:
 
 
 def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -> Response:
+    """The response with all pictures: as URLs if `keep` is given, else in base64."""
     data = [_entry(picture, asked, keep) for picture in answer.pictures]
     first = answer.pictures[0] if answer.pictures else None
     body = {
@@ -208,8 +215,8 @@ def _format(picture: Picture) -> str:
 
 
 async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made) -> Pieces:
-    """Yield the events. Each finished picture is held back until the next one or the end has come: the usage of all of them stands in the
-    last event."""
+    """Yield the server-sent events. Each finished picture waits until the next one, or the end, has come: the event of the last picture
+    also carries the usage of all."""
     shown, finished = 0, None
     async with aclosing(events):
         async for event in events:
@@ -239,7 +246,7 @@ def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage
 
 
 def _shown(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
-    """Fields that all events with a picture have."""
+    """The fields that all events with a picture have."""
     return {
         "b64_json": base64.b64encode(picture.data).decode(),
         "created_at": int(time.time()),

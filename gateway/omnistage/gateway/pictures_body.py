@@ -16,13 +16,13 @@ GUIDES = {"mask": "mask_image", "control_image": "control_image"}
 """Fields of single pictures, and the client library's argument for each."""
 
 PICTURES = ("image", "image[]")
-"""Fields of pictures in a form; there may be several of either."""
+"""The fields of pictures in a form; each may be there several times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The pictures of an edit. pictures: the bytes of a file, or a URL. field: the name of their field in the body. guides: further
-    pictures, by their fields."""
+    """An edit that was asked for. pictures: those to draw from, each the bytes of a file, or a URL. field: the name of their field in
+    the body. guides: further pictures, by their fields."""
 
     asked: PictureRequest
     pictures: Sequence[bytes | str]
@@ -39,6 +39,7 @@ async def read_edit(request: Request) -> Edit:
 
 
 async def _of_form(request: Request) -> Edit:
+    """The edit in a form. Raises ApiError, RequestValidationError."""
     pictures, guides, fields = list[bytes](), dict[str, bytes | str](), dict[str, str]()
     for name, value in await form_of(request, MOST_GIVEN + len(GUIDES)):
         if name in GUIDES and name not in guides and isinstance(value, bytes):
@@ -61,7 +62,7 @@ def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
 
 
 def url_of(reference: PictureReference, where: str) -> str:
-    """The URL of a picture that stands at this place of a body in JSON. Raises ApiError."""
+    """The URL of a picture in a body of JSON. where: the name of its field. Raises ApiError."""
     if reference.file_id is not None:
         raise invalid(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
     if reference.image_url is None:
@@ -70,8 +71,8 @@ def url_of(reference: PictureReference, where: str) -> str:
 
 
 async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
-    """Pictures by their fields as the client library takes them; data: URLs stay. No other text may get there, because the library would
-    take it for a path. Raises ApiError."""
+    """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched: the library would take any
+    other text for a path. pictures: bytes or URLs, by field. Raises ApiError."""
     made = list(pictures.values())
     for n, (field, given) in enumerate(pictures.items()):
         if isinstance(given, str) and given[:5].lower() != "data:":

@@ -22,6 +22,7 @@ SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
 
 
 def size_of(value: str) -> str:
+    """`value`, if it is WIDTHxHEIGHT or auto."""
     if not re.fullmatch(SIZE, value):
         raise PydanticCustomError("size", "give WIDTHxHEIGHT in pixels, such as 512x512, or auto")
     return value
@@ -45,7 +46,7 @@ class PictureReference(Body):
 
 
 def _of_json(given: object) -> object:
-    """Parse a form's field, which is a text."""
+    """A value from a form's field, which is JSON as a text; any other value as it is."""
     try:
         return from_json(given) if isinstance(given, str) else given
     except ValueError:

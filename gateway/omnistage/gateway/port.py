@@ -1,4 +1,4 @@
-"""The port of the gateway: uvicorn with the start and end of a server process, and bounds on what connections may take."""
+"""The port of the gateway: uvicorn with the start and end of a server process, and limits on the resources that connections may take."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ HEAD_BYTES = 32 << 10
 """Most bytes of a request line and its headers."""
 
 HEAD_LIMIT_S = 10.0
-"""The time for the head of a request to arrive, and for the rest of a body that was refused."""
+"""Seconds in which the head of a request must arrive, and the rest of a body that was refused."""
 
 KEPT_LIMIT_S = 75
-"""The time for the next request to begin on a connection that is kept. It is longer than clients and proxies keep one, so no request meets
-a connection that is being closed."""
+"""Seconds in which the next request must begin on a connection that is kept. It is longer than clients and proxies keep one, so no
+request meets a connection that is being closed."""
 
 UNREAD_LIMIT_S = 30.0
-"""A client that reads less than `LEAST_READ_BYTES` in so long loses its connection."""
+"""A client that reads less than `LEAST_READ_BYTES` in so many seconds loses its connection."""
 
 LEAST_READ_BYTES = 4 << 10
 
 UNSENT_BYTES = 128 << 10
-"""Bytes of an answer that the kernel holds while the client does not read; uvicorn holds as much as its own bound beside them."""
+"""Bytes of an answer that the kernel holds while the client does not read; uvicorn holds more, up to a bound of its own."""
 
 HOST_SHARE = 0.75
-"""Most of all connections for one host, or one IPv6 network."""
+"""The largest part of all connections for one host, or one IPv6 network."""
 
 BACKLOG = 1024
 """Connections that wait to be accepted."""
 
 ACCEPTED_AT_ONCE = 16
-"""Connections accepted in one turn of the event loop. It closes surplus ones only after the turn: until then they must not take all
-descriptors."""
+"""Connections accepted in one turn of the event loop. Surplus connections are closed only after the turn: until then they must not take
+all descriptors."""
 
 LEAST_DESCRIPTORS = 128
-"""With fewer descriptors, the connections of one turn may take all of them."""
+"""Fewest descriptors that the process must be allowed: with fewer, the connections accepted in one turn may take all of them."""
 
 READ_BYTES = 16 << 10
 """Bytes read from one connection in one turn of the event loop: all requests in them are worked on before any other connection has its
@@ -93,6 +93,7 @@ class HttpListener:
         raise StartError(f"cannot listen on {self._settings.address}; choose another --address")
 
     async def open(self) -> None:
+        """Start to accept connections."""
         config = uvicorn.Config(
             self._app,
             http=_protocol(self._door),
@@ -117,14 +118,16 @@ class HttpListener:
         self._socket.listen(BACKLOG)
 
     async def say(self, *, serves: bool) -> None:
+        """Note whether the gateway answers, or refuses requests because it is ending."""
         self._door.serves = serves
 
     async def close(self, *, is_broken: bool) -> None:
+        """Accept no more, and give running requests `STOP_LIMIT_S` seconds. is_broken: break their answers off at once."""
         if self._dating is not None:
             self._dating.cancel()
         if self._server is None or not self._server.started:
             return
-        if is_broken:  # Running answers break off, so that no client takes a part for the whole.
+        if is_broken:  # The connections break, so that no client mistakes a part of an answer for the whole.
             for connection in list(self._server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
@@ -160,7 +163,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class _Events(h11.Connection):
-    """Parses a client's requests; a body of tiny chunks is an error."""
+    """Parses a client's requests. A body that comes in tiny chunks is an error."""
 
     _chunks = 0
     _bytes = 0
@@ -178,7 +181,7 @@ class _Events(h11.Connection):
 
 
 def _protocol(door: Door) -> type[H11Protocol]:
-    """The type of a gateway's connections, which share their counts."""
+    """The class of a gateway's connections, which together count the connections of each host."""
     most = most_connections()
     by_host: Counter[str] = Counter()
 
@@ -197,7 +200,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().connection_made(transport)
             host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
-                self.connections.discard(self)  # Connections that come with the closing one find its place free.
+                self.connections.discard(self)  # At once: connections that come in the same turn find its place free.
                 transport.abort()
                 return
             transport.max_size = READ_BYTES  # asyncio's name for the most bytes of one read.

@@ -1,4 +1,4 @@
-"""Turns, as chat has them, from the items of a response's input."""
+"""The items of a response's input become turns, as chat has them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from omnistage.gateway.messages import Turn
 from omnistage.gateway.responses_schema import ResponsesRequest
 
 KEYS = ("type", "role", "content", "id", "status", "phase")
+"""The keys that a message may have."""
 REASONING = "reasoning"
-"""Type of an item with the thoughts before an answer, which are no part of the conversation."""
+"""The type of an item with the thoughts before an answer; they are no part of the conversation."""
 REASONING_KEYS = ("type", "id", "status", "encrypted_content")
 THOUGHTS = {"summary": "summary_text", "content": "reasoning_text"}
-"""Lists of such an item, and the type of their parts."""
+"""The lists that such an item may have, and the type of the parts in each."""
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
 """By the type of a part: the key of its content. Except for texts, the key is also the type that chat gives the part."""
 
 
 def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
-    """The turns, and the client's name of each turn and its content by the client library's name. Raises ApiError."""
+    """The turns; and the client's name of each turn and of its content, by the client library's name, such as input[0] by
+    conversation[1]. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
     if asked.instructions:
@@ -36,7 +38,7 @@ def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
 
 
 def _check_reasoning(item: Mapping[str, Any], where: str) -> None:
-    """Raises ApiError if the item is not of the form of reasoning; its text is left out."""
+    """Raises ApiError if the item does not have the form of reasoning."""
     _check_known(item, (*REASONING_KEYS, *THOUGHTS), where)
     for name, kind in THOUGHTS.items():
         parts = item.get(name)
@@ -52,12 +54,14 @@ def _check_reasoning(item: Mapping[str, Any], where: str) -> None:
 
 
 def _check_known(item: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    """Raises ApiError for a key that is not among `keys`."""
     unknown = next((key for key in item if key not in keys), None)
     if unknown is not None:
         raise unrecognized(f"{where}.{unknown}"[:256])
 
 
 def _turn(item: Mapping[str, Any], where: str) -> Turn:
+    """The turn for a message item. Raises ApiError."""
     kind = item.get("type", "message")
     if kind != "message":
         raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
@@ -69,6 +73,7 @@ def _turn(item: Mapping[str, Any], where: str) -> Turn:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
+    """The part of a chat message for a part of an item. Raises ApiError."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in PARTS:
         raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")

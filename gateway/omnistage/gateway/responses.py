@@ -61,7 +61,8 @@ def routes(door: Door) -> APIRouter:
 async def _asked(
     door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]
 ) -> Events:
-    """The events of the answer, which has not begun."""
+    """The events of the answer; the router is asked when the first of them is read. names: the client's name of each turn, by
+    `conversation[i]`."""
     fetched = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], door.fetcher.of(visitor.account))
     options = door.options(
         visitor,
@@ -78,6 +79,7 @@ async def _asked(
 
 
 async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
+    """The response, once the answer is whole."""
     async with aclosing(events):
         async for event in events:
             making.take(event)
@@ -85,7 +87,7 @@ async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[s
 
 
 Changes = Iterator[tuple[str, dict[str, Any]]]
-"""Kinds of server-sent events, and the fields of each."""
+"""The kind of each server-sent event, and its fields."""
 
 
 def _reasoning_text(text: str) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def _reasoning_text(text: str) -> dict[str, Any]:
 
 
 class _Making:
-    """A response while it is made: one message with one text, and before it the thoughts, if there are any."""
+    """A response while it is made: one message with one text, and before it an item with the thoughts, if there are any."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
@@ -127,7 +129,7 @@ class _Making:
         return rows
 
     async def pieces(self, events: AsyncGenerator[Event, None]) -> Pieces:
-        """Yield server-sent events, numbered."""
+        """Yield numbered server-sent events, to the last one."""
         async with aclosing(events):
             async for one in events:
                 for kind, what in self._changes(one):
@@ -137,15 +139,16 @@ class _Making:
         yield self._event(f"response.{self._status}", response=self.response)
 
     def failed(self, failure: ApiError) -> bytes:
-        """The last event of a response that fails."""
+        """The last server-sent event of a response that fails."""
         self._failure = failure
         return self._event("response.failed", response=self.response)
 
     def _event(self, kind: str, **what: Any) -> bytes:
+        """One server-sent event with the next number."""
         return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
 
     def _changes(self, event: Event) -> Changes:
-        """The changes that the next event of the answer makes."""
+        """The events that the next event of the answer leads to."""
         if not self._has_begun:
             yield "response.created", {"response": self.response}
             yield "response.in_progress", {"response": self.response}
@@ -165,7 +168,7 @@ class _Making:
                 pass
 
     def _begin_answer(self) -> Changes:
-        """Begin the message if it has not begun; the thoughts are whole then."""
+        """Begin the message, unless it has begun; the thoughts are complete then."""
         if self._is_answering:
             return
         self._is_answering = True
@@ -174,6 +177,7 @@ class _Making:
         yield "response.content_part.added", {**self._place, "part": {**self._part, "text": "", "logprobs": []}}
 
     def _end_thought(self) -> Changes:
+        """Complete the item of the thoughts, if there are any."""
         if not self._thought:
             return
         yield "response.reasoning_text.done", {**self._thought_place, "text": "".join(self._thought)}
@@ -181,6 +185,7 @@ class _Making:
         yield "response.output_item.done", {"output_index": 0, "item": self._reasoning}
 
     def _end(self) -> Changes:
+        """Complete the item that is being made; the answer has ended."""
         if not self._has_message:
             yield from self._end_thought()
             return
@@ -191,20 +196,23 @@ class _Making:
 
     @property
     def _index(self) -> int:
-        """The index of the message among the items."""
+        """The index of the message among the output items."""
         return 1 if self._thought else 0
 
     @property
     def _place(self) -> dict[str, Any]:
+        """The fields that name the place of the text."""
         return {"item_id": self._item_name, "output_index": self._index, "content_index": 0}
 
     @property
     def _thought_place(self) -> dict[str, Any]:
+        """The fields that name the place of the thoughts."""
         return {"item_id": self._thought_name, "output_index": 0, "content_index": 0}
 
     @property
     def _has_message(self) -> bool:
-        """Whether there is a message: not before it begins, and never if the answer reached its most tokens while it thought."""
+        """Whether the response has a message. After thoughts it has none before the message begins, and never one if the answer reached
+        its most tokens while the model thought."""
         return not self._thought or self._is_answering or any(self._said) or self._status == "completed"
 
     @property

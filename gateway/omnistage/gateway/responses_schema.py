@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, few, refuse
 
 LOGPROBS = "message.output_text.logprobs"
-"""In `include`; its other values ask for things that no answer here has."""
+"""The value of `include` that asks for logprobs; other values ask for things that no answer here has."""
 
 
 MAX_INCLUDED = 32
@@ -17,11 +17,12 @@ MAX_METADATA = 16
 
 
 def _few(given: object) -> object:
+    """Refuse metadata with too many keys."""
     return few(given, MAX_METADATA)
 
 
 def _asked(given: object) -> object:
-    """Take a text for a user's message."""
+    """A text as a list with one message of the user; any other value as it is."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 

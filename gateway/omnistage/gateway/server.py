@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class GatewayServer:
-    """Serves as soon as it listens; /ready tells whether the router does too."""
+    """The gateway as `process.serve` runs it. It serves as soon as it listens; /ready tells whether the router does too."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -41,6 +41,7 @@ class GatewayServer:
         return ()
 
     async def drain(self, grace_s: float) -> None:
+        """Give running requests up to `grace_s` seconds to end, and cancel films that nobody reads."""
         try:
             async with asyncio.timeout(grace_s):
                 await self._door.jobs.end_unwatched()
@@ -49,7 +50,7 @@ class GatewayServer:
             log.warning("drain.cut", answers=self._door.running)
 
     def fail(self) -> None:
-        """Fail; the listener breaks off the running answers."""
+        """Nothing to do: the listener breaks off the running answers."""
 
     async def close(self) -> None:
         await self.lasting.close()
@@ -58,7 +59,7 @@ class GatewayServer:
 
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
     """Serve until told to stop. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
-    # They log every request that is no HTTP and every form that is none, so any client could fill the log; the guard logs failures.
+    # These loggers have a line for every request and form that cannot be parsed, so any client could fill the log; the guard logs failures.
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     metrics = GatewayMetrics()

@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 from omnistage.host.settings import ServerSettings
 
 Words = Annotated[tuple[str, ...], NoDecode]
-"""Comma-separated."""
+"""Words, comma-separated."""
 
 Pairs = Annotated[dict[str, str], NoDecode]
 """NAME=NAME, comma-separated."""
@@ -21,9 +21,10 @@ FILM_MODELS = ("sora-2", "sora-2-pro", "sora-2-2025-10-06", "sora-2-2025-12-08",
 VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 
 KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
-"""Names that have a meaning by default, by their setting."""
+"""Names that have a meaning by default, by their setting; an empty value: the router or the pipeline chooses."""
 
 NO_NAME = "-"
+"""The value that takes a known name away."""
 
 
 class GatewaySettings(ServerSettings):
@@ -103,6 +104,6 @@ class GatewaySettings(ServerSettings):
     @field_validator("model_names", "voice_names")
     @classmethod
     def _with_known(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """The known names with those of the setting: it adds names, changes them, or takes them away with an empty value."""
+        """The known names with those of the setting, which may add names, change them, or take them away."""
         assert info.field_name is not None
         return {name: to for name, to in {**KNOWN[info.field_name], **given}.items() if to != NO_NAME}

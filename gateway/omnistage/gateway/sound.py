@@ -43,12 +43,13 @@ LIGHT = (*RAW, "wav")
 OPUS_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
 AAC_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 PAGE_S = 0.1
-"""Seconds of sound in one page of Ogg: a listener waits for one page before hearing anything. libsndfile fills pages of a second."""
+"""Seconds of sound in one page of Ogg: a listener waits for a whole page before hearing anything. libsndfile would make pages of one
+second."""
 
 
 async def encode_sound(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
-    """Yield the bytes of a file, none of them empty, in place of an answer's sound; all other events stay as they are. form,
-    param: as in `new_encoder`."""
+    """Yield an answer's events, with pieces of a sound file, none of them empty, in place of its sound. form: the format's name. param:
+    as in `new_encoder`."""
     encoder: Encoder | None = None
     async with aclosing(events):
         async for event in events:
@@ -71,7 +72,7 @@ async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 
 class _Form(Protocol):
-    """Turns samples into bytes, which are a whole file wherever they end."""
+    """Turns samples into bytes, which can be played wherever they are broken off."""
 
     def encode(self, samples: Samples) -> bytes: ...
 
@@ -79,21 +80,23 @@ class _Form(Protocol):
 
 
 class Encoder:
-    """Turns samples into bytes, which are a file, or raw samples, wherever they end. Calls must come one after the other."""
+    """Turns samples into the bytes of a file, or raw samples; they can be played wherever they are broken off. Calls must come one after
+    the other. is_light: whether encoding takes almost no time."""
 
     def __init__(self, form: _Form, *, is_light: bool) -> None:
         self._form, self._is_light = form, is_light
 
     def encode(self, samples: Samples) -> bytes:
-        """The bytes by which float32 [n] lengthens the file; perhaps none yet. May use the processor for milliseconds."""
+        """The next bytes of the file, perhaps none yet. samples: float32 [n] or [n, channels], full scale 1. May use the processor for
+        milliseconds."""
         return self._form.encode(samples)
 
     def finish(self) -> bytes:
-        """The rest of the file."""
+        """The rest of the file, once no more sound comes."""
         return self._form.finish()
 
     def whole(self, samples: Samples) -> bytes:
-        """A file of all samples at once: its head holds its length."""
+        """The whole file of a sound that is complete: unlike the bytes of `encode`, it says its length at its beginning."""
         body = self._form.encode(samples) + self._form.finish()
         head = self._form.head if isinstance(self._form, SoundEncoder) else b""
         return head + body[len(head) :]
@@ -108,7 +111,8 @@ class Encoder:
 
 
 def check_format(name: str, sample_rate_hz: int, param: str) -> None:
-    """Raises ApiError if this format cannot be written here. sample_rate_hz: 0 if not known yet. param: the field that named the format."""
+    """Raises ApiError if this gateway cannot write the format. sample_rate_hz: 0 if not known yet. param: the field that named the
+    format."""
     if name not in MEDIA_TYPES:
         raise invalid(param, f"'{name[:64]}' is no format; give one of {', '.join(MEDIA_TYPES)}")
     form = LIBAV.get(name) or FORMATS.get(f".{name}")
@@ -120,8 +124,8 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
 
 
 def new_encoder(name: str, sample_rate_hz: int, param: str, channels: int = 1) -> Encoder:
-    """An encoder for the format of this name. Raw samples have one channel, the mean of all. param: the field that named the format. Raises
-    ApiError if the format cannot be made here."""
+    """An encoder for the format of this name. Raw samples get one channel, the mean of all. param: the field that named the format.
+    Raises ApiError if this gateway cannot write the format."""
     check_format(name, 0 if name in LIBAV else sample_rate_hz, param)
     form: _Form
     if name in RAW:
@@ -134,7 +138,7 @@ def new_encoder(name: str, sample_rate_hz: int, param: str, channels: int = 1) -
 
 
 class _Raw:
-    """16 bit, little-endian, mono."""
+    """Gives raw samples of 16 bit, little-endian, with one channel."""
 
     def encode(self, samples: Samples) -> bytes:
         return to_pcm16(samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32))
@@ -145,7 +149,8 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True)
 class _LibavForm:
-    """A kind of file that FFmpeg's libraries write. codec, container, options: in the libraries' words."""
+    """A kind of file that FFmpeg's libraries write. codec, container, options: in the libraries' words. bit_s: bits a second for each
+    channel. rates_hz: the sample rates that it can have."""
 
     name: str
     codec: str
@@ -170,11 +175,12 @@ LIBAV = {
     # Each frame describes itself (ADTS, ISO/IEC 13818-7), so a player can begin at any of them.
     "aac": _LibavForm("AAC", "aac", "adts", 64_000, AAC_RATES_HZ),
 }
+"""The formats that FFmpeg's libraries write, by name."""
 
 
 class _Libav:
-    """One file, at the rate of the samples, or at the highest rate of its format if it does not have that one. The library is loaded with
-    the first samples, on a thread: that takes a tenth of a second."""
+    """Writes one file with FFmpeg's libraries: at the rate of the samples, or at the highest rate of the format if it does not have that
+    one. The library is loaded with the first samples, on a thread, because that takes a tenth of a second."""
 
     def __init__(self, form: _LibavForm, sample_rate_hz: int, channels: int) -> None:
         self._form, self._rate_hz, self._channels = form, sample_rate_hz, channels
@@ -209,7 +215,7 @@ class _Libav:
 
 
 class _Sink:
-    """A file that is only written, and from which new bytes are taken away."""
+    """The file object that the library writes to; `taken` hands out the new bytes."""
 
     def __init__(self) -> None:
         self._new = bytearray()

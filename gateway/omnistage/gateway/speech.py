@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: a text is spoken."""
+"""POST /v1/audio/speech: speaks a text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS = fields_of(
 """The field of this interface, by the name that the client library and the stages use."""
 
 FIXED_RATE = (*RAW, "opus")
-"""Formats that are made at one rate, whatever the model's is: nothing in raw samples says the rate, and Opus has few rates."""
+"""Formats that are made at `RATE_HZ`, whatever the model's rate is: nothing in raw samples says the rate, and Opus has few rates."""
 
 
 class SpeechBody(Body):
@@ -80,7 +80,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """Yield an event for each piece of sound, and at the end the usage and the text that was not spoken."""
+    """Yield server-sent events: the pieces of the sound, and at the end the usage and the text that was not spoken."""
     async with aclosing(encode_sound(events, form, FORMAT)) as made:
         async for piece in made:
             if isinstance(piece, bytes):

@@ -38,6 +38,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _not_ready(door: Door) -> str:
+    """The reason why the gateway cannot answer now; empty if it can."""
     if not door.serves:
         return "it is ending"
     try:

@@ -1,4 +1,4 @@
-"""The texts of the sounds of the last hour: a client names a sound by its id in place of the words."""
+"""The texts of the sounds of the last hour: in a conversation a client may give the id of a sound in place of its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TRANSCRIPTS_BYTES = 16 << 20
 """Most bytes of all texts."""
 
 ENTRY_BYTES = 512
-"""Bytes that an entry counts for beside its text: they bound the number of empty ones too."""
+"""Bytes that an entry counts for in addition to its text: they bound the number of empty texts too."""
 
 
 class Transcripts:
@@ -18,9 +18,11 @@ class Transcripts:
         self._kept: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
 
     def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        """Keep a text. Returns its name, and until when it is kept, as Unix time. name: where the name had to be known before."""
+        """Keep a text for the client `who`. Returns its name, and until when it is kept, as Unix time. name: its name if that was given
+        out before; empty: a new one."""
         return self._kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, who: str, name: str) -> str | None:
+        """The text of this name; None if it is gone, or was not kept for this client."""
         found = self._kept.get(name)
         return found[1] if found is not None and found[0] == who else None

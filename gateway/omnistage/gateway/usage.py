@@ -1,4 +1,4 @@
-"""The cost of an answer, in tokens."""
+"""The cost of an answer in tokens, in the shapes of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TALKER, ALIGNMENT = "talker", "alignment"
 
 
 def audio_tokens(usage: Usage) -> int:
-    """Tokens of speech: the frames that the Talker gave, as codes or as features. Its port `alignment`, which says when words are spoken,
-    has none."""
+    """Tokens of speech: the frames that the Talker gave, as codes or as features. Its port `alignment`, which says when words are
+    spoken, is not counted."""
     items = (report.output_items for report in usage.stages if report.stage == TALKER)
     return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
 
@@ -50,14 +50,14 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 
 def speech_usage(usage: Usage) -> dict[str, int]:
-    """The usage of a spoken text. input_tokens: those of the text, as the model cut it."""
+    """The usage of a spoken text. input_tokens are the tokens of the text, as the model cut it."""
     read, spoken = usage.completion_tokens or 0, audio_tokens(usage)
     return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
-    """The usage of pictures. A picture has no tokens; the prompt has them if the model counts them. None: another event carries the
-    usage."""
+    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None: another event carries
+    the numbers, and these are 0."""
     read = (usage.prompt_tokens if usage else None) or 0
     return {
         "input_tokens": read,
