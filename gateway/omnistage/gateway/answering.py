@@ -136,6 +136,7 @@ class StreamedResponse(Response):
             await self.pieces.aclose()
 
     async def _send(self, send: Send) -> None:
+        """Send the head of the response, every piece, and the end."""
         # A response of unknown length has no Content-Length.
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})

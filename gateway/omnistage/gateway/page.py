@@ -92,6 +92,7 @@ def _read(name: str, media_type: str) -> _PageFile:
 
 
 def _answer(request: Request, file: _PageFile) -> Response:
+    """The response with a file; 304 without it if the browser has it already."""
     # The worker is a file below /page, and must be allowed to answer for the page at /.
     headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]

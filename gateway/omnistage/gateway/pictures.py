@@ -202,6 +202,7 @@ def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -
 
 
 def _entry(picture: Picture, asked: PictureRequest, keep: Keep | None) -> dict[str, Any]:
+    """The fields of one picture in the response; `keep`: as in `_response`."""
     shown = {"b64_json": base64.b64encode(picture.data).decode()} if keep is None else {"url": keep(picture)}
     return {**shown, **({"layer": picture.layer} if asked.layers else {})}
 
@@ -242,6 +243,7 @@ async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, ma
 
 
 def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
+    """The event of a finished picture. usage: of all pictures, in the last event."""
     return _event(f"{made}.completed", {**_shown(picture, asked), "usage": picture_usage(usage)})
 
 

@@ -197,6 +197,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self.conn = _Events(h11.SERVER, HEAD_BYTES)
 
         def connection_made(self, transport: Any) -> None:
+            """Count the connection and start its time limit; abort it if there are too many connections."""
             super().connection_made(transport)
             host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
@@ -211,6 +212,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self._watch_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            """Stop the timers, and count the connection no more."""
             for timer in (self._head, self._unread):
                 if timer is not None:
                     timer.cancel()

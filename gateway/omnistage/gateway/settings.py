@@ -92,11 +92,13 @@ class GatewaySettings(ServerSettings):
     @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", "media_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
+        """The words of a comma-separated text."""
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("model_names", "voice_names", mode="before")
     @classmethod
     def _pairs(cls, value: object) -> object:
+        """The names and values of a comma-separated text of NAME=VALUE."""
         if not isinstance(value, str):
             return value
         return {name.strip(): to.strip() for name, _, to in (part.partition("=") for part in value.split(",") if part.strip())}

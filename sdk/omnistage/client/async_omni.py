@@ -317,6 +317,7 @@ class AsyncOmni:
         return await self._connection.connect(min(limit.left_s, self._connection.connect_timeout_s), self._api_key), limit
 
     async def _whole(self, asked: requests.Request) -> Answer:
+        """The whole answer to a request."""
         async with aclosing(self._events(asked, is_whole=True)) as events:
             return await collect(events)
 

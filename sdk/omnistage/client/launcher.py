@@ -114,6 +114,7 @@ class Launcher:
             self._kept.discard(self)
 
     def _forget_if_over(self) -> None:
+        """Let go of a launcher whose process has ended."""
         if self._process.poll() is not None:
             self.cut()
             self._kept.discard(self)

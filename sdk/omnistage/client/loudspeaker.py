@@ -100,6 +100,7 @@ class _Player:
     tail_s: float = 0.0
 
     def installed(self) -> Loudspeaker | None:
+        """The program as a loudspeaker; None if it is not installed."""
         path = shutil.which(self.name)
         return Loudspeaker(self.name, (path, *self.options.split()), self.tail_s) if path else None
 

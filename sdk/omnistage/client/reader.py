@@ -203,6 +203,7 @@ class Reader:
         raise ProtocolError(f"port {chunk.port}: this client cannot read {payload}; ask for other outputs")
 
     def _take_text(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> TextDelta | ThoughtDelta | None:
+        """The event of a piece of text or thought; the sizes of texts are noted for the figures."""
         if chunk.text.HasField("thought"):
             self._thought_tokens += chunk.count
             return _said(ThoughtDelta, chunk.text.thought, chunk, arrival_s)
@@ -212,6 +213,8 @@ class Reader:
         return _said(TextDelta, text, chunk, arrival_s)
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
+        """The event of a piece of sound, which is noted for the figures; None for an empty chunk. Raises ProtocolError if rate or
+        channels change."""
         rate_hz = chunk.audio.sample_rate_hz
         samples = _decode(chunk)
         if not len(samples):
@@ -229,6 +232,7 @@ class Reader:
         return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, told)
 
     def _take_alignment(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Alignment | None:
+        """The event of spoken words; None for an empty chunk. Raises ProtocolError."""
         words = chunk.alignment.words
         if len(words) != chunk.count:
             raise ProtocolError(f"port {chunk.port}: {len(words)} words are not {chunk.count}")
@@ -369,6 +373,7 @@ def _failover(failover: stage_pb2.Failover, arrival_s: float) -> Failover:
 
 
 def _usage(usage: omni_pb2.Usage, completion_tokens: int | None, thought_tokens: int) -> Usage:
+    """The account as the client shows it. completion_tokens, thought_tokens: as this client counted them."""
     return Usage(
         stages=tuple(_report(report) for report in usage.stages),
         queued_s=_seconds(usage.queued),

@@ -171,6 +171,7 @@ class Routers:
         return True
 
     def _channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to an address, made when it is first needed. Raises ClosedError."""
         if self._closed:
             raise ClosedError("this client is closed")
         if address not in self._channels:

@@ -161,6 +161,7 @@ class _File:
             self._open.close()
 
     def _read(self, size: int) -> bytes:
+        """The next `size` bytes. Raises BadRequestError if the file cannot be read, or got shorter."""
         source = self._upload.source
         if isinstance(source, bytes):
             return source[self._at : self._at + size]

@@ -1,11 +1,11 @@
 // The gateway's interface: JSON, and server-sent events.
 
 const MOST_CHARACTERS = 64 * 1024 * 1024; // The most characters of one event: a large picture.
-const PASSING = [408, 429, 502, 503, 504]; // Statuses of what passes,
-const AGAIN_S = 3; // and when to ask again where that is not said.
+const PASSING = [408, 429, 502, 503, 504]; // Statuses of failures that pass with time.
+const AGAIN_S = 3; // Seconds after which to ask again, if such a failure does not say when.
 
-/** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. isTooMuch: a shorter conversation
- * may succeed. */
+/** A request failed. hint: what to do. retryAfterS: seconds after which to ask again; null: asking again does not help. isTooMuch: a
+ * shorter conversation may succeed. */
 export class Failure extends Error {
   constructor(message, { hint = "", retryAfterS = null, isTooMuch = false } = {}) {
     super(message);
@@ -49,7 +49,7 @@ async function checked(response) {
   const otherwise = PASSING.includes(status) ? AGAIN_S : null;
   const body = await ofJson(response).catch((error) => {
     if (error.name === "AbortError") throw error;
-    return null; // The body came from something in between, such as HTML.
+    return null; // A proxy in between answered, with HTML for example.
   });
   throw ofError(body?.error ?? `The gateway answered with status ${status}.`, Number.isNaN(after) ? otherwise : after, status);
 }
@@ -113,7 +113,7 @@ export async function* stream(path, body, key, signal) {
   const response = await posted(path, body, key, signal);
   if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw strange("it is no stream of events");
   for await (const event of told(response.body)) {
-    if (event.text === "[DONE]") continue; // Its connection ends by itself: who leaves now would cancel it.
+    if (event.text === "[DONE]") continue; // The connection ends by itself: to leave now would cancel the answer.
     const data = ofEvent(event.text);
     if (data.error) throw ofError(data.error, data.error.type === "server_error" ? AGAIN_S : null);
     yield { name: event.name, data };

@@ -9,7 +9,7 @@ import { curl, python } from "./snippet.js";
 import { Shown, add, clearThread, showFailure, newQuestion } from "./thread.js";
 import { Timeline } from "./timeline.js";
 
-const LOOK_MS = 3000; // Between two looks for models, while there are none.
+const LOOK_MS = 3000; // Between two questions for the models, while none is ready.
 const IDEAS = {
   talk: ["How do plants make food?", "Why is the sky blue?", "What is photosynthesis?"],
   draw: ["A red circle on blue.", "A green square on white.", "A yellow triangle on black."],
@@ -31,7 +31,7 @@ let turns = kept.turns();
 let looking = 0;
 let running = null; // The answer that is being made: {control, turn, made}.
 let last = null; // The last request.
-let playedShown = null; // The answer that is being heard is that of the timeline.
+let playedShown = null; // The answer that is played, if the timeline shows it.
 
 // Choices --------------------------------------------------------------------------------------------------------------------------------
 
@@ -128,13 +128,13 @@ async function ask(text) {
   await run({ turn, chosen, isSpoken, request, question: newQuestion(turn), shown: null });
 }
 
-/** The turns that the model gets with this one: no drawings, no turns that no longer fit, and no questions without an answer. */
+/** The turns that the model gets, the last of which is `turn`: no drawings, no turns that no longer fit, and no questions without an answer. */
 function toldOf(turn) {
   return turns.filter((one) => one === turn || (one.answer && !one.isDrawn && !one.isLeftOut));
 }
 
-/** The events of an answer. If the model finds the conversation too long, it is asked again without the oldest turns: first one, then two,
- * four. These are left out from then on. */
+/** The events of an answer. If the conversation is too long for the model, it is asked again without the oldest turns: without one, then
+ * two, then four, and so on. These turns are left out from then on. */
 async function* answered({ turn, request }, shown, signal) {
   const told = turn.isDrawn ? [turn] : toldOf(turn);
   let first = null;
@@ -179,7 +179,7 @@ async function run(asked) {
     add(question);
     asked.shown = shown = new Shown();
     player.stop();
-    if (isSpoken) player.open(); // In the click: see there.
+    if (isSpoken) player.open(); // Still in the user's click, as `open` needs it.
     playedShown = shown;
     timeline.begin(chosen.stages);
     showRunning(true);
@@ -283,7 +283,7 @@ function keep(some) {
 
 function forget() {
   turns = [];
-  last = null; // It holds the conversation.
+  last = null; // The request holds the conversation.
   stop();
   clearThread();
 }

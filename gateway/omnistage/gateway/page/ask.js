@@ -6,9 +6,9 @@ import { Failure, drop, get, pieces, post, strange, stream } from "./api.js";
 
 const CHAT = "v1/chat/completions", DRAW = "v1/images/generations", EDIT = "v1/images/edits", MODELS = "v1/models";
 const FILM = "v1/videos", SOUND = "v1/audio/generate";
-const LOOK_MS = 300; // Between two looks at a film that nobody can see yet.
+const LOOK_MS = 300; // Between two questions for the state of a film that has no bytes yet.
 const WAV_HEAD = 44;
-const DEFAULT_VOICE = "alloy"; // The gateway gives it the pipeline's own.
+const DEFAULT_VOICE = "alloy"; // For this name the gateway takes the pipeline's default voice.
 const PREVIEWS = 3;
 const MOST_AGAIN = 8 * 1024 * 1024; // Characters of pictures that are sent again.
 
@@ -20,8 +20,8 @@ export async function served(key) {
   return all;
 }
 
-/** The request of a conversation. turns: the answered ones, and last the question. unsent: how many pictures of earlier turns are not sent;
- * the newest are sent again, as far as there is room. */
+/** The request of a conversation. turns: the answered ones, and last the question. The newest pictures of earlier turns are sent again, as
+ * far as there is room; unsent, in the result: how many are not. */
 export function chatRequest({ id, inputs }, turns, { isSpoken, voice, speed, seed }) {
   const asked = turns.at(-1), messages = [];
   let room = MOST_AGAIN, unsent = 0;

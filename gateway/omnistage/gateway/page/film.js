@@ -21,7 +21,7 @@ export class GrowingFilm {
 
   begin(mediaType) {
     this.mediaType = mediaType.split(";")[0].trim();
-    // Without the names of its codecs a browser takes no film in pieces.
+    // A browser takes a film in pieces only if it is told the codecs.
     if (!mediaType.includes("codecs") || !("MediaSource" in window) || !MediaSource.isTypeSupported(mediaType)) return;
     this.source = new MediaSource();
     this.source.addEventListener("sourceopen", () => this.open(mediaType), { once: true });
@@ -42,7 +42,7 @@ export class GrowingFilm {
     else if (this.isWhole) this.source.endOfStream();
   }
 
-  /** Give the browser the next piece. If a long film is more than the browser keeps in pieces, it is shown from a whole file at the end. */
+  /** Give the browser the next piece. A film with more bytes than the browser keeps in pieces is shown from the whole file at the end. */
   append() {
     try {
       this.buffer.appendBuffer(this.waiting[0]);

@@ -3,7 +3,7 @@
 const TURNS = "omnistage.turns", CHOICES = "omnistage.choices", KEY = "omnistage.key";
 export const MOST_TURNS = 100;
 const MOST_CHARACTERS = 2_000_000; // Browsers give a page about five million.
-const MOST_PICTURE = 400_000; // Characters of one.
+const MOST_PICTURE = 400_000; // Characters of one picture.
 
 /** A store of the browser; if the browser lets this page keep nothing, one that lasts as long as the page. */
 function store(name) {
@@ -69,7 +69,7 @@ export const dropTurns = () => lasting.removeItem(TURNS);
 
 /** Forget the conversation, in other tabs too. */
 export function forgetTurns() {
-  dropTurns(); // It makes the room for what follows.
+  dropTurns(); // First: it makes room for the note that follows.
   write(TURNS, "[]");
 }
 

@@ -1,7 +1,7 @@
 // Plays sound as it comes: with an AudioWorklet, or, if the browser has none, with sources that are scheduled one after the other.
 
-const LEAD_S = 0.02; // So far ahead a first source is scheduled,
-const LATE_S = 0.2; // and one before which the sound ran dry: one gap is better than many.
+const LEAD_S = 0.02; // Seconds ahead at which the first source is scheduled.
+const LATE_S = 0.2; // The same for a source before which the sound ran dry: one long gap is better than many.
 const USUAL_RATE_HZ = 24000;
 
 /** Plays one answer at a time. heard: called with {played, underruns, isOver} as sound is played. hasNoWorklet: called if no worklet could
@@ -20,7 +20,7 @@ export class Player {
     return "AudioWorkletNode" in window && window.isSecureContext;
   }
 
-  /** Call it in the click that asks: browsers let nothing else begin with sound. */
+  /** Prepare to play. Call it in the user's click: browsers let a page begin with sound only there. */
   open(rateHz = USUAL_RATE_HZ) {
     if (this.context?.sampleRate !== rateHz) {
       this.context?.close();
@@ -41,7 +41,7 @@ export class Player {
     return new LoadedSink(loaded);
   }
 
-  /** Begin a new sound. prebufferS: it waits so long after its first samples, or until it is whole. */
+  /** Begin a new sound. prebufferS: seconds that it waits after its first samples, unless it is whole before. */
   begin(rateHz, prebufferS) {
     this.stop();
     this.open(rateHz);
@@ -148,7 +148,7 @@ class ScheduledSink {
     this.sources.clear();
     this.turn = turn;
     this.waiting = [];
-    this.until = null; // When what is scheduled ends.
+    this.until = null; // When the last scheduled source ends.
     this.played = this.underruns = 0;
     this.runs = this.isWhole = false;
   }

@@ -1,7 +1,7 @@
 // Runs on the audio thread: plays chunks of samples one after the other, and reports how far it is.
 
 const REPORT_BLOCKS = 8; // Between two reports: 43 ms at 24 kHz.
-const HELD_S = 0.2; // So much is held before it goes on where it ran dry: one gap is better than many.
+const HELD_S = 0.2; // Seconds of sound to collect after it ran dry, before it goes on: one long gap is better than many.
 
 class Ring extends AudioWorkletProcessor {
   constructor() {
@@ -13,7 +13,7 @@ class Ring extends AudioWorkletProcessor {
   clear(turn) {
     this.turn = turn;
     this.chunks = [];
-    this.at = 0; // In chunks[0].
+    this.at = 0; // The next sample in chunks[0].
     this.held = 0; // Samples that wait.
     this.played = 0;
     this.underruns = 0;

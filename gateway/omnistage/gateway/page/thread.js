@@ -49,7 +49,7 @@ export class Shown {
     this.unsaid = this.unsaid.slice(length);
   }
 
-  /** A preview replaces the one before it; so does the picture that they became. */
+  /** Show a preview or a finished picture: it replaces the preview before it. */
   setPicture(uri, isPreview, prompt) {
     this.pending ??= this.images.appendChild(make("img", {}));
     Object.assign(this.pending, { src: uri, alt: `${isPreview ? "Preview of" : "Drawing of"} ${prompt}`, className: isPreview ? "preview" : "whole" });
@@ -151,7 +151,7 @@ export function add(article) {
   follow();
 }
 
-const NEAR = 160; // Pixels from the end: who sees that far looks at it.
+const NEAR = 160; // Pixels: a user who is no further from the end looks at it.
 const thread = byId("thread");
 let isFollowing = true;
 let reached = 0;
@@ -163,7 +163,7 @@ thread.addEventListener("scroll", () => {
   else if (isUp) isFollowing = false;
 });
 
-/** Keep the end in sight if the user looks at it, even behind a picture that is higher than the window. */
+/** Keep the end in sight if the user looks at it, even after a picture that is higher than the window. */
 function follow() {
   if (isFollowing) thread.scrollTop = thread.scrollHeight;
 }

@@ -1,14 +1,14 @@
-// Which stage worked when: a lane for each stage, which moves as output arrives, and is completed by the stages' own accounts.
+// Shows which stage worked when: a lane for each stage, which grows as output arrives, and is completed by the stages' own accounts.
 
 import { byId, make, seconds } from "./elements.js";
 
 const NAMES = { thinker: "Thinker", talker: "Talker", code2wav: "Code2Wav", diffusion: "Diffusion" };
 const LANE = 30, BAR = 16, AXIS = 22, TOP = 6, TICK = 2;
-const LONGEST = 1.8; // Times the work.
+const LONGEST = 1.8; // The time axis is at most so many times as long as the work.
 const MOST_MARKS = 4000; // On one lane; a screen has fewer columns.
 const TICKS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600];
 
-/** The lane of each kind of output; if a chain has no such stage, its last one. */
+/** The lane of each kind of output; if a chain has no such stage, the lane of its last stage. */
 const MAKER = { text: "thinker", sound: "code2wav", picture: "diffusion" };
 
 export class Timeline {
@@ -23,8 +23,8 @@ export class Timeline {
 
   reset() {
     this.lanes = new Map(this.stages.map((stage) => [stage, { marks: [], account: null, lost: [] }]));
-    this.begun = null; // performance.now() / 1000, when it was asked.
-    this.ended = null; // All other times are seconds after that.
+    this.begun = null; // performance.now() / 1000 when the question was asked.
+    this.ended = null; // Seconds after `begun`, as all other times.
     this.text = { first: null, last: null, pieces: 0, characters: 0 };
     this.sound = { first: null, last: null, received: 0, heard: null, played: 0, underruns: 0 };
     this.pictures = { first: null, last: null, previews: 0, whole: 0, done: 0, total: 0, film: 0, isPercent: false };
@@ -101,8 +101,8 @@ export class Timeline {
     this.run();
   }
 
-  /** The stages' own accounts. Their clock began when the chain was opened, which this page does not see: it takes the latest moment at which
-   * nothing arrives before it was made. */
+  /** The stages' own accounts. Their times count from the opening of the chain, which this page does not see: it takes the latest moment for
+   * which no output arrives before it was made. */
   gotAccounts({ queued_s: queued, stages }) {
     const arrivals = { thinker: this.text, code2wav: this.sound, diffusion: this.pictures };
     const latest = stages.flatMap(({ stage, first_output_s: first, total_s: total }) => {
@@ -121,7 +121,7 @@ export class Timeline {
     this.run();
   }
 
-  /** [name, what it is, value], for one that speaks or draws. */
+  /** The figures of an answer that speaks or draws: [name, what it is, value]. */
   get figures() {
     const { text, sound, pictures } = this;
     if (this.isDrawing) {

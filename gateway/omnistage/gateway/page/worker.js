@@ -35,7 +35,7 @@ async function newest(event) {
   }
 }
 
-/** Keep files, and return whether they are kept: on a full disk the page works as well without. */
+/** Keep files, and return whether they are kept: on a full disk they are not, and the page works all the same. */
 async function tryToKeep(keep) {
   try {
     await keep(await caches.open(STORE));
