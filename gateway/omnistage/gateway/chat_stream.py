@@ -123,6 +123,6 @@ class _Choice:
         return [*([self._data(rest)] if rest else []), {**self.first(), "audio": {"expires_at": expires_at}}]
 
     def _data(self, data: bytes) -> dict[str, Any]:
-        """The fields of encoded bytes of sound."""
+        """The delta that carries these encoded bytes of sound."""
         first = self.first()
         return {**first, "audio": {**first.get("audio", {}), "data": base64.b64encode(data).decode()}}

@@ -105,7 +105,7 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove films that were begun, and files that belong to no job."""
+        """Remove the files of films that were not finished, and files that belong to no job."""
         known = {job.id for job in self.jobs()}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")

@@ -135,7 +135,8 @@ class HttpGuard:
         )
 
     def _check(self, request: Request) -> None:
-        """Raises ApiError if a page of another host sent the request, or the gateway cannot take it now."""
+        """Raises ApiError if the headers are too large or name two lengths, if the request is for another host or from another host's
+        page, or if the gateway is ending."""
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:

@@ -244,7 +244,7 @@ class _Making:
 
     @property
     def response(self) -> dict[str, Any]:
-        """The response as far as it is made."""
+        """The response in its present state, as the client sees it."""
         asked, status = self._asked, self._status
         form = asked.text.format.model_dump(by_alias=True, exclude_none=True) if asked.text and asked.text.format else {"type": "text"}
         return {

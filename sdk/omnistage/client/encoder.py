@@ -214,6 +214,7 @@ class _Sink:
         return new
 
     def write(self, data: Any) -> int:
+        """Write at the present place. Only bytes beyond the old end count as new; earlier ones are corrections, which `head` takes."""
         written = bytes(data)
         self._new += written[max(self._size - self._place, 0) :]
         if self._place < HEAD_BYTES:

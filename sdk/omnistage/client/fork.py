@@ -55,7 +55,7 @@ def _in_child() -> None:
     if _process.uses_grpc:
         _process.is_child_of_user = True
     for connected in list(_process.connected):
-        # A reference that nothing ever gives back: a container would give it back when the interpreter ends.
+        # One reference too many, so the object is never freed; a list that held it would be emptied when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
 
 

@@ -26,7 +26,7 @@ class ApiKey:
     __slots__ = ("_secret",)
 
     def __init__(self, secret: str, called: str = "api_key") -> None:
-        """called: the caller's name for the key."""
+        """called: the caller's name for the key, for errors."""
         if not isinstance(secret, str) or not secret:
             raise BadRequestError.of(called, f"is {'empty' if secret == '' else 'no text'}; give the key that you were given, or none")
         if len(secret) > MAX_CHARACTERS:

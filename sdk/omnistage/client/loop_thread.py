@@ -36,8 +36,8 @@ class LoopThread:
     def __init__(self) -> None:
         """Raises OSError if this process cannot have another thread or loop."""
         started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = futures.Future()
-        self._waiting: set[futures.Future[Any]] = set()
-        self._detached: set[asyncio.Task[Any]] = set()
+        self._waiting: set[futures.Future[Any]] = set()  # of the callers in `run`
+        self._detached: set[asyncio.Task[Any]] = set()  # kept, because the loop alone does not keep its tasks
         self._thread = threading.Thread(target=self._work, args=(started,), name="omnistage-client", daemon=True)
         self._thread.start()
         self._loop, self._stop = started.result()

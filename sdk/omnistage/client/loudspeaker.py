@@ -105,7 +105,7 @@ class _Player:
         return Loudspeaker(self.name, (path, *self.options.split()), self.tail_s) if path else None
 
     def trouble(self, loudspeaker: Loudspeaker) -> str:
-        """Why it cannot play here; empty if it can."""
+        """The reason why it cannot play here; empty if it can. loudspeaker: the program as `installed` gives it."""
         if not self.reachable():
             return "there is no such server here"
         try:

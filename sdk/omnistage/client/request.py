@@ -228,7 +228,7 @@ def _by_name(images: Images, audios: Audios, videos: Videos) -> dict[str, object
 
 
 def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
-    """turns: the role and the parts of each."""
+    """A request of these turns; its media are not read yet. turns: the role and the parts of each."""
     request, unread = omni_pb2.GenerateRequest(), list[Unread]()
     for role, parts in turns:
         message = request.thinker.messages.add(role=role)

@@ -139,7 +139,7 @@ class Routers:
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
     async def _is_unknown(self, address: str) -> bool:
-        """Whether no name service knows the host now, nor did before."""
+        """Whether no name service knows the host now, or ever did before."""
         if address in self._resolved:
             return False
         if await is_unknown(address):
