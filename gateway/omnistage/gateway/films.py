@@ -34,6 +34,7 @@ NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "g
 """Options whose ranges the client library checks."""
 
 RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
+"""The first and the last byte of a range; either may be empty."""
 
 AUTO = "auto"
 """Shown as size or length while the model chooses them; a whole film shows its own."""
@@ -46,6 +47,7 @@ FILE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
+"""Headers of a film's file: a browser keeps no copy, and runs nothing that is inside it."""
 
 
 def routes(door: Door) -> APIRouter:

@@ -60,6 +60,7 @@ SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
 """Headers of an answer that a page of an allowed origin may read."""
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names of this machine, by which a gateway on a loopback address may be called."""
 
 
 BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal")

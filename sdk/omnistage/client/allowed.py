@@ -45,7 +45,7 @@ def fault_of_stages(annotation: Any, value: object) -> str:
 
 
 def _kinds(kind: Any) -> Sequence[Any]:
-    """The types of a union; of any other type, itself."""
+    """The types in a union; any other type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 

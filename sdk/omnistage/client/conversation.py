@@ -160,6 +160,7 @@ def _medium(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 
 def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    """A film, which the model also hears if the part says `use_audio`."""
     source, use_audio = item[kind], item.get("use_audio")
     if use_audio is not None:
         if not isinstance(use_audio, bool) or isinstance(source, Video):
@@ -169,6 +170,7 @@ def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 
 def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    """A medium by a data: URL, which stands alone or in a mapping, as OpenAI's clients send it."""
     url = item[kind]
     if isinstance(url, Mapping):
         _check_keys(url, ("url", "detail"), where)
@@ -181,6 +183,7 @@ def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 
 def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    """A sound in base64, or by a data: URL."""
     sound = item[kind]
     if not isinstance(sound, Mapping):
         raise BadRequestError.of(where, "must be a dict with data, the sound in base64")

@@ -40,7 +40,7 @@ def check() -> None:
 
 
 def is_child_of_user() -> bool:
-    """True if `check` raises."""
+    """Whether this process was forked from one that had used gRPC: then `check` raises."""
     return _process.is_child_of_user
 
 

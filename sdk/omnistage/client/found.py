@@ -71,6 +71,7 @@ _TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("000000
 """Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
 
 _LISTEN, _ESTABLISHED = "0A", "01"
+"""States of a socket in these tables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from omnistage.client.wav import wav_bytes
 from omnistage.v1 import stage_pb2
 
 KINDS = {"image": "picture", "audio": "sound", "video": "film"}
+"""The words of errors for the kinds of media."""
 
 FIRST_BYTE_LIMIT_S = 60.0
 """Seconds to wait until somebody writes into a pipe that is given as a file."""

@@ -32,8 +32,10 @@ OPTION_OF = {
 """The option that sets a field of the contract, if their names differ."""
 
 _PLACE = re.compile(r"\{([a-z_0-9]+)(?:=([^{}]*))?\}")
+"""A place in a hint: {NAME} or {NAME=VALUE}."""
 _QUOTED = re.compile(r"""('[^']*'|"[^"]*")""")
 _NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/-]|\.\w)")
+"""A name with an underscore in a message, with the names of stages before it if there are some: talker.max_frames."""
 
 
 def rename_field(field: str, names: Mapping[str, str]) -> str:
