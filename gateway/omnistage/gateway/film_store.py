@@ -121,9 +121,9 @@ class Store:
     def put(self, job: FilmJob) -> None:
         """Store a job's present state. Raises sqlite3.Error."""
         row = (job.id, job.status, json.dumps(asdict(job)))
-        told = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
+        or_update = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
         with self._lock:
-            self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {told}", row)
+            self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {or_update}", row)
 
     def put_new(self, job: FilmJob, picture: bytes | None) -> None:
         """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""

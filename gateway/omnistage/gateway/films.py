@@ -212,8 +212,8 @@ def check_range(request: Request, size: int) -> None:
     if not all(part and (part[1] or part[2]) and not (part[1] and part[2] and int(part[1]) > int(part[2])) for part in parts):
         raise invalid("Range", f"{asked[:64]!r} is no range of bytes, such as bytes=0-1023")
     if any(part and part[1] and int(part[1]) >= size for part in parts):
-        told = {"Content-Range": f"bytes */{size}"}
-        raise ApiError(416, f"the file has {size} bytes, and none in {asked[:64]!r}", param="Range", code="no_such_range", headers=told)
+        headers = {"Content-Range": f"bytes */{size}"}
+        raise ApiError(416, f"the file has {size} bytes, and none in {asked[:64]!r}", param="Range", code="no_such_range", headers=headers)
 
 
 def _shown(door: Door, job: FilmJob) -> dict[str, Any]:

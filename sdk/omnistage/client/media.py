@@ -147,7 +147,7 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
         size, head = len(found), found[:LOOK_BYTES]
     elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
         found, name, told_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
-        size, head = _told(where, str(found), partial(_look, found))
+        size, head = _read_or_refuse(where, str(found), partial(_look, found))
     else:
         size = 0
     if size <= LEAST_BYTES:
@@ -175,12 +175,12 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
     if isinstance(source, str | PathLike):
         _checked_path(source, where)
         path = Path(source)
-        data = _told(where, str(path), lambda: _read_path(path, where))
+        data = _read_or_refuse(where, str(path), lambda: _read_path(path, where))
         return data, f"{path} ", mimetypes.guess_type(path.name)[0]
-    if kind == "audio" and (sound := _sound(source, where)) is not None:
+    if kind == "audio" and (sound := _wav_of(source, where)) is not None:
         return sound, "", "audio/wav"
     if kind == "image" and hasattr(source, "save"):
-        return _drawn(source, where), "", "image/png"
+        return _picture_file(source, where), "", "image/png"
     if hasattr(source, "read"):
         return _read_file(source, where)
     what = "an array" if isinstance(source, np.ndarray) else "None" if source is None else type(source).__name__
@@ -216,7 +216,7 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
     """Read a file from its present position to its end; it stays open."""
     name = getattr(source, "name", None)
     name = fspath(name) if isinstance(name, str | PathLike) else ""
-    data = _told(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
+    data = _read_or_refuse(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
     return data, f"{name} " if name else "", mimetypes.guess_type(name)[0]
 
 
@@ -240,7 +240,7 @@ def _checked_path(path: str | PathLike[str], where: str) -> None:
         raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
 
 
-def _told(where: str, name: str, read: Callable[[], T]) -> T:
+def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
     """Return the result of `read`. name: of the file, for the error. Raises BadRequestError if the system or the file itself refuses."""
     try:
         return read()
@@ -272,7 +272,7 @@ def of_base64(text: object, where: str) -> bytes:
         raise BadRequestError.of(where, f"is not base64: {error}") from None
 
 
-def _sound(source: object, where: str) -> bytes | None:
+def _wav_of(source: object, where: str) -> bytes | None:
     """A WAV file of samples with their rate; None for any other source."""
     if isinstance(source, Audio):
         source = (source.samples, source.sample_rate)
@@ -324,7 +324,7 @@ def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
     return samples
 
 
-def _drawn(image: Any, where: str) -> bytes:
+def _picture_file(image: Any, where: str) -> bytes:
     """Write a Pillow image as a file with every pixel unchanged: PNG with little compression, for speed, or TIFF for modes that PNG
     lacks. The orientation in its EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
     file = io.BytesIO()

@@ -51,7 +51,7 @@ class PlayerProcess:
         self._dry_at = 0.0  # time.monotonic() at which, in real time, all written sound has been played
         self._meter: int | None = None  # descriptor of a read end of the pipe, from `finish` on
         try:
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         except OSError as error:
             raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
         try:
@@ -61,13 +61,13 @@ class PlayerProcess:
                     loudspeaker.command(sample_rate_hz),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
-                    stderr=self._said,
+                    stderr=self._stderr,
                     bufsize=0,
                     start_new_session=True,  # Ctrl-C in the terminal is for this program, which then also decides about the sound
                 )
                 self._running.add(self)
         except OSError as error:
-            self._said.close()
+            self._stderr.close()
             raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
@@ -129,7 +129,7 @@ class PlayerProcess:
             if self._meter is not None:
                 os.close(self._meter)
                 self._meter = None
-        self._said.close()
+        self._stderr.close()
         try:
             self._process.wait(STALL_S)
         except subprocess.TimeoutExpired:
@@ -158,8 +158,8 @@ class PlayerProcess:
             code = self._process.wait(STALL_S)
         except subprocess.TimeoutExpired:
             return ""
-        self._said.seek(max(self._said.seek(0, os.SEEK_END) - SAID_BYTES, 0))
-        said = reason(self._said.read().decode(errors="replace"), self._name)
+        self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
+        said = reason(self._stderr.read().decode(errors="replace"), self._name)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         return f" {how}: {said}" if said else f" {how}"
 

@@ -227,9 +227,9 @@ class Reader:
             raise ProtocolError(f"port {chunk.port}: there are {count} channels, before there were {self._channels}")
         self._channels = count
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
-        told = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
-        self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples), told))
-        return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, told)
+        prebuffer_s = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
+        self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples), prebuffer_s))
+        return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, prebuffer_s)
 
     def _take_alignment(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Alignment | None:
         """The event of spoken words; None for an empty chunk. Raises ProtocolError."""
