@@ -1,4 +1,4 @@
-"""`omnistage chat`: the user types questions; answers are shown and heard while they are made, and the user can break off either."""
+"""`omnistage chat`: the user types questions; answers are shown and played while they are made, and can be stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from omnistage.client.sound_file import write_sound
 from omnistage.models.common.voices import those_there_are
 
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
-"""Keys that break an answer off."""
+"""Keys that stop an answer: Enter and Ctrl-C."""
 
 MOST_SHOWN = 16
-"""Most files of one message."""
+"""The most files that one message may carry."""
 
 REMEMBERED = 4
 """Turns of an old conversation that are shown before it goes on."""
@@ -67,8 +67,9 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """pipeline: empty: the router chooses. timeout_s, max_retries: of each answer; None: the default. has_sound: answers are spoken.
-    is_played: they are played, if a loudspeaker is found."""
+    """The order of one chat. pipeline: the one to ask; empty: the router chooses. timeout_s: time limit of each answer. max_retries: how
+    often an answer is asked for again; None: the client's default. has_sound: ask for speech. is_played: play it, if a loudspeaker is
+    found."""
 
     talk: Talk
     pipeline: str
@@ -79,8 +80,8 @@ class Chat:
 
 
 async def run(chat: Chat, where: Where, verbose: bool) -> None:
-    """Run to the end of the input. The error of an answer, or of a lost private stack, is printed, and the next question may be asked.
-    Raises typer.Exit(1) at the end if the lines came from a pipe and one of them failed."""
+    """Hold the conversation until the input or the user ends it. The error of an answer, or of a lost private stack, is printed, and the
+    next question may be asked. Raises typer.Exit(1) at the end if the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
     async with connect_client(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
@@ -92,12 +93,12 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
             session.remember()
         try:
             async with aclosing(questions):
-                # On a terminal Ctrl-C is for the answer, whenever it comes; with a pipe it ends the chat.
+                # On a terminal Ctrl-C stops only an answer or its sound. If the questions come from a pipe, it ends the chat.
                 stack.enter_context(_interrupting(session.interrupt) if is_typed() else nullcontext())
                 async for line in questions:
                     await session.take(line)
                     if not is_typed():
-                        await session.hear_out()  # No person is there to choose between this answer and the next.
+                        await session.hear_out()  # The next question would stop the sound, and nobody is there to decide that.
                     if session.is_over:
                         break
             if session.has_failed and not is_typed():
@@ -107,14 +108,14 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
 
 
 class ChatSession:
-    """One conversation with one router."""
+    """One conversation with one router: obeys commands, asks questions, shows and plays the answers. loudspeaker: None: none is there."""
 
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
         self.is_over = False
         self.has_failed = False
         """Whether any question or command was refused."""
         self.typed_ahead = ""
-        """Text that was typed while an answer came."""
+        """Text that the user typed while an answer came."""
         self._chat = chat
         self._talk = chat.talk
         self._omni = omni
@@ -132,7 +133,7 @@ class ChatSession:
         """Files that go with the next message."""
 
     def remember(self) -> None:
-        """Show the end of the conversation that goes on, if there is one."""
+        """Show the last turns of a conversation that is continued; nothing if it is a new one."""
         turns = self._talk.turns
         if turns:
             self._notices.tell("[dim]going on with the last conversation; /new begins anew[/]")
@@ -142,12 +143,13 @@ class ChatSession:
             self._notices.tell(f"[dim]{escape(line.plain)}[/]")
 
     def take_ahead(self) -> str:
-        """The text that was typed while an answer came; it is taken once."""
+        """Return the text that was typed while an answer came, and clear it."""
         ahead, self.typed_ahead = self.typed_ahead, ""
         return ahead
 
     async def take(self, line: str) -> None:
-        """Take a question, or a command of the chat; `interrupt` breaks it off."""
+        """Stop the sound, and handle a typed line: a question, or a command of the chat. An empty line asks about the files that go with
+        the next message, if there are any. `interrupt` ends this early."""
         self.silence()
         if not (text := line.strip()) and not self._shown:
             return
@@ -161,7 +163,7 @@ class ChatSession:
             taking.result()
 
     def interrupt(self) -> None:
-        """Break off the running work: an answer, whose beginning stays; anything else; or sound that is still playing."""
+        """Stop what runs: an answer, of which the text so far is kept; else a command; else the sound that is still playing."""
         if self._answering is not None:
             self._answering.cancel()
         elif self._taking is not None:
@@ -181,6 +183,7 @@ class ChatSession:
         tell(error, self._verbose, CHAT)
 
     async def _obey_or_ask(self, text: str) -> None:
+        """Handle a message by its form: a block and plain text are questions, a path attaches files, and a slash begins a command."""
         if (words := block(text)) is not None:
             if words or self._shown:
                 await self._ask(words)
@@ -197,18 +200,20 @@ class ChatSession:
             await self._ask(text)
 
     def silence(self) -> bool:
-        """Stop the sound; returns whether any was playing."""
+        """Stop the sound; returns whether any was still playing."""
         player, self._player = self._player, None
         if player is None:
             return False
         return player.stop().samples < player.heard.of
 
     async def hear_out(self) -> None:
-        """Wait until the last answer is heard, if no person can be asked for the next."""
+        """Wait until the last answer has been played."""
         if self._listening is not None:
             await self._listening
 
     async def _ask(self, text: str) -> None:
+        """Ask a question, with the attached files, and store the conversation. If a question with files is refused, the refusal is printed
+        and the files are dropped; other errors are raised."""
         for name in self._talk.forget_gone():
             self._notices.tell(f"[dim]{escape(name)} is gone, and no longer part of the conversation[/]")
         self._talk.ask(text, [one.part for one in self._shown])
@@ -232,7 +237,8 @@ class ChatSession:
             self._tell_shown()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
-        """Answer; False if something said earlier had to be left out first: the oldest turns, which no longer fit, or a refused file."""
+        """Ask, and return True when the answer has ended. False: something said earlier was left out, and the question is to be asked
+        again. That happens to the oldest turns, if the conversation no longer fits, and to an earlier file that the router refuses."""
         try:
             if await self._answer(answer):
                 return True
@@ -250,7 +256,8 @@ class ChatSession:
         return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
-        """Drop files from all later messages: those of a refused question, or only those that the refusal names."""
+        """Drop attached files after a refusal: the files that it names, else all; none if it is about a setting. words: the question, which
+        is printed so that the user can repeat it."""
         if is_of_setting(error):
             return
         named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
@@ -260,7 +267,7 @@ class ChatSession:
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(asked)}[/]")
 
     async def _answer(self, said: Said) -> bool:
-        """Show and play an answer until it ends or is broken off; False if the conversation is too long for the model."""
+        """Show and play an answer until it ends or is stopped; False if the conversation is too long for the model. said: gets the text."""
         events = until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
@@ -293,7 +300,7 @@ class ChatSession:
             for part in fold_line(line, width):
                 self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
-            # It reports its own end, and nothing waits for it: the user types the next question meanwhile.
+            # Nothing waits for this task: the sound plays on while the user types the next question.
             self._listening = asyncio.create_task(_heard(self._player, self._notices))
         return True
 
@@ -310,7 +317,7 @@ class ChatSession:
 
     @contextmanager
     def _keys(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Enter and Ctrl-C call `stop` inside this block; other keys are typed ahead."""
+        """Inside this block Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. With lines of a pipe it does nothing."""
         if not is_typed():
             yield
             return
@@ -327,6 +334,7 @@ class ChatSession:
             yield
 
     async def _obey(self, command: str, value: str) -> None:
+        """Obey a command. value: the text after it. Raises RequestError."""
         if command in SETTINGS:
             if command == "/voice" and value not in ("", OFF):
                 await self._check_voice(value)
@@ -354,21 +362,21 @@ class ChatSession:
                 raise unknown(command)
 
     async def _check_voice(self, name: str) -> None:
-        """Raises RequestError for a voice that does not exist: every later question would be refused."""
+        """Raises RequestError for a voice that no pipeline has: every later question would be refused."""
         there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
         if name.lower() not in map(str.lower, there):
             raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
 
     async def _pipelines(self) -> list[Pipeline]:
-        """The pipelines that may answer. Raises RequestError if there are none."""
+        """The pipelines that may answer the next question: the chosen one, else all that answer. Raises RequestError if there are none."""
         return await self._meant(self._pipeline)
 
     async def _all(self) -> list[Pipeline]:
-        """The router's pipelines, also those that only draw."""
+        """All pipelines of the router, also those that only draw."""
         return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
 
     async def _meant(self, name: str) -> list[Pipeline]:
-        """The pipelines that answer questions and have this name; empty: any name. Raises RequestError if there are none."""
+        """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
         there = await self._all()
         answering = [one for one in there if not one.only_draws]
         if meant := [one for one in answering if name in ("", one.name)]:
@@ -381,7 +389,7 @@ class ChatSession:
         raise RequestError(told, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
-        """Choose the pipeline that answers from now on; without a name, list the pipelines. Raises RequestError."""
+        """Set the pipeline that answers from now on; `off`: the router chooses. Without a name, list the pipelines. Raises RequestError."""
         if not name:
             for one in await self._all():
                 now = "" if self._pipeline != one.name else " (now)"
@@ -394,7 +402,8 @@ class ChatSession:
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
     async def _obey_shown(self, kind: str, value: str) -> None:
-        """Obey /image and the like. Raises RequestError."""
+        """Obey /image, /audio or /video. kind: the command without its slash. value: a path and maybe words; `off`: drop the attached files
+        of this kind; empty: show all attached files. Raises RequestError."""
         if value == OFF:
             self._shown = [one for one in self._shown if one.kind != kind]
             if not self._tell_shown():
@@ -408,7 +417,7 @@ class ChatSession:
             self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
 
     async def _show(self, shown: Sequence[MentionedFile], words: str) -> None:
-        """Send files with these words, or with the next message. Raises RequestError for a kind that no pipeline here takes."""
+        """Attach files, and ask at once if there are words. Raises RequestError for a kind of file that no pipeline here takes."""
         there = await self._pipelines()
         for kind in dict.fromkeys(one.kind for one in shown):
             if not any(kind in pipeline.inputs for pipeline in there):
@@ -437,6 +446,7 @@ class ChatSession:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
     def _save(self, name: str) -> None:
+        """Write the words of the conversation (.txt, .md, .json) or the sound of the last answer to a file. Raises RequestError."""
         if not name:
             raise RequestError("/save needs the name of a file", hint=f"Give {OTHERS['/save']}.")
         path = Path(name).expanduser()
@@ -454,6 +464,7 @@ class ChatSession:
         self._notices.tell(f"[dim]wrote {escape(str(path))}[/]")
 
     def _keep(self) -> None:
+        """Store the conversation for --continue; an error is only printed."""
         try:
             self._talk.keep()
         except OSError as error:
@@ -465,6 +476,7 @@ def _sentence(words: str) -> str:
 
 
 async def _heard(player: Player, notices: Notices) -> None:
+    """Wait until the player has played everything; if it is lost, print why."""
     try:
         await player.afinish()
     except PlayerLostError as error:
@@ -475,7 +487,7 @@ async def _heard(player: Player, notices: Notices) -> None:
 
 @contextmanager
 def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
-    """SIGINT calls this on the event loop inside this block, and does nothing else."""
+    """Inside this block SIGINT calls `interrupt` on the event loop, and does nothing else."""
     loop = asyncio.get_running_loop()
     before = signal.signal(signal.SIGINT, lambda number, frame: loop.call_soon_threadsafe(interrupt))
     try:

@@ -1,4 +1,5 @@
-"""Builds a stack from the command line: the pipelines' files say which stages, the command line says where and how often."""
+"""Builds a stack from the command line: the files of the pipelines say which stages it has, the command line says where they run and how
+many processes each has."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from omnistage.models.registry import UnknownFamily, dtypes, families, has_defau
 from omnistage.router.pipeline import PipelineError, PipelineFile, StageSpec, load_pipeline, shipped_pipelines
 
 GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")
-"""Modules that the gateway needs beside those of every server."""
+"""Modules that the gateway needs in addition to those that every server needs."""
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
@@ -32,11 +33,12 @@ ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answer
 class Choice:
     """A stack as the command line describes it.
 
-    pipelines: names, files or checkpoints; empty for that of the only checkpoint, and without one for the default ones. checkpoints: a
-    folder, or a name at a hub, by the name of its pipeline; "" is for the only one. devices, replicas: by STAGE or PIPELINE/STAGE; device
-    "" is for all. dtype: for the stages that have a choice. settings: of servers, by name and by stage; stage "" is for those that have a
-    use for it. inputs, outputs: of the later requests, such as image and audio. kind: of the stage that later requests ask; empty: the
-    pipeline's first. loras: see with_loras.
+    pipelines: names, files or checkpoints; empty: the pipeline of the only checkpoint, or without a checkpoint the default ones.
+    checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only pipeline. devices, replicas: by
+    STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can compute in several types.
+    settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for the option. inputs,
+    outputs: what later requests give and ask for, such as image and audio. kind: of the stage that they ask; empty: the pipeline's first.
+    loras: see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -54,8 +56,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One pipeline. source: its name or file; empty: that of its checkpoint. checkpoint: as typed, for `option`; empty: the families'
-    own."""
+    """A pipeline to serve. source: its name or file; empty: the checkpoint decides. checkpoint: as typed; empty: the families' own. option:
+    the option by which the checkpoint was typed, for errors."""
 
     source: str
     checkpoint: str = ""
@@ -63,8 +65,8 @@ class _Wanted:
 
 
 def layout_of(choice: Choice) -> Layout:
-    """Read the pipelines, fetch the named checkpoints, and fetch the first pipeline's own models. Raises an OmniError that says what to
-    change."""
+    """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
+    that says what to change."""
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
     notes += _replaced(wanted, pipelines)
@@ -76,7 +78,8 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """Lines about pipelines that are served without parts that their checkpoints lack; if none was named, the family's pipeline counts."""
+    """A line for each checkpoint that lacks models and is therefore served by another pipeline than the named one; if none was named, than
+    the one with the name of its family."""
     notes = list[str]()
     for one, made in zip(wanted, pipelines, strict=True):
         source = one.source or made.stages[0].family
@@ -97,14 +100,14 @@ def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
 
 
 def fetch_own(pipeline: PipelineLayout) -> None:
-    """Fetch the models of a pipeline's families: once, here, with a bar; its stages then find them in the cache. Raises StackError."""
+    """Fetch the models of a pipeline's families, here, once and with a bar; its stages then find them in the cache. Raises StackError."""
     for family in dict.fromkeys(stage.family for stage in pipeline.stages if not stage.checkpoint):
         if has_default(family):
             fetch(family)
 
 
 def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
-    """The pipelines, and lines about those that were left out."""
+    """The pipelines to serve, and a line about each default pipeline that is left out."""
     typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
@@ -115,23 +118,26 @@ def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
-    """The default pipelines that can be served here, and why others are left out, by name."""
+    """The default pipelines that can be served here, and for each other one, by its name, a line that says why it is left out."""
     lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
     left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
 
 
 def _missing(name: str) -> list[str]:
+    """The packages that the families of a pipeline need and that are not installed."""
     families = dict.fromkeys(stage.family for stage in _read(name).stages)
     return list(dict.fromkeys(package for family in families for package in missing_packages(family)))
 
 
 def _is_checkpoint(typed: str) -> bool:
+    """Whether a typed text is a folder, or can be a name at a hub; False for the name of a shipped pipeline."""
     return typed not in shipped_pipelines() and (Path(typed).is_dir() or hub_name(typed) is not None)
 
 
 def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
-    """Each pipeline with its given checkpoint. left_out: the reason, by the name of a pipeline."""
+    """Each pipeline with the checkpoint that was given for it. checkpoints: as in Choice. left_out: by pipeline, why it is left out. Raises
+    BadRequestError if a checkpoint is for no pipeline, or for one of several."""
     if not checkpoints:
         yield from wanted
         return
@@ -151,13 +157,14 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str],
 
 
 def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """The pipeline. Its checkpoint is fetched first, as far as it is missing."""
+    """The layout of a pipeline. Its checkpoint is fetched first, as far as it is missing. is_alone: the stack has no other pipeline, so
+    that all settings must fit this one."""
     typed = wanted.checkpoint
     if not typed:
         return _layout(wanted.source, None, choice)
 
     def judge(folder: Path) -> None:
-        """Raises the errors that are known before the weights are fetched."""
+        """Check a checkpoint of which all but the weights is there. Raises the errors that can be known by then."""
         pipeline = _of_checkpoint(folder, wanted, choice)
         among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
         has_weights = any(family.marks for family in among.values())
@@ -170,6 +177,7 @@ def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLay
 
 
 def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLayout:
+    """The layout of the pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
     try:
         source = _that_fits(folder, wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), wanted.checkpoint, choice)
     except LoadError as error:
@@ -178,8 +186,9 @@ def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLay
 
 
 def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
-    """The pipeline for a checkpoint; if the checkpoint lacks models of a pipeline that comes with omnistage, the pipeline of the models
-    that it has. Raises RequestError if sound is asked for that it cannot make, StackError if no pipeline fits, LoadError."""
+    """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline that ends
+    before the first missing one. typed: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint cannot speak,
+    StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
@@ -188,20 +197,21 @@ def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # The stages behind would have no input.
+    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
     if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == left), "")):
         return found
     raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
-    """The pipeline of the family that a checkpoint is of: if the outputs are known, the shortest that gives them; else that with the
-    family's name, or the only other one that can do what is asked. Raises StackError if there is none, or several might be meant."""
+    """The shipped pipeline for a checkpoint: among those of its family whose models it has, the one with the family's name, unless that
+    cannot do what is asked and exactly one other can. If outputs are asked for, only the shortest that give them count as able. Raises
+    StackError if there is none, or several might be meant."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
-            return DEFAULT_PIPELINES[0]  # Its families say what is missing.
+            return DEFAULT_PIPELINES[0]  # This is no checkpoint: the families of that pipeline say what is missing.
         raise StackError(str(error)) from None
     of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
     having = [name for name in of_family if not lacking(folder, _read(name).models)]
@@ -219,6 +229,8 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
 
 
 def _read(name: str) -> PipelineFile:
+    """Read a pipeline. name: its name, or its YAML file. Raises RequestError for a bad file, UnknownModelError if there is no such
+    pipeline."""
     try:
         return load_pipeline(name)
     except PipelineError as error:
@@ -235,7 +247,7 @@ def _read(name: str) -> PipelineFile:
 
 
 def _near(name: str) -> str:
-    """The pipeline or folder that was probably meant, as a hint; empty if there is no guess."""
+    """A hint that names the pipeline or folder with a similar name; empty if there is none."""
     path = Path(name).expanduser()
     try:
         folders = [str(one) for one in path.parent.iterdir() if one.is_dir()]
@@ -251,6 +263,8 @@ def check_named(source: str) -> None:
 
 
 def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
+    """The layout of a pipeline. source: its name or file. folder: its checkpoint; None: the families' own. Raises RequestError if it cannot
+    do what is asked."""
     pipeline = _read(source)
     _check_able(pipeline, choice)
     own = replace(
@@ -276,7 +290,8 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
 
 
 def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
-    """Raises an OmniError for settings that no stage has or the servers refuse. of_models: or the models refuse."""
+    """Return the layout if its settings are right. Raises an OmniError for a setting that no stage has a use for, or that a server refuses;
+    with of_models also for one that a model refuses."""
     names = [pipeline.name for pipeline in layout.pipelines]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadRequestError.of("PIPELINE", f"there are two pipelines {twice[0]}: leave one out, or give it another name in its file")
@@ -292,8 +307,8 @@ def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layou
 
 
 def share_devices(layout: Layout) -> Layout:
-    """Servers that take all free memory, on one device: each gets its share, and those without a given share get equal parts of the rest.
-    Raises StackError if more is given than there is."""
+    """Divide the memory of each device among the servers on it that would each take all of it: a typed share stays, and the servers without
+    one get equal parts of the rest. Raises StackError if the typed shares are more than the memory, or leave nothing of it."""
     devices: dict[str, list[StageLayout]] = {}
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
@@ -302,7 +317,7 @@ def share_devices(layout: Layout) -> Layout:
     for device, beside in devices.items():
         given = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in beside if MEMORY_SHARE in stage.settings)
         equal = sum(stage.replicas for stage in beside if MEMORY_SHARE not in stage.settings)
-        part = int(1000 * (1 - given) / max(equal, 1)) / 1000  # Rounded down: together they have no more than there is.
+        part = int(1000 * (1 - given) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
         if given > 1 or (equal and part <= 0):
             others = f", and {equal} more are on it" if equal else ""
             raise StackError(f"{flag(MEMORY_SHARE)}: {given:g} of the memory of {device} is given away{others}; all share 1: give less")
@@ -320,20 +335,22 @@ def share_devices(layout: Layout) -> Layout:
 def layout_for(
     pipeline: str, inputs: Collection[str], outputs: Collection[str], *, kind: str = "", devices: Mapping[str, str] | None = None
 ) -> Layout:
-    """The private stack of one call with these inputs and outputs, of a stage of this kind: of this pipeline, or of the first default one
-    that can do it. Raises RequestError if none can."""
+    """The private stack of one call. pipeline: empty: the first default one that can do what is asked. inputs, outputs: such as image and
+    audio. kind: of the first stage of the pipeline; empty: any. Raises RequestError if no pipeline can do it."""
     choice = Choice(devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs)
     return layout_of(replace(choice, pipelines=[pipeline or _default_for(choice)]))
 
 
 def _default_for(choice: Choice) -> str:
-    """The default pipeline for a call. If none can do it, the first one with the kind of stage: its error names the others."""
+    """The name of the default pipeline for a call. If none can do what is asked, it is the first one that begins with the wanted kind of
+    stage: the error about that one names others."""
     pipelines = [_read(name) for name in DEFAULT_PIPELINES]
     of_kind = [pipeline for pipeline in pipelines if choice.kind in ("", pipeline.stages[0].kind)] or pipelines
     return next((one for one in of_kind if _is_able(one, one.stages[0].kind, choice)), of_kind[0]).name
 
 
 def _dtypes(stage: StageSpec) -> tuple[str, ...]:
+    """The types of numbers that a user can choose for a stage. Raises StackError."""
     try:
         return dtypes(stage.family, stage.kind)
     except UnknownFamily as error:
@@ -345,7 +362,8 @@ def _device(stage: StageSpec, choice: Choice) -> str:
 
 
 def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
-    """The settings for a stage: those for this stage, which it may refuse, and of those for all, the ones that it has a use for."""
+    """The settings of a stage, by name. A value for this stage always counts, and the stage may refuse it later; a value for all stages
+    counts only if this one has a use for it."""
     found = {}
     for name, values in choice.settings.items():
         if stage.kind in values:
@@ -356,7 +374,7 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
 
 
 def _check_stages(layout: Layout, choice: Choice) -> None:
-    """Raises an error for a setting whose stage no pipeline has, or not the pipeline that was named with it."""
+    """Raises BadRequestError for a value whose stage no pipeline has, or for PIPELINE/STAGE if that pipeline lacks it."""
     kinds = {pipeline.name: [stage.kind for stage in pipeline.stages] for pipeline in layout.pipelines}
     named = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
     for option, stage in ((option, stage) for option, given in named.items() for stage in given if stage):
@@ -370,6 +388,8 @@ def _check_stages(layout: Layout, choice: Choice) -> None:
 
 
 def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
+    """Raises RequestError if a pipeline does not take the inputs or give the outputs that are asked for; its hint names pipelines that
+    do."""
     for verb, wanted, there in (("takes", choice.inputs, pipeline.could_take), ("gives", choice.outputs, pipeline.offered)):
         missing = [name for name in wanted if name not in there]
         if missing:
@@ -380,7 +400,7 @@ def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
 
 
 def _told(name: str, choice: Choice) -> str:
-    """Another pipeline to ask, for a hint; if only some checkpoints of a pipeline take or give what is asked, one of those."""
+    """A pipeline to ask instead, in words for a hint. If only some of its checkpoints can do what is asked, the words say which."""
     pipeline = load_pipeline(name)
     takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
     gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]
@@ -389,6 +409,6 @@ def _told(name: str, choice: Choice) -> str:
 
 
 def _is_able(pipeline: PipelineFile, kind: str, choice: Choice) -> bool:
-    """kind: of the first stage."""
+    """Whether a pipeline can do what is asked. kind: the kind that its first stage must have."""
     inputs, outputs = set(choice.inputs), set(choice.outputs)
     return pipeline.stages[0].kind == kind and inputs <= {*pipeline.could_take} and outputs <= {*pipeline.offered}

@@ -1,8 +1,8 @@
-"""Shows an answer while it comes: nowhere, in a pipe or file, or on a terminal.
+"""Shows an answer while it comes: not at all, as plain text in a pipe or file, or live on a terminal.
 
-On a terminal, text is written once and never again. Only the unfinished word and the line about the sound are drawn anew: they stand behind
-the end of the text, and can be erased without knowing how wide anything is. So nothing of them ever gets into the scrollback, even if the
-window changes its size meanwhile.
+On a terminal, text is written once and stays. Only the unfinished word and the line about the sound are drawn again and again: they stand
+after the end of the text, and can be erased without knowing how wide anything is. So nothing of them ever gets into the scrollback, even if
+the window changes its size meanwhile.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """An answer so far. sounds is filled only if a file is wanted, words if captions are. thought: the model's thoughts before the answer.
-    tokens: of the text and the thoughts. pictures: how many, of a prompt that was drawn."""
+    """An answer so far. thought: the model's thoughts before the answer. tokens: number of tokens of text and thoughts. audio_s: seconds of
+    sound. pictures: number of finished pictures, if the prompt was drawn. sounds: filled only if a sound file is wanted. words: filled only
+    if captions are wanted."""
 
     text: str = ""
     thought: str = ""
@@ -51,7 +52,8 @@ class Spoken:
 
 
 class Screen:
-    """Shows an answer between `with` and its end. This one shows nothing: for --json."""
+    """Base of the screens: each shows an answer inside its `with` block. This one shows nothing, for --json. `show` is called when text or
+    sound has come: spoken is the answer so far, new_text the text that is new."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,15 +65,15 @@ class Screen:
         return None
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """More of the model's thoughts has come. Returns False if they are not shown."""
+        """Called when more of the model's thoughts has come. Returns whether they are shown."""
         return False
 
     def wait(self, waited_s: float) -> None:
-        """Nothing has come yet."""
+        """Called repeatedly while nothing has come yet."""
 
 
 class Plain(Screen):
-    """Prints text and nothing else, each piece at once: for pipes and files. text: the stream of the text; by default stdout."""
+    """Prints text and nothing else, each piece at once: for pipes and files. text: the stream to print to; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
@@ -88,7 +90,7 @@ class Plain(Screen):
 
 
 class Silent(Plain):
-    """For text that goes to a file while a person waits at a terminal, which shows only the line about the sound."""
+    """Prints text to a stdout that is a file, and shows a person at the terminal only the line about the sound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,8 +115,8 @@ class Silent(Plain):
 
 
 class Live(Screen):
-    """For a terminal: the text grows, in lines that are not broken within a word, and a line below it shows how much sound there is. text:
-    the stream of the text; by default stdout."""
+    """For a terminal: the text grows, in lines that are broken between words, and a line below it shows how much sound there is. text: the
+    stream to print to; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
@@ -132,7 +134,7 @@ class Live(Screen):
         _write(self._text, self._wrap.finish(self._below.columns))
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """Show thoughts dim, above the answer; on stderr, which gets all that is no answer."""
+        """Show thoughts dim and above the answer. They go to stderr, as everything that is not the answer."""
         self._thought = self._thought or Wrap()
         self._below.erase()
         self._below.write_dim(self._thought.add(new_text, self._below.columns))
@@ -140,6 +142,7 @@ class Live(Screen):
         return True
 
     def _end_thought(self) -> None:
+        """Finish the lines of the thoughts, if there are any."""
         if self._thought is not None:
             self._below.write_dim(self._thought.finish(self._below.columns))
             self._thought = None
@@ -156,9 +159,10 @@ class Live(Screen):
 
 
 class Keeping(Screen):
-    """A screen for an answer that is kept whether or not it is read: the answer goes on if the screen's reader has gone.
+    """Wraps the screen of an answer that is also written to a file: if the terminal or pipe of the screen fails, the answer goes on without
+    it.
 
-    lost: why nothing is shown any more.
+    lost: the error of that failure; None: the screen still shows.
     """
 
     def __init__(self, screen: Screen) -> None:
@@ -184,6 +188,7 @@ class Keeping(Screen):
         self._try(lambda: self._screen.wait(waited_s))
 
     def _try(self, step: Callable[[], object]) -> None:
+        """Run one step of the screen, and keep its error; after an error nothing is run any more."""
         if self.lost is None:
             try:
                 step()
@@ -192,7 +197,7 @@ class Keeping(Screen):
 
 
 class Below:
-    """Text at and below the cursor of a terminal, until it is erased; the cursor stays in its place."""
+    """A word at the cursor of a terminal and a line below it, which can be erased again; the cursor stays in its place."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -209,8 +214,8 @@ class Below:
         return self._size().lines or 24
 
     def draw(self, word: str, line: Text) -> None:
-        """Show a word at the cursor and a line below it. Nothing is drawn without room, nor by a job in the background, which must not
-        write on the terminal."""
+        """Show a word at the cursor and a line below it. Nothing is drawn if the window is too small, or if this process is in the
+        background, where it must not write on the terminal."""
         size = self._size()
         columns, rows = size.columns or 80, size.lines or 24
         if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self.is_in_foreground():
@@ -219,11 +224,11 @@ class Below:
         line.truncate(columns - 1)
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True)
-        # First a row below, made by scrolling if need be: a saved cursor position does not scroll along.
+        # DOWN and UP make room below, by scrolling if needed, before the cursor is saved: a saved position does not scroll along.
         _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
 
     def write_dim(self, text: str) -> None:
-        """Write text that stays, which went through `Wrap`."""
+        """Write text that is dim and stays. It must have gone through `Wrap`."""
         if text:
             _draw(self._terminal, f"{DIM}{text}{PLAIN}")
 
@@ -244,7 +249,7 @@ class Below:
 
 
 def speaking_line(spoken: Spoken) -> Text:
-    """Four notes a second of sound, the last twelve of them."""
+    """The line about the sound: how many seconds there are, and a row of notes, four for each second, at most the last twelve."""
     if not spoken.audio_s:
         return waiting_line(0.0)
     notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
@@ -252,13 +257,13 @@ def speaking_line(spoken: Spoken) -> Text:
 
 
 def waiting_line(waited_s: float) -> Text:
-    """A sign that turns while nothing comes, and the time after a while."""
+    """The line while nothing comes: a sign that turns, and after TOLD_FROM_S the seconds."""
     turning = SPINNER[int(waited_s * TURNS_PER_S) % len(SPINNER)]
     return Text(f"{turning} thinking{f' {waited_s:.0f} s' if waited_s >= TOLD_FROM_S else ''}", style="dim")
 
 
 def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
-    """The screen that fits stdout and stderr. is_sound_piped: stdout is for the sound, text goes to stderr."""
+    """The screen that fits stdout and stderr. is_sound_piped: the sound goes to stdout, so the text goes to stderr."""
     if as_json:
         return Screen()
     console = Console(stderr=True)
@@ -279,7 +284,8 @@ def _is_file(stream: TextIO) -> bool:
 
 
 def _draw(terminal: TextIO, drawn: str) -> None:
-    """Write text that the terminal is to obey: texts of others in it have gone through `Wrap` or a Console."""
+    """Write text with control sequences, which the terminal is to obey. Texts of models and users in it have gone through `Wrap` or a
+    Console."""
     _write(steered(terminal), drawn)
 
 

@@ -1,12 +1,12 @@
-"""A stack of processes: the stages of one pipeline side by side, the router and the gateway in front of them, then the stages of the other
-pipelines, as they are asked for; nothing of it is left when the stack ends.
+"""Runs the processes of a stack: the stages of the first pipeline, the router and the gateway, and later the stages of each other pipeline,
+when it is asked for. No process is left when the stack ends.
 
-From the moment a process serves, a keeper of its own starts it again if it ends by itself, until the stack stops, or the process's pipeline
-is out: a pipeline is out when the last process of one of its stages is given up. The owner of the stack may begin that pipeline again.
-Without a router the stack is broken, because nothing can be asked; without a gateway it goes on.
+Each process that serves has a keeper, which starts it again if it ends by itself, and gives it up after too many failed starts. A pipeline
+is out when the last process of one of its stages is given up; the owner of the stack may begin it again. Without a router the stack is
+broken, because nothing can be asked; without a gateway it goes on.
 
-Every process holds the reading end of one pipe, the lifeline, whose writing end is only here: if this process is killed, the pipe closes
-and the others drain and exit by themselves.
+Every process holds the reading end of one pipe, the lifeline, and only this process has the writing end: if this process is killed, the
+pipe closes, and the others drain and exit by themselves.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ KEPT_PORT = ("--kept-port", "true")
 """Arguments of a server whose port `Ports` keeps."""
 
 HTTP_PORT_TRIES = 20
-"""If the port of the gateway is taken, so many next ones are tried. The gateway keeps its port: it is started again there."""
+"""The gateway tries so many ports, from its own on, if they are taken. After a restart it listens at the same port again."""
 
 FAILURES = frozenset({"lost", "failed", "given up"})
-"""Events that make the logs worth keeping."""
+"""Events of a process (keeper.py) that make the logs worth keeping."""
 
 Report = Callable[[str], None]
 """Called with the name of a process when it serves for the first time."""
 
 
 class Servers:
-    """Processes that stand for each other. pipelines: those whose stage they are; none: the whole stack's. is_vital: without the last of
-    them the stack is broken. all: every process that is planned. children: those that are not given up. keepers: of those that serve."""
+    """Processes that do the same work: the replicas of a stage, the router, or the gateway. pipelines: names of the pipelines with this
+    stage; empty for router and gateway. is_vital: without the last of the processes the stack is broken. all: every planned process.
+    children: those that were not given up. keepers: a task for each process that serves."""
 
     def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
         self.pipelines = frozenset(pipelines)
@@ -54,20 +55,21 @@ class Servers:
         self.children = list(children)
         self.keepers: list[asyncio.Task[None]] = []
         self.starting: asyncio.Task[None] | None = None
-        """Done when all of them served for the first time, whichever pipeline asked first. None: they are not to run."""
+        """The task that starts all of them, whichever pipeline asked first; done when each has served once. None: they are not to run."""
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """All tasks that start its processes, or start them again."""
+        """All tasks that start these processes, or start them again."""
         return {*self.keepers, *(() if self.starting is None else (self.starting,))}
 
 
 class Stack:
-    """Between `start` and `stop`, `address` is that of a router that serves, or is being started again. Some pipelines may not have begun
-    yet.
+    """The processes of a layout, from `start` to `stop`. In between, `address` is HOST:PORT of a router that serves or is just being
+    started again; pipelines other than the first run only if they were begun.
 
-    log_folder: where the output of the processes goes; None: a temporary folder that is kept only if something fails. verbose: to stderr
-    instead. tell: called with events of the processes.
+    log_folder: where the output of the processes goes; None: a temporary folder, which is kept only if something fails. verbose: the output
+    goes to stderr instead. report: called with the name of each process when it serves for the first time. tell: called with events of the
+    processes.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class Stack:
         self.log_folder = log_folder
         self._stages: list[Servers] = []
         self._fronts: list[Servers] = []
-        """The processes that clients ask, in the order in which they end, before any stage does: the gateway, while the router answers, and
-        the router."""
+        """The processes that clients ask, in the order in which `stop` ends them: the gateway, while the router still answers, and the
+        router. All of them end before any stage."""
         self._begun: dict[str, asyncio.Task[None]] = {}
-        """By pipeline: its start, which may be done. A pipeline that failed or is out is not in it."""
+        """By pipeline: the task that starts it, which stays here when it is done. A pipeline that failed or is out has none."""
         self._gone: dict[str, asyncio.Future[StackError]] = {}
-        """By pipeline that was begun: why it failed, or is out."""
+        """By pipeline that was begun: gets the reason when it has failed or is out."""
         self._outs: set[asyncio.Task[None]] = set()
+        """Tasks that end the processes of pipelines that are out."""
         self._lifeline: tuple[int, int] | None = None
         self._broken: asyncio.Future[StackError] | None = None
         self._failed = False
@@ -102,14 +105,15 @@ class Stack:
         self._ports = Ports()
 
     async def start(self) -> None:
-        """Start everything; after a failure nothing is left running. Raises StackError with the last words of the process that failed."""
+        """Start the first pipeline, the router and the gateway. After a failure nothing is left running. Raises StackError with the last
+        words of the process that failed."""
         self._lifeline = os.pipe()
         self._broken = asyncio.get_running_loop().create_future()
         if self._owns_folder:
             self._own_folder = OwnFolder("logs")
             self.log_folder = self._own_folder.path
         else:
-            sweep(Path(tempfile.gettempdir()))  # Folders of killed stacks, which a new folder would remove.
+            sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left, as making an OwnFolder does.
         try:
             await self._start()
         except BaseException as error:
@@ -124,7 +128,7 @@ class Stack:
 
     @property
     def http(self) -> str:
-        """HOST:PORT of the gateway; empty where there is none, or it was given up."""
+        """HOST:PORT of the gateway; empty if there is none, or it was given up."""
         return self._address_of(GATEWAY)
 
     def _address_of(self, front: str) -> str:
@@ -132,12 +136,13 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """Every process that is to run and is not given up, the router last."""
+        """All processes that are to run and were not given up; the router is the last."""
         return [child for servers in self._all if servers.starting is not None for child in servers.children]
 
     @property
     def names(self) -> list[str]:
-        """The processes of the pipelines that were begun; before that, of the first."""
+        """The names of all processes of the begun pipelines, or of the first pipeline if none was begun, and of the gateway and the
+        router."""
         begun = self._begun or {self._layout.pipelines[0].name}
         stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(begun) for name in group.names]
         return [*stages, *self._layout.fronts]
@@ -148,15 +153,15 @@ class Stack:
         return {name: serving.get(name, "") for name in self.names}
 
     async def broken(self) -> StackError:
-        """Wait until the stack cannot go on, and return why: no pipeline that was begun is left, or the router was given up."""
+        """Wait until the stack cannot go on, and return why: no begun pipeline is left, or the router was given up."""
         if self._broken is None:
             raise RuntimeError("broken() before start()")
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
-        """Start a pipeline beside those that serve, and return when its processes do; a second caller waits for the same start. After a
-        failure nothing is left of it that no other pipeline has. Raises UnknownModelError and StackError; a failed pipeline may be begun
-        again. The start goes on if the caller is cancelled."""
+        """Start a pipeline while others serve, and return when all its processes serve; a second caller waits for the same start. If it
+        fails, those of its processes that no other pipeline uses are ended, and it may be begun again. If the caller is cancelled, the
+        start goes on. Raises UnknownModelError and StackError."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:
@@ -164,15 +169,18 @@ class Stack:
         await self._has_begun(pipeline)
 
     async def gone(self, pipeline: str) -> StackError:
-        """Wait until a pipeline that was begun has failed or is out, nothing of it runs, and it may be begun again; returns why. If it was
-        the last pipeline this waits for ever: then the stack is broken."""
+        """Wait until a begun pipeline has failed or is out, and its own processes have ended, so that it may be begun again; returns why.
+        If it was the last pipeline, this waits for ever: the stack is broken then."""
         return await asyncio.shield(self._gone[pipeline])
 
     def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
+        """Note that a pipeline is begun, by the task that starts it."""
         self._begun[pipeline] = start
         self._gone[pipeline] = asyncio.get_running_loop().create_future()
 
     async def _has_begun(self, pipeline: str) -> None:
+        """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled because one of its stages was
+        given up."""
         start = self._begun[pipeline]
         task = asyncio.current_task()
         try:
@@ -190,8 +198,8 @@ class Stack:
             child.kill_now()
 
     async def stop(self) -> None:
-        """End the processes that clients ask first, so that running answers can finish, then all stages; wait for each. Nothing is started
-        again from here."""
+        """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From here on
+        nothing is started again."""
         tasks = self._tasks
         for task in tasks:
             task.cancel()
@@ -216,16 +224,17 @@ class Stack:
 
     @property
     def _tasks(self) -> set[asyncio.Task[None]]:
-        """All tasks that start processes, or start them again."""
+        """All tasks that start or end processes."""
         return {*self._begun.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
 
     async def _end(self, servers: Servers) -> None:
-        """End the processes, and start none of them again; they may be begun anew."""
+        """End these processes, and the tasks that would start them again. Afterwards all of them may be started anew, also those that were
+        given up."""
         tasks = servers.tasks
         for task in tasks:
             task.cancel()
         for task in tasks and (await asyncio.wait(tasks))[0]:
-            task.cancelled() or task.exception()  # Its waiters have heard of it.
+            task.cancelled() or task.exception()  # Looked at, so that asyncio does not report it: the tasks that wait for it get it too.
         async with asyncio.TaskGroup() as ends:
             for child in servers.all:
                 ends.create_task(child.stop(self._layout.servers.grace_s))
@@ -234,8 +243,8 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Start. The router is loaded beside the stages of the first pipeline, and looks for them when all of them serve. The gateway asks
-        nothing before its first request."""
+        """Start the first pipeline, the router and the gateway at the same time. The router loads its code meanwhile, and looks for the
+        stages only when all of them serve: the end of a pipe tells it so. The gateway asks nothing before its first request."""
         self._make_children()
         *gateways, router = self._fronts
         first = self._layout.pipelines[0].name
@@ -258,7 +267,7 @@ class Stack:
             os.close(wait_fd)
 
     def _make_children(self) -> None:
-        """Make all processes of all pipelines, each with its address; none is started."""
+        """Make the objects of all processes of all pipelines, each with its address; no process is started. Raises StackError."""
         options, groups = self._layout.servers, self._layout.groups
         try:
             addresses = [[self._ports.take() for _ in group.names] for group in groups]
@@ -295,17 +304,19 @@ class Stack:
         self._fronts.append(Servers([asked], is_vital=True))
 
     def _own_addresses(self, router: str) -> tuple[str, ...]:
-        """Addresses of other processes of the stack, present or later, which the gateway must not take."""
+        """Addresses that the gateway must not take: other processes of the stack have them, or will."""
         return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
     def _child(
         self, name: str, kind: str, arguments: Sequence[str], address: str, bound: bounds.Bounds, metrics_address: str = ANY_PORT
     ) -> Child:
+        """The object of one process. A gateway calls no stage, so it does not get their token."""
         log, variables = self._log(name), without_token(self._environment) if kind == GATEWAY else self._environment
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
 
     async def _begin(self, pipeline: str) -> None:
-        """Begin a later pipeline: its own models are fetched first."""
+        """Start a pipeline while the stack runs: wait until pipelines that are out have ended, fetch its models, and start its stages. If
+        it does not start, it is put out, and StackError is raised."""
         layout = next(one for one in self._layout.pipelines if one.name == pipeline)
         while self._outs:
             await asyncio.wait(self._outs)
@@ -317,7 +328,7 @@ class Stack:
             raise
 
     async def _start_in_time(self, pipeline: str) -> None:
-        """Start the stages in turn: other pipelines wait. Raises StackError."""
+        """Start the stages of a pipeline, with a time limit: other pipelines may wait for their turn. Raises StackError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RESTART_LIMIT_S):
                 await self._start_stages(pipeline)
@@ -325,7 +336,8 @@ class Stack:
         raise StackError(f"{pipeline} was not ready within {RESTART_LIMIT_S:g} s")
 
     async def _start_stages(self, pipeline: str) -> None:
-        """Raises StackError of the first process that does not start, and waits for no other."""
+        """Start those stages of a pipeline that do not run yet, and wait until all its stages serve. Raises the StackError of the first
+        process that does not start, at once."""
         starts = set[asyncio.Task[None]]()
         for servers in self._stages:
             if pipeline in servers.pipelines:
@@ -338,6 +350,7 @@ class Stack:
                 start.result()
 
     async def _start_servers(self, servers: Servers) -> None:
+        """Start all processes that do the same work. Raises the StackError of one that does not start."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for child in servers.children:
@@ -349,6 +362,7 @@ class Stack:
             raise failures.exceptions[0] from None
 
     async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
+        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: start_fd and words of `Child.start`."""
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
         await child.start(self._lifeline[0], wait_fd, words)
@@ -359,7 +373,7 @@ class Stack:
         servers.keepers.append(keeper)
 
     async def _start_gateway(self, servers: Servers, child: Child) -> None:
-        """Start the gateway. The stack goes on without it: a gateway that does not start is given up."""
+        """Start the gateway. If it does not start, it is given up, and the stack goes on without it."""
         tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
             async with asyncio.timeout(RESTART_LIMIT_S):
@@ -371,7 +385,8 @@ class Stack:
             self._give_up(servers, child, error)
 
     async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
-        """Wait for the stages. Without one of them the router would wait for ever: it is ready when its stages are."""
+        """Wait until a router or gateway serves. Raises StackError if the stack breaks first: a router whose stages are gone would never be
+        ready."""
         breaking = asyncio.create_task(self.broken())
         either: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
         try:
@@ -386,11 +401,12 @@ class Stack:
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, servers: Servers, keeper: Keeper) -> None:
-        """Give a child up when its keeper does."""
+        """Keep a process running, and give it up when its keeper does."""
         self._give_up(servers, keeper.child, await keeper.keep())
 
     def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
-        """Give a child up. Without the last child of a stage its pipelines are out."""
+        """Give a process up: nothing starts it again. If no other does the same work, the pipelines that need it are out; if it was the
+        router, the stack is broken."""
         self._tell("given up", error.message)
         servers.children.remove(child)
         if servers.children:
@@ -403,7 +419,7 @@ class Stack:
             self._put_out(out, error)
 
     def _put_out(self, pipelines: Sequence[str], error: StackError) -> asyncio.Task[None]:
-        """Put pipelines out. They may be begun anew when a task of its own has ended the processes that no other pipeline has."""
+        """Put pipelines out. The returned task ends the processes that no other pipeline uses; when it is done, they may be begun anew."""
         self._failed = True
         for pipeline in pipelines:
             del self._begun[pipeline]
@@ -413,7 +429,8 @@ class Stack:
         return task
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
-        """End the processes that no pipeline has, and then report it. Without any pipeline the stack is broken."""
+        """End the processes that no begun pipeline uses, and then report the error to those who wait in `gone`. If no pipeline is left, the
+        stack is broken."""
         for servers in self._stages:
             if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
                 await self._end(servers)
@@ -428,12 +445,13 @@ class Stack:
             self._broken.set_result(error)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """Handle the end of a keeper. A bug in a keeper leaves its process unwatched: the stack ends, with that error."""
+        """Handle the end of a keeper's task. If a bug ended it, its process is unwatched: the stack ends, with that error."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
 
     def _tell(self, what: str, text: str) -> None:
+        """Pass an event of a process on; a failure makes the logs worth keeping."""
         self._failed = self._failed or what in FAILURES
         if self._tell_owner is not None:
             self._tell_owner(what, text)

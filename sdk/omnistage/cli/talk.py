@@ -25,17 +25,17 @@ from omnistage.models.common.owned import OwnFile
 _PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")
 
 WIDEST = 200
-"""Columns where there is no terminal."""
+"""Columns of the help if there is no terminal."""
 
 LAST, LINES = "chat.json", "chat-lines"
-"""Files of the last conversation, and of the typed lines."""
+"""Names of the files that keep the last conversation and the typed lines."""
 
 TEXTS = (".txt", ".md", ".json")
-"""Endings of files for the words of a conversation."""
+"""Endings of the files to which /save writes the words of a conversation, not the sound."""
 
 
 class TalkSettings(TypedDict, total=False):
-    """Settings of the answers."""
+    """Settings of the answers that a user can change in a chat."""
 
     voice: str
     speed: float
@@ -46,15 +46,16 @@ class TalkSettings(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Talk:
-    """settings: as they were typed, here or later. turns: questions and answers, oldest first, as the client takes them: content is text,
-    or parts of it, whose media are paths."""
+    """A conversation. settings: those that the user gave, on the command line or in the chat. turns: questions and answers, oldest first,
+    in the client's form: `content` is a text, or a list of parts in which media are paths."""
 
     settings: TalkSettings = field(default_factory=lambda: TalkSettings())
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def last(cls, settings: TalkSettings) -> Talk:
-        """The last conversation, with its own settings as far as none are given. Raises RequestError if there is none."""
+        """The last conversation, to go on with. settings: those given now, which count more than the stored ones. Raises RequestError if
+        there is none, or it cannot be read."""
         path = state_folder() / LAST
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -70,13 +71,13 @@ class Talk:
 
     @property
     def conversation(self) -> Conversation:
-        """The turns of a request."""
+        """The turns to send: the system text, if there is one, and all questions and answers."""
         system = self.settings.get("system")
         return [*([{"role": "system", "content": system}] if system else []), *self.turns]
 
     @property
     def options(self) -> Options:
-        """The options of a request."""
+        """The options to send: all settings but the system text."""
         return cast("Options", {name: value for name, value in self.settings.items() if name != "system"})
 
     def ask(self, text: str, media: Sequence[Mapping[str, str]] = ()) -> None:
@@ -85,7 +86,7 @@ class Talk:
         self.turns.append({"role": "user", "content": [*media, *words] if media else text})
 
     def forget_gone(self) -> list[str]:
-        """Leave out the media whose files are no longer there; their names stay. Returns the names."""
+        """Replace each medium whose file is no longer there by its name. Returns these names."""
         gone = []
         for turn in self.turns:
             parts = turn["content"] if isinstance(turn["content"], list) else []
@@ -97,7 +98,8 @@ class Talk:
         return gone
 
     def leave_out(self, field: str) -> str:
-        """Leave out a file of an earlier turn that a refusal names; only its name stays. Returns it, empty if the refusal names none."""
+        """Replace a file of an earlier turn, which a refusal names, by its name. field: of the refusal. Returns the name; empty if the
+        field names no such file."""
         turn, number = place_of(field)
         if turn is None or number is None:
             return ""
@@ -115,14 +117,14 @@ class Talk:
             self.turns.pop()
 
     def forget_oldest(self) -> bool:
-        """Leave out the oldest question and its answer when the conversation no longer fits; False if only the last question is left."""
+        """Leave out the oldest question and its answer, so that the rest may fit; False if only the last question is left."""
         if len(self.turns) < 3:
             return False
         del self.turns[:2]
         return True
 
     def keep(self) -> None:
-        """Put it where `last` finds it. Raises OSError."""
+        """Store the conversation where `last` finds it. Raises OSError."""
         folder = state_folder()
         draft = OwnFile(folder, 0o600)
         try:
@@ -134,7 +136,7 @@ class Talk:
             draft.remove()
 
     def save_text(self, path: Path) -> None:
-        """Write the words: as JSON, or as text with a name before each turn. Raises RequestError."""
+        """Write the words to a file: as JSON if its name ends in .json, else as text with a name before each turn. Raises RequestError."""
         if path.suffix.lower() == ".json":
             text = json.dumps(self.conversation, ensure_ascii=False, indent=1) + "\n"
         else:
@@ -147,7 +149,7 @@ class Talk:
 
 
 def turn_text(turn: Mapping[str, Any]) -> str:
-    """The words of a turn, with the names of its media."""
+    """The words of a turn; each medium in it stands as its name in brackets."""
     if isinstance(turn["content"], str):
         return turn["content"]
     told = ((part, _path_of(part)) for part in turn["content"])
@@ -155,13 +157,13 @@ def turn_text(turn: Mapping[str, Any]) -> str:
 
 
 def place_of(field: str) -> tuple[int | None, int | None]:
-    """The turn that a refusal names, and the place of the part in it; None if it names none."""
+    """The index of the turn, and of the part in it, that a field of a refusal names; None for both if it names no part."""
     found = _PART.match(field)
     return (int(found[1]), int(found[2])) if found else (None, None)
 
 
 def is_of_setting(error: OmniError) -> bool:
-    """Whether a refusal is about the settings or the key, and not about the question."""
+    """Whether a refusal is about a setting, the pipeline or the user's key, and not about the question."""
     names = {setting.name for setting in SETTINGS.values()}
     fields = error.fields if isinstance(error, BadRequestError) else ()
     is_of_asker = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -171,12 +173,12 @@ def is_of_setting(error: OmniError) -> bool:
 
 
 def _path_of(part: Mapping[str, str]) -> Path | None:
-    """The path of a medium; None for text."""
+    """The path of a part that is a medium; None for a text."""
     return None if part["type"] == "text" else Path(part[part["type"]])
 
 
 def _checked(content: Any) -> str | list[dict[str, str]]:
-    """The stored content of a turn. Raises LookupError, TypeError or ValueError for any other value."""
+    """Return the content of a stored turn if it has the right form. Raises LookupError, TypeError or ValueError if not."""
     if isinstance(content, str):
         return content
     parts = [{"type": str(part["type"]), part["type"]: str(part[part["type"]])} for part in content]
@@ -208,8 +210,8 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """name: of the setting. read: turns a typed text into its value; ValueError for an impossible one. form: what can be typed, for
-    people."""
+    """A setting that a command changes. name: of the option. read: turns the typed text into a value; raises ValueError for an impossible
+    one. form: what can be typed, for people."""
 
     name: str
     read: Callable[[str], Any]
@@ -223,7 +225,7 @@ SETTINGS: Mapping[str, Setting] = {
     "/max-tokens": Setting("max_tokens", _tokens, "N, longest answer"),
     "/system": Setting("system", str, "TEXT, what the model is told first"),
 }
-"""By the typed command; with `off` behind it a setting gets its default again, and with nothing it is shown."""
+"""The settings by their commands. With `off` after it, a command restores the default; alone, it shows the value."""
 
 OFF = "off"
 
@@ -250,17 +252,18 @@ MORE = (
     'Alt-Enter begins a new line; """ before and behind a text of several lines makes it one message.',
     "Enter or Ctrl-C stops an answer; Ctrl-D ends.",
 )
-"""Stands below the commands in the help."""
+"""Further lines of the help, below the commands."""
 
 
 def is_command(first: str) -> bool:
-    """Whether a message with this first word is a command of the chat: a slash and letters. A path or a fraction is a question like any
-    other."""
+    """Whether a message is a command of the chat: a slash and letters. A path or a fraction is a question like any other. first: its first
+    word."""
     return first in WORDS or (first.startswith("/") and first[1:].isalpha())
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
-    """Set the value that was typed behind one of SETTINGS; returns a line about it. Raises RequestError."""
+    """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that
+    tells the value now. Raises RequestError."""
     setting = SETTINGS[command]
     told = cast("dict[str, Any]", settings)
     if value == OFF:
@@ -274,7 +277,7 @@ def change(settings: TalkSettings, command: str, value: str) -> str:
 
 
 def help_lines(columns: int | None) -> list[str]:
-    """The commands, in lines that are broken between words. columns: of the terminal; None: there is none."""
+    """The help, in lines that are broken between words. columns: width of the terminal; None: there is none."""
     forms = {command: setting.form for command, setting in SETTINGS.items()} | OTHERS
     indent = max(map(len, forms)) + 2
     width = max((columns or WIDEST) - 1, indent + 8)

@@ -1,11 +1,11 @@
 """The picture of one spoken answer: when each stage worked, when text and sound arrived, and when it was heard.
 
-The time axis is the client's clock, in seconds after t0. Stage reports count from the moment that the chain was opened, which the client
-does not see. The picture takes the latest moment at which nothing arrives before it was made: that is right to the time that a message
-takes to the client, about a millisecond.
+The time axis is the client's clock, in seconds after t0, the moment of the question. The reports of the stages count from the moment when
+the chain was opened, which the client does not see. It is estimated as the latest moment for which no output arrives before it was made.
+The error is the time that a message takes to the client, about a millisecond.
 
-If a server was lost on the way, the picture also shows when, which stages had to be opened again, and the sound at the player that covered
-it.
+If a server was lost, the picture also shows when, which stages had to be opened again, and how much sound the player held to bridge the
+pause.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ COLOURS = {"thinker": "#3b6fd4", "talker": "#8a4fc9", "code2wav": "#0f9d8a", "di
 PLAYED = ("#f2a93b", "#f7c46f")
 LOST = "#d92d20"
 LONGEST, LONGEST_WITH_LOSS = 3.0, 1.6
-"""The picture ends after this many times the work, so that a long answer does not squeeze it; a text describes the rest of the playback."""
+"""The time axis ends at this many times the duration of the answer: otherwise a long playback would squeeze the work of the stages. A text
+then tells how long the playback goes on."""
 CUT_ABOVE = 2.5
-"""The buffer is drawn up to this many times its level at a loss: a fast stack fills it so much that the loss would not be visible."""
+"""The row of the buffer reaches up to this many times the highest level before a loss: a fast stack fills the buffer so much more
+afterwards that the loss would not be visible."""
 BAR, BUFFER, TICK, MARK, TITLE_WORDS, MARGIN = 0.5, 0.8, 0.14, 0.4, 40, 1.01
 MOST_TOLD = 3
-"""Losses with a label and a sentence; further ones have only their mark."""
+"""Losses with a label and a sentence; further ones are drawn without words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the picture: its name, and its work in words."""
+    """A row of the picture. name, note: written at its left; the note tells the amount of work."""
 
     name: str
     note: str
@@ -50,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment with a label."""
+    """A moment that gets a dashed line with a label."""
 
     label: str
     at_s: float
@@ -106,11 +108,11 @@ def draw(path: Path, done: Done, text: str) -> None:
 
 
 def opened_at(done: Done) -> float:
-    """When the chain was opened, in seconds after t0, as well as a client can tell."""
+    """An estimate of when the chain was opened, in seconds after t0."""
     latest = []
     for stage in done.usage.stages:
         if any(_losses(done, stage)):
-            continue  # Its times count from when it was opened again.
+            continue  # Its times count from the moment when it was opened again.
         latest.append(done.timing.e2e_s - stage.total_s)
         arrivals = _arrivals(stage, done.timing)
         if arrivals:
@@ -127,7 +129,7 @@ def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
 
 
 def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
-    """When the client got the stage's output: text from the Thinker, sound from the Code2Wav, nothing from the others."""
+    """When the client got the output of a stage, in seconds after t0: for a stage that gives text or sound; for others it is empty."""
     if "text" in stage.output_items:
         return [piece.arrival_s for piece in timing.text if piece.characters]
     if "audio" in stage.output_items:
@@ -136,6 +138,7 @@ def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
 
 
 def _draw_stages(axes: Axes, done: Done) -> None:
+    """Draw a row for each stage: work that was lost, the work that counted, and when its output arrived."""
     opened_s = opened_at(done)
     for y, stage in enumerate(done.usage.stages):
         begin_s = opened_s
@@ -147,7 +150,7 @@ def _draw_stages(axes: Axes, done: Done) -> None:
 
 
 def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover: Failover) -> None:
-    """Draw hatches until the loss; a cross if a replica of this stage itself was lost."""
+    """Draw hatches from begin_s to a loss, and a cross there if a replica of this stage itself was lost."""
     colour = COLOURS.get(stage.stage, FAINT)
     axes.barh(
         y, max(failover.at_s - begin_s, 0.0), left=begin_s, height=BAR, color="white", edgecolor=colour, hatch="//////", linewidth=0.6
@@ -157,7 +160,7 @@ def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover:
 
 
 def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None:
-    """Draw light from open to the first output, solid from the first output to the last."""
+    """Draw a light bar from offset_s, when the stage was opened, to its first output, and a solid bar from there to its last output."""
     colour = COLOURS.get(stage.stage, FAINT)
     first_s, last_s = offset_s + stage.first_output_s, offset_s + stage.total_s
     axes.barh(y, first_s - offset_s, left=offset_s, height=BAR, color=colour, alpha=0.22, linewidth=0)
@@ -165,13 +168,13 @@ def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None
 
 
 def _draw_arrivals(axes: Axes, y: int, stage: StageReport, timing: Timing) -> None:
-    """Draw ticks under the stages whose output the client gets."""
+    """Draw ticks below the bar of a stage, one for each arrival of its output at the client."""
     low = y + BAR / 2 + 0.04
     axes.vlines(_arrivals(stage, timing), low, low + TICK, color=COLOURS.get(stage.stage, FAINT), linewidth=0.9)
 
 
 def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
-    """Draw chunks in two shades, as a player would play them; waits for a late chunk in red."""
+    """Draw the chunks as a player would play them, in two shades in turn, and in red the silence before each late chunk."""
     for i, chunk in enumerate(played):
         axes.barh(y, chunk.duration_s, left=chunk.start_s, height=BAR, color=PLAYED[i % 2], linewidth=0)
         if chunk.gap_s > 0:
@@ -182,7 +185,8 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
-    """Draw the sound at the player that was not played yet, as an area over the time, with a dot where a loss left it lowest."""
+    """Draw how much sound the player held and had not played yet, as an area over the time, with a dot at the lowest level after each loss.
+    top_s: seconds of sound at the top of the row. shown_s: the end of the time axis."""
     from matplotlib.patches import Rectangle
 
     base, scale = y + BUFFER / 2, BUFFER / top_s
@@ -205,18 +209,19 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
 
 
 def _held(levels: Sequence[BufferLevel], done: Done) -> float:
-    """The most that the player had held when a server was lost."""
+    """The most sound, in seconds, that the player held at any time up to the last loss; 0 without a loss."""
     last_s = max((failover.at_s for failover in done.failovers), default=0.0)
     return max((level.buffered_s for level in levels if level.at_s <= last_s), default=0.0)
 
 
 def _lowest(levels: Sequence[BufferLevel], failover: Failover, timing: Timing) -> BufferLevel | None:
-    """The least that the player held between a loss and the next sound; None if it had not begun to play or got no more."""
+    """The least sound that the player held between a loss and the next sound that arrived; None if it had not begun to play, or no more
+    sound came."""
     next_s = next((chunk.arrival_s for chunk in timing.audio if chunk.samples and chunk.arrival_s >= failover.arrival_s), None)
     began_s = next((chunk.start_s for chunk in play(timing.audio, START_BUFFER_S)), None)
     if next_s is None or began_s is None or began_s > failover.at_s:
         return None
-    # The corner where that sound arrives is there twice, before and after it.
+    # `levels` has two entries for the moment when that sound arrives: just before it, and just after.
     during = [level for level in levels if failover.at_s <= level.at_s <= next_s]
     return min(during, key=lambda level: level.buffered_s, default=None)
 
@@ -243,7 +248,7 @@ def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) ->
 
 
 def _marks(done: Done) -> list[Moment]:
-    """Moments with a dashed line and a label, from top to bottom: the firsts, then the losses."""
+    """The moments to mark, in the order of their labels from the top: the first text and the first sound, then the losses."""
     timing = done.timing
     firsts = (("first text", timing.ttft_s), ("first sound", timing.ttfa_s))
     marks = [Moment(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
@@ -253,7 +258,7 @@ def _marks(done: Done) -> list[Moment]:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) -> None:
-    """Draw dashed lines; their labels stand one above the other, so that they never meet."""
+    """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows below them."""
     for number, mark in enumerate(marks):
         top = -0.5 - MARK * (len(marks) - number)
         at_left = mark.at_s > 0.7 * shown_s
@@ -271,6 +276,7 @@ def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) 
 
 
 def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
+    """Set the limits of the axes, and write the names of the rows. marks: number of labels above the rows. end_s: end of the time axis."""
     axes.set_xlim(0, end_s * MARGIN)
     axes.set_ylim(len(rows) - 0.4, -0.6 - MARK * marks)
     axes.set_yticks([])
@@ -315,7 +321,7 @@ def _write_legend(axes: Axes, with_losses: bool) -> None:
 
 
 def _work(stage: StageReport, timing: Timing) -> str:
-    """The amount of a stage's output, in the most useful unit."""
+    """The amount of a stage's output in words, in the most useful unit."""
     for port, unit in (("text", "tokens"), ("audio", ""), ("codes", "frames"), ("features", "frames"), ("image", "pictures")):
         if port in stage.output_items:
             return f"{stage.output_items[port]:,} {unit}" if unit else f"{timing.audio_s:.2f} s"
@@ -333,6 +339,7 @@ def _write_title(figure: Figure, x: float, y: float, text: str) -> None:
 
 
 def _figures(done: Done, played: Sequence[Played]) -> str:
+    """The line of figures below the title."""
     timing = done.timing
     parts = [f"{timing.audio_s:.2f} s of speech" if timing.audio_s else "no sound"]
     if timing.rtf is not None:
