@@ -64,7 +64,7 @@ TopP = Annotated[
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The answer ends before this. Repeatable.")]
 
 SPOKEN_AND_TOLD = ("text", "audio", "alignment")
-"""Outputs of an answer with captions."""
+"""Outputs to ask for if captions are wanted."""
 
 
 def ask(
@@ -190,11 +190,13 @@ def say(
 
 
 def _check_standard_input(*typed: str | None) -> None:
+    """Raises BadParameter if more than one of these values is -, standard input."""
     if typed.count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of TEXT, --image, --audio and --video can be -")
 
 
 def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
+    """Raises BadParameter if --out is - and --json or --play is given too."""
     if out is not None and str(out) == "-":
         if as_json:
             raise typer.BadParameter("--out - and --json both want standard output; give --out the name of a file")
@@ -203,7 +205,7 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
 
 
 def _given(**typed: object) -> Options:
-    """The options that were typed, by their names in a call."""
+    """The options that were typed, which are not None, by their names in a call."""
     return cast("Options", {name: value for name, value in typed.items() if value is not None})
 
 
@@ -218,6 +220,7 @@ def _options(seed: int | None, timeout: float, max_retries: int | None, sound: O
 
 
 def _speak(question: Question, address: str | None, pipeline: str, api_key: str | None, verbose: bool) -> None:
+    """Check the question, choose the router or the stack to ask, and ask it."""
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.speak import speak
     from omnistage.cli.targets import Need, target_for

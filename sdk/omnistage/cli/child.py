@@ -24,10 +24,10 @@ STOP_MARGIN_S = 5.0
 class Child:
     """A server process of the stack.
 
-    name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
-    metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets its output; None: this
-    process's stderr. environment: all its variables; None: those of this process. fds: file descriptors that it inherits besides those of
-    its own start. bounds: on its use of the machine.
+    name: for people, such as talker-1. module, arguments: of its command line. address: where it is to listen; the first start replaces
+    port 0 by a port that it keeps. metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets
+    its output; None: this process's stderr. environment: all its variables; None: those of this process. fds: file descriptors that it
+    inherits, apart from those of its own start. bounds: on its use of the machine.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Child:
 
     @property
     def asking(self) -> socket.socket:
-        """The socket that asks whether the process still answers (liveness.py), from when it serves until it is started again or
-        stopped."""
+        """The socket that asks whether the process still answers (liveness.py). It exists from the moment when the process serves until it
+        is started again or stopped; otherwise this raises RuntimeError."""
         if self._asking is None:
             raise RuntimeError(f"{self.name} does not serve")
         return self._asking
 
     async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
-        """Start the process and wait until it serves; its predecessor has ended. start_fd: of a pipe, whose end tells a router to go on.
-        words: further arguments, for this start alone. Raises StackError with its last words if it ends before, and if it cannot be started
-        at all."""
+        """Start the process, after an earlier one has ended, and wait until it serves. lifeline_fd: the reading end of the lifeline.
+        start_fd: the reading end of a pipe, whose end tells a router to go on. words: further arguments, for this start alone. Raises
+        StackError if the process cannot be started, or ends before it serves: then with its last words."""
         fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
         try:
             line = await self._ready_line(fds, words)
@@ -87,8 +87,8 @@ class Child:
         self._serves = True
 
     async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
-        """Start the process and return the line that it writes when it serves or knows that it cannot. Empty: it ended. fds: file
-        descriptors by the flag that names each. Raises OSError."""
+        """Start the process and return the line that it writes when it serves, or knows that it cannot; empty: it ended without a line.
+        fds: file descriptors, by the option that names each. Raises OSError."""
         self._serves = False
         self._ask_no_more()
         with ExitStack() as ends:
@@ -114,11 +114,13 @@ class Child:
             return line
 
     def _ask_no_more(self) -> None:
+        """Close the socket that asks whether the process still answers."""
         if self._asking is not None:
             self._asking.close()
             self._asking = None
 
     async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
+        """Start the process, with its output in the log, and put its bounds on it."""
         output = sys.stderr.fileno() if self._log is None else _opened(self._log)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -151,13 +153,13 @@ class Child:
         return error
 
     def last_lines(self) -> str:
-        """The end of its log; empty if the log goes elsewhere."""
+        """The last lines of its log; empty if its output goes elsewhere."""
         if self._log is None:
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def told_end(self, code: int) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words. code: as `wait` returns it."""
         return describe_exit(code) + (self._bounds.told() if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
@@ -167,8 +169,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, wait for the drain, and send SIGKILL if that takes longer than the grace and a margin. A process that does not
-        serve yet has no answer to finish."""
+        """End the process: by SIGTERM, and by SIGKILL if it runs longer than grace_s, in which its answers may finish, and a margin. A
+        process that does not serve yet has no answers, and so no grace."""
         grace_s = grace_s if self._serves else 0.0
         self._ask_no_more()
         process = self._process
@@ -194,8 +196,8 @@ class Child:
 
 
 def _opened(log: Path) -> int:
-    """Open a log for writing, and make its folder: a pipeline may start days after the stack, when a cleaner of temporary folders has
-    removed it."""
+    """Open a log for writing; returns its descriptor. Its folder is made anew if it is gone: a pipeline may start days after the stack,
+    when a cleaner of temporary folders has removed it."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

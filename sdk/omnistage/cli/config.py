@@ -1,5 +1,5 @@
-"""The file of `omnistage serve --config`: YAML, a setting by the name of each option. The file counts less than a variable, and a variable
-less than the command line."""
+"""The file of `omnistage serve --config`: YAML with settings by the names of the options. A variable counts more than the file, and the
+command line more than both."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PREFIX = "OMNISTAGE_SERVE"
 
 
 class Configured(Command):
-    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them. An error names
-    the source of a value that was not typed."""
+    """A command whose options may also stand in a file and in environment variables; its help says so once, not for each option. An error
+    about a value that was not typed names the source of the value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -48,13 +48,13 @@ OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "he
 """Options of a single call, which do not describe the stack."""
 
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
-"""Settings of several words, which may be paths."""
+"""Settings whose variable holds several words, which may be paths."""
 
 LISTS = frozenset({"lora"})
-"""Settings of which a stage may have several."""
+"""Repeatable settings that are no values by stage."""
 
 PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
-"""Sources of a setting; a later one counts more."""
+"""Sources of a setting, by Click's names; a later one counts more."""
 
 UNSET = {
     "pipeline": "what answers, and what draws",
@@ -69,17 +69,17 @@ UNSET = {
     "log_dir": "none; onto the terminal, and with --detach a folder for each start",
 }
 OWN = "the servers' own"
-"""Texts for settings that have no value here, by setting."""
+"""`UNSET` has texts for settings without a value, by setting; `OWN` is the text for all others."""
 
 ALL = "all"
-"""In place of a stage: every stage that is not named beside it."""
+"""In place of a stage: all stages that the same setting does not name."""
 
 MAX_BYTES = 1 << 20
 
 
 def read(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of an eager option: the file's values become the defaults of the command. Raises BadParameter for values that a file cannot
-    have."""
+    """Callback of --config, which is read first: the values of the file become the defaults of the command. Raises BadParameter for a file
+    that cannot be read, and for values that a file cannot have."""
     if path is not None:
         context.default_map = dict(_settings(path, {**_options(context)}))
     return path
@@ -95,7 +95,7 @@ def check_variables(context: typer.Context) -> None:
 
 
 def settings_text(context: typer.Context) -> str:
-    """All settings in force, in the form of such a file, each with its source."""
+    """The text of --print-config: all settings in force, in the form of the file, each with its source."""
     import yaml
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
@@ -109,21 +109,22 @@ def settings_text(context: typer.Context) -> str:
 
 
 def counts_more(context: typer.Context, setting: str, other: str) -> bool:
-    """Whether the source of the one setting counts more than that of the other, as the command line counts more than a variable."""
+    """Whether the source of one setting counts more than the source of another. setting, other: names of the two."""
     sources = (context.get_parameter_source(name) for name in (setting, other))
     one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
     return one > another
 
 
 def _origin(context: typer.Context, name: str, typed: str) -> str:
-    """The source of a setting: the file, a variable, `typed` for the command line; empty for the default."""
+    """The source of a setting in words: the file, or a variable; for the command line the text `typed`, for the default nothing."""
     source = context.get_parameter_source(name)
     origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}
     return origins.get(source.name, typed) if source is not None else ""
 
 
 def by_pipeline(words: Sequence[str]) -> dict[str, str]:
-    """Read [PIPELINE=]DIR words; a bare DIR has the key "". A folder may have any name. Raises ValueError."""
+    """Read [PIPELINE=]DIR words into a mapping from PIPELINE to DIR; a bare DIR has the key "". An existing folder is a bare DIR even if
+    its name has a "=". Raises ValueError."""
     checkpoints = dict[str, str]()
     for word in words:
         pipeline, _, typed = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
@@ -138,7 +139,8 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
 
 
 def _options(context: typer.Context) -> Mapping[str, Any]:
-    """The options that a file may set, by name; `multiple` marks a value for each stage, `nargs` below 0 a list."""
+    """The options that a file may set, as Click's objects by name; `multiple` marks an option with a value for each stage, `nargs` below 0
+    a list."""
 
     def named() -> Iterator[tuple[str, Any]]:
         for parameter in context.command.params:
@@ -156,6 +158,7 @@ def _like(name: str, known: Iterable[str]) -> str:
 
 
 def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a file: names of options, and values as Click takes them for defaults. Raises BadParameter."""
     for name, value in _mapping(path).items():
         known = str(name).replace("-", "_")
         if known not in options:
@@ -181,6 +184,7 @@ def _split(value: str) -> list[str]:
 
 
 def _mapping(path: Path) -> dict[Any, Any]:
+    """The contents of a YAML file with settings; empty for an empty file. Raises BadParameter."""
     import yaml
 
     try:
@@ -204,7 +208,8 @@ def _mapping(path: Path) -> dict[Any, Any]:
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A value for all stages, or one for each, as STAGE=VALUE words; the stage `all` sets the value of all stages that are not named."""
+    """The value of a setting as [STAGE=]VALUE words. value: for all stages, or a list of words, or a mapping from stages to values, in
+    which `all` stands for the stages that it does not name."""
     if isinstance(value, dict):
         pairs = {str(stage): _word(path, name, one) for stage, one in value.items()}
         return [one if stage == ALL else f"{stage}={one}" for stage, one in pairs.items()]
@@ -214,6 +219,7 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 
 
 def _word(path: Path, name: str, value: Any) -> str:
+    """One value of a setting as a text. Raises BadParameter if it is missing or nested."""
     if value is None:
         raise typer.BadParameter(f"{path}: {name} has an empty value among others; leave it out")
     if isinstance(value, dict | list):
@@ -222,13 +228,13 @@ def _word(path: Path, name: str, value: Any) -> str:
 
 
 def _pair(word: str) -> tuple[str, str]:
-    """Stage and value; no stage: all stages."""
+    """Stage and value of a [STAGE=]VALUE word; the stage "" stands for all stages."""
     stage, equals, value = word.partition("=")
     return (stage, value) if equals else ("", word)
 
 
 def _told(value: Any, *, is_many: bool) -> Any:
-    """The value in the form of a file."""
+    """The value of an option in the form of the file. is_many: it is a list of [STAGE=]VALUE words."""
     if not is_many:
         return str(value) if isinstance(value, Path) else value
     pairs = {stage or ALL: _natural(one) for stage, one in map(_pair, value or ())}
@@ -236,10 +242,10 @@ def _told(value: Any, *, is_many: bool) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """A single value, or a list, in the form of a file."""
+    """Several values in the form of the file: a list, or the only value alone."""
     return value[0] if value and len(value) == 1 else list(value or ()) or None
 
 
 def _natural(word: str) -> Any:
-    """Numbers and truths as YAML has them, not as texts."""
+    """A text as YAML has it: numbers and truth values are not texts."""
     return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)

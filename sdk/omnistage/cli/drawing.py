@@ -37,16 +37,16 @@ KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
 MEDIA_TYPES = {ending: f"image/{name.lower()}" for ending, name in KINDS.items()}
 
 SIZE = ("diffusion.width", "diffusion.height")
-"""Fields that --size sets."""
+"""Fields of a request that --size sets: refusals name them."""
 
 NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingOrder:
-    """A drawing as it was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: the
-    folder of previews; None: beside the picture. sized: width and height were typed as one. is_unnamed: no file was typed; `out` gets a
-    name from `named`."""
+    """A drawing as it was typed. prompt: - is standard input, until `checked` reads it. images: files; after `checked` their bytes.
+    preview_dir: the folder of previews; None: that of the picture. sized: width and height were typed by --size. is_unnamed: no file was
+    typed, and `out` gets a name from `named`."""
 
     prompt: str
     out: Path
@@ -58,8 +58,8 @@ class DrawingOrder:
     is_unnamed: bool = False
 
     def checked(self) -> DrawingOrder:
-        """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
-        asked. Raises RequestError."""
+        """The order with its words and pictures read, standard input included. Raises RequestError for an impossible order, before anything
+        is fetched, started or asked."""
         check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
@@ -76,15 +76,15 @@ class DrawingOrder:
         return whole
 
     def named(self, files: ExitStack) -> DrawingOrder:
-        """The order with a file named after its prompt if no file was typed; no other call gets that name until `files` ends. Raises
-        RequestError."""
+        """The order with a file named after its prompt, if no file was typed; no other call of omnistage takes that name until `files`
+        ends. Raises RequestError."""
         if not self.is_unnamed:
             return self
         folders = [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
         return replace(self, out=files.enter_context(new_name(self.prompt, next(iter(KINDS)), folders)))
 
     def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
-        """Open the expected files; returns them by path. Raises RequestError."""
+        """Open the files of all expected pictures until `files` ends; returns them by path. Raises RequestError."""
         layers, count = self.options.get("layers", 0), self.options.get("results", 1)
         paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
         try:
@@ -95,12 +95,13 @@ class DrawingOrder:
             raise
 
     def path(self, result: int, layer: int, results: int, layers: int) -> Path:
-        """The path of one picture. results, layers: how many there are of each; layers 0: the model draws none."""
+        """The path of one picture. result, layer: its numbers, from 0. results, layers: how many there are of each; layers 0: the model
+        draws none."""
         number = f"-{result + 1}" if results > 1 else ""
         return self.out.with_stem(f"{self.out.stem}{number}{f'-layer-{layer}' if layers else ''}")
 
     def preview_path(self, preview: Picture) -> Path:
-        """The path of a preview. Its ending is that of the picture, unless it is of another type."""
+        """The path of a preview. Its ending is that of the picture, unless the preview is of another type."""
         number = f"-{preview.index + 1}" if preview.index else ""
         ending = next(
             (ending for ending in (self.out.suffix, *MEDIA_TYPES) if MEDIA_TYPES[ending.lower()] == preview.media_type), self.out.suffix
@@ -110,7 +111,7 @@ class DrawingOrder:
 
 @dataclass(slots=True)
 class Drawn:
-    """A drawing so far. previews: their files."""
+    """The results of a drawing so far. previews: the files of previews."""
 
     pictures: list[Picture] = field(default_factory=list)
     previews: list[Path] = field(default_factory=list)
@@ -118,7 +119,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class PictureFile:
-    """A file of a picture. size: width and height, if they are known."""
+    """The written file of a picture. result, layer: its numbers, from 0. size: width and height in pixels, if they are known."""
 
     path: Path
     result: int
@@ -132,14 +133,15 @@ class PictureFile:
 
 
 def check_numbers(options: Options, example: float = 7.5) -> None:
-    """Raises RequestError for numbers that Typer accepts but no drawing can have."""
+    """Raises RequestError for an option that is infinite or no number, which Typer accepts. example: a number to give instead."""
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as {example}")
 
 
 def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> tuple[list[bytes], Options]:
-    """The typed pictures, and those of options, as their bytes; - is standard input. Raises RequestError."""
+    """Read the pictures in `images`, and those that options name (GUIDES); - is standard input. Returns the bytes of the pictures, and the
+    options with bytes in place of names. Raises RequestError."""
     sources = [medium("image") if image == STDIN else image for image in images]
     given = dict(options)
     for name in GUIDES:
@@ -157,7 +159,7 @@ async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, ver
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} does not draw", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
-        # Before anything is started or asked: a drawing that cannot be kept is lost.
+        # Opened before anything is started or asked: a drawing that cannot be kept would be lost.
         order = order.named(files)
         opened = order.open_files(files)
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
@@ -173,7 +175,7 @@ async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, ver
 
 @contextmanager
 def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
-    """Give refusals hints that only the command knows: that two fields were typed as one, and how a picture is given."""
+    """Reword refusals by what was typed: a wrong side names --size if `sized`, and a missing picture gets a hint unless `has_images`."""
     try:
         yield
     except BadRequestError as error:
@@ -186,7 +188,7 @@ def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
 
 
 def _take(event: Event, order: DrawingOrder, drawn: Drawn, screen: DrawingScreen) -> None:
-    """Show a picture, and keep it; a preview is written at once."""
+    """Show and keep a picture that has come; a preview is written to its file at once."""
     if isinstance(event, Picture):
         if event.preview_step is None:
             drawn.pictures.append(event)
@@ -196,6 +198,7 @@ def _take(event: Event, order: DrawingOrder, drawn: Drawn, screen: DrawingScreen
 
 
 def _keep_preview(order: DrawingOrder, preview: Picture) -> Path:
+    """Write a preview to its file; returns the path."""
     path = order.preview_path(preview)
     with OutputFile(path, "--previews", KINDS) as file:
         file.write(partial(_fill, preview))
@@ -203,7 +206,8 @@ def _keep_preview(order: DrawingOrder, preview: Picture) -> Path:
 
 
 def _write(order: DrawingOrder, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[PictureFile]:
-    """Write a file for each picture. Raises ProtocolError if there is none, or one of another type."""
+    """Write a file for each picture. opened: files that are open already, by path. Raises ProtocolError if no picture has come, or one of
+    another type than was asked for."""
     if not drawn.pictures:
         raise ProtocolError("the drawing ended without a picture")
     layered = "layers" in order.options or any(picture.layer for picture in drawn.pictures)
@@ -226,7 +230,7 @@ def _fill(picture: Picture, place: Path) -> None:
 
 
 def _figures(written: Sequence[PictureFile], done: Done) -> list[str]:
-    """The beginning of the line for people."""
+    """The first parts of the line for people: files, sizes and time."""
     sizes = dict.fromkeys("×".join(map(str, file.size)) for file in written if file.size is not None)
     names = ", ".join(str(file.path) for file in written)
     return [f"wrote {names}", f"{', '.join(sizes)} pixels" if sizes else "", f"{done.timing.e2e_s:.2f} s"]

@@ -1,6 +1,6 @@
-"""Shows the progress of a drawing: nowhere, in a few lines, or on a terminal, with small previews if that has the colours.
+"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews if the terminal has the colours.
 
-All of it goes to stderr, and the drawing goes on whether or not anybody reads it.
+Everything goes to stderr, and the drawing goes on even if nobody reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS_BESIDE = 3
 
 
 class DrawingScreen:
-    """Shows a drawing between `with` and its end. This one shows nothing: for --json."""
+    """Base of the screens: each shows a drawing inside its `with` block. This one shows nothing, for --json."""
 
     def __enter__(self) -> Self:
         return self
@@ -35,13 +35,13 @@ class DrawingScreen:
         return None
 
     def progress(self, done: int, total: int) -> None:
-        """So many of all steps are done; total 0: not known."""
+        """Called when a step is done. done, total: numbers of steps; total 0: it is not known."""
 
     def picture(self, data: bytes) -> None:
-        """A preview, or a finished picture, has come."""
+        """Called when a preview or a finished picture has come. data: the encoded picture."""
 
     def came(self, told: str) -> None:
-        """So much of a film or a sound has come, in words."""
+        """Called when a piece of a film or a sound has come. told: how much there is now, in words."""
 
 
 class PlainDrawing(DrawingScreen):
@@ -53,7 +53,7 @@ class PlainDrawing(DrawingScreen):
 
 
 class LiveDrawing(DrawingScreen):
-    """Draws a line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
+    """Draws a line of progress, and above it the newest preview. has_colours: the terminal can show pictures."""
 
     def __init__(self, has_colours: bool) -> None:
         self._below = Below(sys.stderr)
@@ -61,7 +61,7 @@ class LiveDrawing(DrawingScreen):
         self._begin = time.monotonic()
         self._line = Text("drawing", style="dim")
         self._shown = (0, 0, 0)
-        """Rows of the picture above the cursor, and the size of the window when it was drawn."""
+        """Rows of the picture that stands above the cursor, and columns and rows of the window when it was drawn."""
 
     def __enter__(self) -> Self:
         self._draw()
@@ -111,7 +111,7 @@ class LiveDrawing(DrawingScreen):
 
 
 def progress_line(done: int, total: int, seconds: float) -> Text:
-    """A bar, the step, and how long it has taken so far."""
+    """The line of progress: a bar, the step, and the seconds so far. total 0: it is not known, and there is no bar."""
     if not total:
         return Text(f"drawing step {done} · {seconds:.1f} s", style="dim")
     full = min(BAR_CELLS, BAR_CELLS * done // total)
@@ -131,7 +131,7 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 
 
 def _write(text: str) -> None:
-    """Write drawn text: only the colours of a picture in it come from others."""
+    """Write text to stderr with control sequences that the terminal is to obey. Only the colours of pictures in it come from others."""
     with suppress(OSError):
         terminal = steered(sys.stderr)
         terminal.write(text)

@@ -1,4 +1,4 @@
-"""Checkpoints on this machine: a family's own one, downloaded and converted once, or one by its name at a hub. With a bar."""
+"""Fetches checkpoints to this machine, with a bar: a family's own, which is downloaded and converted once, or one by its name at a hub."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from omnistage.models.hub import FetchPlan, FoundCheckpoint, HubName
 
 Check = Callable[[Path], object]
-"""Called with the folder of a checkpoint that is being fetched, when all but its weights is there. An error from it ends the fetch."""
+"""Called with the folder of a checkpoint when all but its weights has been fetched. An error from it ends the fetch."""
 
 
 def fetch_defaults() -> list[Path]:
-    """The folders of the default pipelines' own checkpoints. The first pipeline must have its own; if another one lacks its own here, a
-    line says so, because `serve` does without. Raises StackError."""
+    """Fetch the default pipelines' own checkpoints; returns their folders. Raises StackError for the first pipeline; if another one fails,
+    a line says so, because `serve` does without it."""
     folders = []
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         for family in dict.fromkeys(stage.family for stage in pipeline.stages if has_default(stage.family)):
@@ -40,7 +40,8 @@ def fetch_defaults() -> list[Path]:
 
 
 def fetch(family: str) -> Path:
-    """The folder of a family's own checkpoint. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
+    """The folder of a family's own checkpoint, which is fetched if it is missing. Bars go to stderr if that is a terminal. Raises
+    StackError that says what to do."""
     if missing := missing_packages(family):
         raise StackError(
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
@@ -54,8 +55,8 @@ def fetch(family: str) -> Path:
 
 
 def pull(text: str) -> Path:
-    """The folder of a hub's checkpoint; parts that are missing are fetched first. Raises BadRequestError for a text that is no name,
-    StackError for a checkpoint that cannot be fetched, or is of no family."""
+    """The folder of a checkpoint at a hub; parts that are missing are fetched first. text: its name. Raises BadRequestError for a text that
+    is no name, StackError for a checkpoint that cannot be fetched, or is of no family."""
     name = hub_name(text)
     if name is None:
         raise BadRequestError.of("NAME", f"{text} is no name of a model: give owner/name, or owner/name@revision")
@@ -70,8 +71,8 @@ def pull(text: str) -> Path:
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
-    """The typed folder, or that of the checkpoint with this name, which is fetched first. A folder counts more. Raises BadRequestError for
-    a text that is neither, and the errors of `pull`."""
+    """The folder of a checkpoint. text: a folder, or the name of a checkpoint at a hub, which is fetched first; a folder counts more.
+    option: where it was typed, for errors. Raises BadRequestError for a text that is neither, and the errors of `pull` and of `check`."""
     folder, notices = Path(text), Notices()
     name = hub_name(text)
     if folder.is_dir():
@@ -89,7 +90,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
 
 
 def hub_name(text: str) -> HubName | None:
-    """The name at a hub that a text looks like, or None. Raises StackError if the packages for it are missing."""
+    """The text as a name at a hub; None if it does not look like one. Raises StackError if the packages for names are missing."""
     if "/" not in text or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml")):
         return None
     try:
@@ -100,6 +101,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def _fetched(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
+    """Fetch a checkpoint by its name, as far as parts are missing. Raises StackError, and the errors of `check`."""
     from omnistage.models.hub import fetch as fetch_named
 
     try:
@@ -128,14 +130,14 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 
 def _here() -> str:
-    """Models that can be served without a hub."""
+    """A sentence that names the models that can be served without a hub."""
     from omnistage.cli.inventory import models_here  # It takes a while: it looks at all models on this machine.
 
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 
 
 def _tell(plan: FetchPlan, notices: Notices) -> None:
-    """Print the model that a name stands for, and what is to be fetched of it."""
+    """Print the commit that a name stands for, and how much of it is to be fetched."""
     from omnistage.models.humans import bytes_told
 
     meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"

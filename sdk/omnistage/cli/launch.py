@@ -127,7 +127,7 @@ def serve(
 
     if no_http and config.counts_more(context, "http", "no_http"):
         no_http = context.params["no_http"] = False
-    is_private = lifeline_fd >= 0  # Its owner asks it over gRPC, and ends it.
+    is_private = lifeline_fd >= 0  # The owner of a private stack asks over gRPC, and ends it: no gateway, no idle limit.
     try:
         checkpoints = config.by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")

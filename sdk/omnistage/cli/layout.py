@@ -14,10 +14,10 @@ DEFAULT_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens by default."""
 
 DEFAULT_HTTP = "127.0.0.1:8000"
-"""The default over HTTP; if that port is taken, the next free one."""
+"""Where its gateway listens by default; if that port is taken, at the next free one."""
 
 ROUTER, GATEWAY = "router", "gateway"
-"""Names of processes."""
+"""Names of the two processes that are no stages."""
 
 DEFAULT_PIPELINES = ("smol", "picture")
 """The pipelines that are served if none is named, as far as this machine can serve them; the first starts first. This is the only place
@@ -25,15 +25,16 @@ that names them."""
 
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "[::1]"}
-"""Where this machine reaches a server that listens at all addresses of a kind."""
+"""By kind of address: the host by which this machine reaches a server that listens at all addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """The servers of one stage.
+    """How the servers of one stage are started.
 
-    family: of models. checkpoint: its folder; empty: the family's own. device, dtype: where and in which numbers the model
-    computes. replicas: number of processes. settings: further settings of the servers, by name. options: of the family.
+    kind: of the stage, such as thinker. family: the family of its model. checkpoint: the folder of the model; empty: the family's own.
+    device, dtype: where and in which numbers the model computes. replicas: number of processes. settings: further options of the servers,
+    by name. options: the family's own, from the pipeline's file.
     """
 
     kind: str
@@ -48,10 +49,10 @@ class StageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options that the servers of one stack share. address, metrics_address: of the router. http: of the gateway; empty: there is none.
-    metrics: where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all;
-    empty: none, unless a variable names one. idle_limit_s: the stack ends by itself after so long without a request; 0: never. For other
-    options 0 and None mean the server's default."""
+    """Options that the servers of one stack share. address, metrics_address: HOST:PORT of the router and of its metrics. http: HOST:PORT of
+    the gateway; empty: there is none. metrics: HOST:PORT where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL
+    of the collector that gets the spans of all processes; empty: none, unless a variable names one. idle_limit_s: the stack ends by itself
+    after so many seconds without a request; 0: never. In max_sessions 0, and in other options None, stands for the servers' own default."""
 
     address: str = ANY_PORT
     http: str = ""
@@ -68,7 +69,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """One pipeline of a stack. name: from its file. source: its name, or its file, as the router takes it."""
+    """One pipeline of a stack. name: from its file. source: the name or file by which the router finds it."""
 
     name: str
     source: str
@@ -77,8 +78,8 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class StageServers:
-    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs; with that of the
-    pipeline if there are other servers of this kind."""
+    """The servers of one stage, shared by all pipelines that have it. name: of its processes, for people and logs; it begins with the name
+    of a pipeline if other servers are of the same kind."""
 
     name: str
     stage: StageLayout
@@ -120,7 +121,7 @@ class Layout:
 
     @property
     def groups(self) -> list[StageServers]:
-        """The servers of all stages. Pipelines share the servers of a stage that is the same in everything."""
+        """The servers of all stages. Pipelines share the servers of a stage if it is equal in everything."""
         found: list[StageServers] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
@@ -133,7 +134,8 @@ class Layout:
         return [group if kinds.count(group.name) == 1 else replace(group, name=f"{group.pipelines[0]}-{group.name}") for group in found]
 
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
-        """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
+        """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of the stage servers that it may connect
+        to."""
         servers = self.servers
         words = ["--family", stage.family, "--allow", ",".join(neighbours)]
         words += ["--device", stage.device, "--dtype", stage.dtype, "--grace", str(servers.grace_s)]
@@ -184,30 +186,30 @@ def reachable_address(address: str) -> str:
 
 
 def apart(address: str, others: Collection[str]) -> str:
-    """The address, or if another one has its port, the same host with the next port."""
+    """The address, with the next port that none of the others has; unchanged if its own port is such a one."""
     host, _, port = address.rpartition(":")
     return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
 
 
 def room(address: str, others: Collection[str], most: int) -> int:
-    """How many ports, from that of the address on, none of the others has; at most so many."""
+    """The number of ports, from that of the address on, up to the first one that another address has; at most `most`."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, most) if first + count in _ports(others)), most)
 
 
 def _ports(addresses: Collection[str]) -> set[int]:
-    """The chosen ports. An empty address has none."""
+    """The ports of addresses; an empty address and port 0 have none."""
     return {int(address.rpartition(":")[2] or 0) for address in addresses} - {0}
 
 
 def flag(setting: str) -> str:
-    """The option of a setting."""
+    """The command-line option of a setting."""
     return f"--{setting.replace('_', '-')}"
 
 
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
-    """Read [PIPELINE/]STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is
-    wrong."""
+    """Read [PIPELINE/]STAGE=VALUE words into values by stage. A bare VALUE is for every stage and has the key "". option: where they were
+    typed, for errors. Raises ValueError that says what is wrong."""
     from omnistage.wire.kinds import KINDS  # It imports the protos, which a help text does without.
 
     values: dict[str, str] = {}
@@ -224,15 +226,15 @@ def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
-    """The values for the stages of one pipeline, by stage: a value for a stage of this pipeline counts more than one for that stage of any.
-    The key "" is for all."""
+    """The values for the stages of one pipeline, by stage: a value for PIPELINE/STAGE counts more than one for STAGE. The key "" is for all
+    stages."""
     own = f"{pipeline}/"
     said = {stage: value for stage, value in values.items() if "/" not in stage}
     return said | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
 
 
 def counts(words: Sequence[str], option: str) -> dict[str, str]:
-    """Read [PIPELINE/]STAGE=N words, N from 1 to 64."""
+    """Read [PIPELINE/]STAGE=N words, N from 1 to 64, into values by stage. Raises ValueError."""
     values = by_stage(words, option)
     for stage, value in values.items():
         if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:

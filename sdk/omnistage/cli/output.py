@@ -1,6 +1,7 @@
-"""A file that appears when it is whole: it is tried before anything is asked, written beside its place, and renamed.
+"""A file that appears only when it is whole. Before anything is asked, it is tried whether it can be written; then it is written beside its
+place, and renamed.
 
-A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the contents are copied into it.
+A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the new contents are copied into it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
 
 
 class OutputFile:
-    """The place of a file that will be written, between `with` and its end.
+    """A file that is to be written inside its `with` block.
 
-    path: as it was typed. option: the option that it was typed for. kinds: names of the kinds that can be written, by their endings. Raises
-    RequestError if no such file can be written; nothing of it is left unless `write` has returned.
+    path: as it was typed. option: the option by which it was typed. kinds: names of the kinds of files that can be written, by their
+    endings. Raises RequestError if the file cannot be written. Nothing of it is left unless `write` has returned.
     """
 
     def __init__(self, path: Path, option: str, kinds: Mapping[str, str]) -> None:
         self.path = path
         try:
             _check(path, option, kinds)
-            # Through links: the file behind a link is the one to replace.
+            # If the path is a link, the file that it points to is replaced.
             self._place = Path(os.path.realpath(path))
             self._draft = _draft_for(self._place)
         except OSError as error:
@@ -47,7 +48,8 @@ class OutputFile:
         self._discard()
 
     def write(self, fill: Callable[[Path], None]) -> None:
-        """Have `fill` write a file at the path that it is called with, and put that in its place. Raises RequestError if it cannot."""
+        """Call `fill` with the path of a draft, which it writes, and put the draft in the file's place. Raises RequestError if that
+        fails."""
         try:
             fill(self._draft.path)
             with self._draft.path.open("rb") as written:
@@ -58,7 +60,8 @@ class OutputFile:
             raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
 
     def _kept_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
-        """Write the result, which took minutes to make, among the temporary files, where there may be room."""
+        """After a failure, let `fill` write among the temporary files, where there may be room: the result took minutes to make. Returns
+        the path; None if that fails too."""
         place = None
         try:
             self._draft.path.unlink(missing_ok=True)  # It may be on the same disk.
@@ -77,7 +80,7 @@ class OutputFile:
 
 
 class GrowingFile(OutputFile):
-    """A file that is there from its first piece on, and can be read while it grows. Pieces that came stay, whatever happens later."""
+    """A file that is there from its first piece on, and can be read while it grows. The pieces in it stay, whatever happens later."""
 
     _grows = False
 
@@ -85,7 +88,7 @@ class GrowingFile(OutputFile):
         """Append the next piece; the first one replaces an existing file. Raises RequestError if it cannot be written."""
         try:
             if self._grows:
-                with self._place.open("r+b") as file:  # Not to append: that would begin anew a file that somebody has removed.
+                with self._place.open("r+b") as file:  # Not "ab", which would make a removed file anew.
                     file.seek(0, os.SEEK_END)
                     file.write(data)
             else:
@@ -96,7 +99,7 @@ class GrowingFile(OutputFile):
             raise _not_written(self.path, error, "; what came before is there" if self._grows else "") from error
 
     def finish(self) -> None:
-        """Close the complete file. Raises RequestError if the disk reports only now that it has no room."""
+        """Make sure that the complete file is on the disk. Raises RequestError if the disk reports only now that it has no room."""
         try:
             with self._place.open("rb") as written:
                 os.fsync(written.fileno())
@@ -105,7 +108,7 @@ class GrowingFile(OutputFile):
 
 
 def _draft_for(place: Path) -> OwnFile:
-    """A draft beside the place, or, if that is impossible and the file itself may be changed, among the temporary files."""
+    """A draft beside the place. If the folder may not be changed, but the file there may, the draft is among the temporary files."""
     try:
         if not place.exists():
             return OwnFile(place.parent, 0o666)
@@ -133,7 +136,8 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def _overwrite(place: Path, draft: Path) -> None:
-    """Overwrite a file. A disk without room for the draft reports that while the old contents are there."""
+    """Copy the draft into the existing file `place`. Room for it is reserved first, so that a full disk is found while the old contents are
+    there."""
     with draft.open("rb") as new, place.open("r+b") as file:
         before, size = os.fstat(file.fileno()).st_size, os.fstat(new.fileno()).st_size
         try:
@@ -148,7 +152,7 @@ def _overwrite(place: Path, draft: Path) -> None:
 
 
 def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
-    """The checks that do not touch the disk's contents."""
+    """Raises RequestError for a path where no file can be written, as far as this shows before anything is written."""
     suffix = next(iter(kinds))
     if str(path) == "-":
         raise RequestError(f"{option} -: standard output is for the text", hint=f"Give the name of a file: {option} answer{suffix}")
@@ -167,5 +171,6 @@ def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
 
 
 def _not_written(path: Path, error: OSError, more: str = "") -> RequestError:
+    """The error of a file that could not be written. more: ends the message."""
     room = ", or make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return RequestError(f"{path} cannot be written: {error.strerror or error}{more}", hint=f"Give another place{room}.")

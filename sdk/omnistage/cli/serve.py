@@ -35,11 +35,12 @@ MAX_PAUSE_S = 300.0
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
+    """Run a stack until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
 
-    ready_fd: gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. The reader of
-    such an error prints it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes {"start":
-    NAME} there; each is answered with {"pipeline"} when it serves, or with the same and an error.
+    ready_fd: a descriptor that gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint",
+    "log"}. The process that reads such an error prints it, so typer.Exit is raised here instead. lifeline_fd: a descriptor, for a private
+    stack: its owner writes {"start": NAME} there for each further pipeline, and gets over ready_fd {"pipeline"} when it serves, or the same
+    with an error. -1: there is none.
     """
     raise_limit()
     owner = Owner(ready_fd, lifeline_fd)
@@ -56,11 +57,12 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
 
 
 async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: Owner) -> None:
+    """Start the stack, tell where it serves, and run until it is ended or broken."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("serve runs as a task")
     notices = Notices()
-    # The owner of a private stack hears nothing of pipelines that it did not name.
+    # The owner of a private stack gets no notes: they are about pipelines that it did not name.
     warn(replace(layout, notes=()) if owner.is_private else layout, notices)
     ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
     ending.heed()
@@ -90,8 +92,8 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
 
 
 class Begins:
-    """Starts pipelines beside those that serve: each that the owner asks for; if no owner asks, all of them, and a failed one again while
-    others go on."""
+    """Starts pipelines while the stack runs. For an owner, these are the pipelines that it asks for. Without one, they are all pipelines of
+    the layout, and each that fails is started again after a pause."""
 
     def __init__(self, owner: Owner, notices: Notices) -> None:
         self._owner = owner
@@ -102,7 +104,7 @@ class Begins:
 
     @asynccontextmanager
     async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
-        """Start pipelines inside this block, one after the other; the first one serves."""
+        """Inside this block pipelines are started, one at a time. The first one of the layout serves already."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
@@ -116,7 +118,7 @@ class Begins:
                 await asyncio.wait(self._tasks)
 
     def asked(self, name: str) -> None:
-        """The owner wants a pipeline; the owner hears the result each time."""
+        """Called when the owner asks for a pipeline; start it, and tell the owner the result."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
         else:
@@ -128,6 +130,7 @@ class Begins:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, stack: Stack, name: str) -> None:
+        """Start a pipeline, and tell the owner when it serves, or why it does not."""
         try:
             await stack.begin(name)
         except OmniError as error:
@@ -136,6 +139,7 @@ class Begins:
             self._owner.tell({"pipeline": name})
 
     async def _keep(self, stack: Stack, name: str, *, serves: bool) -> None:
+        """Start a pipeline, and start it again whenever it has failed, after a pause. serves: it serves already."""
         pause_s = FIRST_PAUSE_S
         while True:
             if serves or await self._serves(stack, name):
@@ -147,17 +151,18 @@ class Begins:
             pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False
 
     async def _serves(self, stack: Stack, name: str) -> bool:
+        """Start a pipeline when no other is being started; returns whether it serves."""
         try:
             async with self._turn:
                 await stack.begin(name)
         except StackError:
-            return False  # `gone` says why.
+            return False  # `_keep` asks `gone` for the reason.
         self._notices.tell(f"[bold green]serving[/] {escape(name)}")
         return True
 
 
 def _show_metrics(address: str, stack: Stack) -> str:
-    """Serve the metrics of all processes, and return the address; empty if the options name none. Raises StackError."""
+    """Serve a page with the metrics of all processes. Returns its HOST:PORT; empty if `address` is. Raises StackError."""
     if not address:
         return ""
     from omnistage.cli.stack_metrics import serve_stack_metrics

@@ -1,6 +1,7 @@
-"""This user's stacks that serve on this machine: a file for each, locked by its launcher for as long as that lives.
+"""This user's stacks that serve on this machine: each has a file, which its launcher locks for as long as the launcher lives.
 
-The kernel releases the lock when the launcher ends, in whatever way: a file that can be locked has no owner, and is removed.
+The kernel releases the lock when the launcher ends, in whatever way: a file that can be locked belongs to no stack any more, and is
+removed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ LONGEST_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One stack. address: HOST:PORT where this machine reaches its router. pid: of its launcher. pipeline: its name or file. log_folder:
-    the folder of its processes' output; empty: the output goes where the launcher's does. grace_s: how long answers get at the end. http:
-    HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself after so long without a request; 0: never."""
+    """One stack that serves. address: HOST:PORT by which this machine reaches its router. pid: of its launcher. pipeline: names of its
+    pipelines, for people. log_folder: of its processes' output; empty: the output goes where the launcher's does. grace_s: seconds that
+    answers get at the end. http: HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself after so many seconds
+    without a request; 0: never."""
 
     address: str
     pid: int
@@ -53,14 +55,15 @@ def folder() -> Path:
 
 
 def _boot() -> str:
-    """The id of this machine since it was started: the folder may be on a disk that several machines share, or have older files."""
+    """The id that this machine got at its last start. It begins the names of files, because the folder may have older files, or be on a
+    disk that several machines share."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @contextmanager
 def register_stack(served: Served) -> Iterator[None]:
-    """Register the stack for other commands of this user inside this block. If the file cannot be made, no command finds the stack, and it
-    serves all the same."""
+    """Inside this block other commands of this user can find the stack. If its file cannot be made, they do not find it, and it serves all
+    the same."""
     try:
         file = OwnFile(folder(), 0o600, name=f"{_boot()}-{served.pid}{SUFFIX}", content=json.dumps(asdict(served)).encode())
     except (OSError, NotAvailableError):
@@ -74,8 +77,8 @@ def register_stack(served: Served) -> Iterator[None]:
 
 
 def all_served() -> list[Served]:
-    """The stacks that serve now, in the order of their addresses. Files of launchers that are gone are removed; a file that cannot be read,
-    as from another version, is left out."""
+    """The stacks that serve now, ordered by their addresses. Files of launchers that have ended are removed; a file that cannot be read,
+    such as one of another version, is left out."""
     found = []
     for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
@@ -88,7 +91,7 @@ def all_served() -> list[Served]:
 
 
 def served_here() -> list[Served]:
-    """The stacks that serve now, for lines about them: none if their folder cannot be read."""
+    """The stacks that serve now; none if their folder cannot be read."""
     try:
         return all_served()
     except (NotAvailableError, OSError):
@@ -108,7 +111,8 @@ def _read(said: dict[str, Any]) -> Served:
 
 
 def choose_stack(stacks: list[Served], address: str | None) -> Served:
-    """The stack that is meant. Raises RequestError if there is none, or several might be meant."""
+    """The stack that a user means. address: HOST:PORT, or the port alone; None: the only stack. Raises RequestError if there is none, or
+    several might be meant."""
     if not stacks:
         raise RequestError("no stack of yours serves on this machine")
     there = ", ".join(served.address for served in stacks)
@@ -122,24 +126,24 @@ def choose_stack(stacks: list[Served], address: str | None) -> Served:
 
 
 class StackEnd:
-    """The end of a stack, from the signal to the last of its processes."""
+    """Ends a stack by signals to its launcher, and waits until the launcher has ended, which is the last of its processes."""
 
     def __init__(self, served: Served) -> None:
         """Raises ProcessLookupError if it has ended already."""
         self._served = served
         self._pidfd = os.pidfd_open(served.pid)
-        # Between the look at the file and this the pid may have become another process's.
+        # The launcher may have ended, and its pid may be another process's, since `served` was read.
         if served not in all_served():
             os.close(self._pidfd)
             raise ProcessLookupError(served.pid)
 
     def signal(self) -> None:
-        """Send a signal: the first asks it to end when its answers have ended, the second to end now."""
+        """Send SIGTERM: the first one lets running answers finish, the second one ends the stack at once."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it has ended; waits at most so long."""
+        """Wait until the stack has ended, at most limit_s; returns whether it has."""
         until = time.monotonic() + min(limit_s, LONGEST_S)
         while (left_s := until - time.monotonic()) > 0:
             if select.select([self._pidfd], [], [], left_s)[0]:

@@ -30,10 +30,11 @@ STATUS_KEYS = ("pipeline", "stage", "address", "pid", "state", "sessions", "queu
 COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", "queue", "transport")
 DROPPED = ("transport", "model", "pipeline", "queue", "pid", "sessions")
 DROPPED_OF_SEVERAL = ("transport", "model", "queue", "pid", "pipeline", "sessions")
-"""The columns that a narrow terminal leaves out, in this order. Names of several pipelines then stand above their stages."""
+"""The columns that a narrow terminal leaves out, in this order. If there are several pipelines, the second list counts: then their names
+stand above their stages."""
 
 WIDE = 200
-"""Wider than any row."""
+"""More columns than any row needs."""
 
 _NUMBER = re.compile(r"[0-9]+\b")
 
@@ -43,7 +44,8 @@ COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow"}
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """Print the pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
 
-    address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve, which have no state.
+    address: of the router; None: the one that runs here. If none runs here, this prints the pipelines that `omnistage serve` can start,
+    without a state.
     """
     nothing_runs = address is None and running() is None
     if nothing_runs:
@@ -61,10 +63,10 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """Print the stage servers behind a router, by pipeline, and the page of a stack of this user; as JSON {"replicas": [{pipeline, stage,
-    address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
+    """Print the stage servers behind a router, by pipeline, and the URL of the page if the stack is this user's; as JSON {"replicas":
+    [{pipeline, stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
 
-    address: None for the one where `omnistage serve` puts it. Raises UnavailableError if nothing runs.
+    address: of the router; None: the one that runs here. Raises UnavailableError if none does.
     """
     where = must_run(address, api_key)
     async with connect_client(where, timeout_s, verbose) as omni:
@@ -84,7 +86,8 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
 async def show_voices(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """Print the voices; as JSON {"voices": {pipeline: [name]}}. The first voice of a pipeline is its default.
 
-    address: None for the router that runs, and without one the voices that pipelines have with every checkpoint.
+    address: of the router; None: the one that runs here. If none runs here, this prints the voices that pipelines have with every
+    checkpoint.
     """
     if address is None and running() is None:
         pipelines = [load_pipeline(name) for name in shipped_pipelines()]
@@ -119,7 +122,7 @@ def show_models(as_json: bool) -> None:
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
-    """The stages' own choices, below the table: a line for all replicas of a stage that chose the same."""
+    """Lines for below the table: the settings that the stages chose, one line for all replicas of a stage that chose the same."""
     kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
     told = [
         f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
@@ -131,7 +134,8 @@ def settings_lines(replicas: Sequence[Replica]) -> list[str]:
 
 
 def _for_humans(name: str, value: str) -> str:
-    """The value of a setting. A number of bytes gets a unit; the text behind it stays, and --json shows it unchanged."""
+    """The value of a setting for people: a number of bytes at its beginning gets a unit, and the text after it stays. --json has it
+    unchanged."""
     number = _NUMBER.match(value)
     if not name.endswith("_bytes") or number is None:
         return value
@@ -139,7 +143,7 @@ def _for_humans(name: str, value: str) -> str:
 
 
 def _pipeline_of(pipeline_name: str) -> Pipeline:
-    """The pipeline's file. Only the stages know which voices a pipeline has."""
+    """A pipeline as its file describes it; without voices, which only the running stages know."""
     pipeline = load_pipeline(pipeline_name)
     return Pipeline(
         name=pipeline.name,
@@ -159,6 +163,7 @@ def _console() -> Console:
 
 
 def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The heads of the columns, and the cells of a row for each pipeline."""
     rows = list[Sequence[str]]()
     for pipeline in pipelines:
         gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
@@ -191,7 +196,8 @@ def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
-    """The table with as many columns as fit; the columns that stay are whole. If not even the last ones fit, two lines for each server."""
+    """The table of the servers with as many columns as fit, none of them cut. If not even the last columns fit, two lines for each
+    server."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
     for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):
@@ -205,10 +211,12 @@ def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
 
 
 def _several(replicas: Sequence[Replica]) -> bool:
+    """Whether the servers belong to several pipelines."""
     return len({replica.pipeline for replica in replicas}) > 1
 
 
 def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
+    """A table of servers with these columns. If it has no column for the names of several pipelines, they stand above their servers."""
     table = Table(box=None, header_style="dim")
     for name in columns:
         table.add_column(name, no_wrap=True)
@@ -223,7 +231,8 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 
 
 def _cells(replica: Replica) -> dict[str, str]:
-    # A lost server's values are unknown, and its process has probably ended; one that is starting has said nothing yet.
+    # A lost server's values are unknown, and its process has probably ended; a server that is starting has told nothing yet.
+    """All cells of a server's row, by column."""
     pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),

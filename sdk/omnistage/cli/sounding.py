@@ -34,8 +34,9 @@ EXAMPLE = "rain on a tin roof"
 
 @dataclass(frozen=True, slots=True)
 class SoundOrder:
-    """A sound as it was typed. prompt: until checked, - is standard input. out: a file, or - for standard output; None: the sound is heard,
-    or written to a file named after the prompt. play: whether to play it while it comes; None: if a person is there to hear it."""
+    """A sound as it was typed. prompt: - is standard input, until `checked` reads it. out: a file, or - for standard output; None: the
+    sound is played, or if nothing plays it, written to a file named after the prompt. play: whether to play it while it comes; None: if a
+    person is there to hear it."""
 
     prompt: str
     out: Path | None
@@ -54,8 +55,8 @@ class SoundOrder:
         return self.play if self.play is not None else self.out is None and not self.as_json and sys.stderr.isatty()
 
     def checked(self) -> SoundOrder:
-        """The order with its words, standard input read. Refuses impossible orders before anything is fetched, started or asked. Raises
-        RequestError."""
+        """The order with its words read, standard input included. Raises RequestError for an impossible order, before anything is fetched,
+        started or asked."""
         check_numbers(self.options)
         whole = replace(self, prompt=words(self.prompt, EXAMPLE))
         if self.out is not None and not self.is_piped:
@@ -68,7 +69,7 @@ class SoundOrder:
 
 @dataclass(slots=True)
 class SoundSoFar:
-    """A sound so far."""
+    """The chunks of a sound that have come."""
 
     chunks: list[AudioChunk] = field(default_factory=list)
 
@@ -78,19 +79,19 @@ class SoundSoFar:
 
 
 def open_sound_file(path: Path, files: ExitStack) -> OutputFile:
-    """Open the file. Raises RequestError."""
+    """Open a file for sound until `files` ends. Raises RequestError."""
     return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
 
 
 async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbose: bool) -> None:
-    """Ask, show the progress, have it heard or written, print the figures; a private stack ends after that.
+    """Ask for a sound, show the progress, play the sound or write it, print the figures; a private stack ends after that.
 
     The JSON object, or the sound, goes to stdout and everything else to stderr.
     """
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
     with ExitStack() as files:
-        # Before anything is started or asked: a sound that cannot be kept is lost.
+        # Opened before anything is started or asked: a sound that cannot be kept would be lost.
         hearing = await listening(order.is_to_be_heard)
         files.callback(hearing.stop)
         pipe = SoundPipe() if order.is_piped else None
@@ -117,7 +118,7 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
 
 
 def _take(event: Event, made: SoundSoFar, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen) -> None:
-    """Play and keep a piece of sound, and show how much there is."""
+    """Keep and play a piece of sound, and show how much there is. ears: get each piece."""
     if isinstance(event, AudioChunk):
         made.chunks.append(event)
         for ear in ears:
@@ -126,7 +127,8 @@ def _take(event: Event, made: SoundSoFar, ears: Sequence[Callable[[AudioChunk], 
 
 
 def _write(place: Path, made: SoundSoFar, kind: str) -> None:
-    """Write the file. A kind that cannot have the model's rate gets the next rate that it can have."""
+    """Write a sound to a file. kind: the ending that decides the format. If the format cannot have the model's rate, the sound gets the
+    next higher rate that it can have, or its highest."""
     samples = np.concatenate([chunk.samples for chunk in made.chunks])
     rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz
     if possible and rate_hz not in possible:
@@ -136,7 +138,8 @@ def _write(place: Path, made: SoundSoFar, kind: str) -> None:
 
 
 def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
-    """The same sound at another rate, float32 [n] or [n, channels]: all frequencies that both rates have stay as they are."""
+    """The same sound at another rate, both in Hz. samples: [n] or [n, channels]; returns float32 of the same form. All frequencies that
+    both rates can have stay as they are."""
     more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
     padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one silent.
     count = len(padded) * new_hz // rate_hz

@@ -40,25 +40,25 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of names that `omnistage draw` writes."""
 
 LOOK_S = 5.0
-"""Time limit of a look at a router's pipelines, after a refusal."""
+"""How long a router may take to list its pipelines after a refusal."""
 
 DRAW = {
     "image": "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture.",
     "video": "It makes films: `omnistage film PROMPT --out F.webm`, with the same --pipeline and --address.",
     "audio": "It makes sound of a prompt: `omnistage sound PROMPT --out F.wav`, with the same --pipeline and --address.",
 }
-"""Texts about a pipeline that draws, for a user who asked it a question, by the first of these outputs that it gives."""
+"""Hints for a user who asked a question of a pipeline that only draws, by its output; if it has several, the first of these counts."""
 
 OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sound`."
-"""Added if only the checkpoint of a pipeline says what it makes."""
+"""Added to the hint about pictures if only the checkpoint of a pipeline says what it makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question as it was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline,
-    captions: files to write; out may be -, standard output. system: the instructions before the conversation. attached: goes before the
-    text. parts: of these, when they are read. schema: a file to read, until checked. play: whether to play it while it comes; None: if a
-    person is there to hear it."""
+    """A question as it was typed. text: - is standard input, until `checked` reads it. verbatim: speak the text instead of answering it.
+    out, timeline, captions: files to write; out may be -, standard output. system: the instructions before the conversation. attached:
+    media that stand before the text. parts: these media when `checked` has read them. schema: the file of a JSON schema, until `checked`
+    reads it. play: whether to play the answer while it comes; None: if a person is there to hear it."""
 
     text: str
     verbatim: bool
@@ -97,15 +97,15 @@ class Question:
 
     @property
     def conversation(self) -> Conversation:
+        """The turns to send: the system text, if there is one, and the question."""
         text = [{"type": "text", "text": self.text}] if self.text else []
         turn = {"role": "user", "content": [*self.parts, *text]}
         return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
     def checked(self) -> Question:
-        """The question with its words and media, standard input read. Refuses impossible questions before anything is fetched, started or
-        asked.
+        """The question with its words, media and schema read, standard input included.
 
-        Raises RequestError.
+        Raises RequestError for an impossible question, before anything is fetched, started or asked.
         """
         check_numbers(self.options, example=0.5)
         with ExitStack() as tried:
@@ -121,7 +121,7 @@ class Question:
 
 
 def _read_schema(path: Path) -> str:
-    """The text of the schema. Raises RequestError."""
+    """The text of a file with a JSON schema. Raises RequestError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
@@ -144,7 +144,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
         hint = DRAW["image"] + OTHERS if draws else "Give another --pipeline, or none for the default."
         raise RequestError(f"{where.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
     with ExitStack() as files:
-        # Before anything is started or asked: an answer that cannot be kept is lost.
+        # Opened before anything is started or asked: an answer that cannot be kept would be lost.
         out = _open_files(question, files)
         hearing = await listening(question.is_to_be_heard)
         files.callback(hearing.stop)
@@ -164,7 +164,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 raise
             work.complete()
             try:
-                # Before another word is printed, whose reader may be gone.
+                # Files first: if the reader of the printed lines is gone, printing raises.
                 written = _write(question, out, spoken, done)
             finally:
                 if not question.as_json:
@@ -184,7 +184,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
 
 
 def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
-    """Remarks about an answer, a line each."""
+    """Lines for people about an answer: lost servers, why there is less than hoped for, and figures."""
     for failover in done.failovers:
         yield sentence(failover, done.timing)
     if not question.verbatim:
@@ -199,8 +199,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
-    """The output that all pipelines that could be meant draw, if they do nothing else; else empty. pipeline: empty: any. A router that is
-    gone by now adds nothing: its refusal stands."""
+    """The output, a key of DRAW, of the pipelines that may have been asked, if all of them only draw; otherwise empty, also if the router
+    does not answer any more. pipeline: the one that was asked; empty: any."""
     with suppress(OmniError):
         meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in meant):
@@ -210,8 +210,8 @@ async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
 
 @contextmanager
 def _refusals(question: Question) -> Iterator[None]:
-    """Word refusals of a router or a stage, which are in words of the protos, by the typed options: --out asks for sound by name,
-    --captions for words."""
+    """Word a refusal of outputs by the option that asked for them: --out or --text-only, or --captions for the alignment. Routers and
+    stages word it by the protos."""
     try:
         yield
     except BadRequestError as error:
@@ -229,7 +229,7 @@ def _refusals(question: Question) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files that were asked for."""
+    """The opened files of a question; None for each that was not asked for."""
 
     sound: OutputFile | None
     picture: OutputFile | None
@@ -237,6 +237,8 @@ class _Files:
 
 
 def _open_files(question: Question, files: ExitStack) -> _Files:
+    """Open the files of a question until `files` ends. Raises RequestError."""
+
     def opened(path: Path | None, option: str, kinds: Mapping[str, str]) -> OutputFile | None:
         return None if path is None else files.enter_context(OutputFile(path, option, kinds))
 
@@ -267,6 +269,6 @@ def _write(question: Question, out: _Files, spoken: Spoken, done: Done) -> list[
 
 
 def save(spoken: Spoken, path: Path, kind: str) -> None:
-    """Write the sound to a file. kind: the ending of its name."""
+    """Write the sound of an answer to a file. kind: the ending that decides the format, such as .wav, whatever `path` ends in."""
     first = spoken.sounds[0]
     write_sound(path, np.concatenate([sound.samples for sound in spoken.sounds]), first.sample_rate_hz, first.encoding, kind)

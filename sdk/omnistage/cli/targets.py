@@ -1,4 +1,4 @@
-"""Chooses the router of a command: the one it names, the one that runs, or one that is started for the call."""
+"""Chooses the router of a command: the one that was typed, the one that runs, or one that is started for the call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from omnistage.host.addresses import host_and_port
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The abilities that a stack that is started for a call must have. inputs, outputs: such as image and audio. kind: of a stage that it
-    must have."""
+    """The abilities that a stack needs if it is started for a call. inputs, outputs: such as image and audio. kind: of its first stage."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -39,10 +38,11 @@ def target_for(
     devices: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> Where:
-    """The router to ask, or the stack to start for this call: if no router runs, and for settings, a checkpoint or a file. address,
-    pipeline, api_key, devices: as typed. is_quiet: do not print which it is.
+    """The router to ask, or the stack to start for this call. A stack is started if no router runs, or if devices, a checkpoint or the file
+    of a pipeline were typed. address, pipeline, api_key, devices: as typed. is_quiet: print no line about the choice.
 
-    Raises an OmniError if neither can be."""
+    Raises an OmniError if there can be neither.
+    """
     if address is not None:
         return named(address, api_key, pipeline)
     key = typed_key(api_key)
@@ -71,8 +71,8 @@ def target_for(
 
 
 def _may_be_served(pipeline: str) -> bool:
-    """Whether a router may know the pipeline by that name. A DIR, FILE.yaml or OWNER/NAME is something to start; as in `serve`, the name of
-    a shipped pipeline counts more than a folder with that name."""
+    """Whether a router may know a pipeline by this text. A DIR, FILE.yaml or OWNER/NAME can only be started. As in `serve`, the name of a
+    shipped pipeline counts more than a folder with that name."""
     if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
         return False
     return not pipeline or not Path(pipeline).is_dir() or _is_shipped(pipeline)
@@ -86,8 +86,8 @@ def _is_shipped(pipeline: str) -> bool:
 
 
 async def check_target(address: str) -> None:
-    """Raises BadRequestError for a text that is no address of a router, and for several addresses none of whose hosts is known. address: as
-    `--address`."""
+    """Raises BadRequestError for a text that is no address of a router, or if none of its hosts is known. address: as typed by `--address`,
+    maybe several."""
     try:
         addresses = split(address)
     except BadRequestError as error:
@@ -98,8 +98,8 @@ async def check_target(address: str) -> None:
 
 
 def running() -> Found | None:
-    """The router for a command that starts nothing: the one that the variable names, or one of this user where `omnistage serve`
-    listens."""
+    """The router for a command that starts nothing: the one that the variable names, else one of this user where `omnistage serve` listens
+    by default; None if there is neither, or the variable turns that off."""
     if is_off():
         return None
     if (router := named_router()) is not None:
@@ -108,7 +108,7 @@ def running() -> Found | None:
 
 
 def must_run(address: str | None = None, api_key: str | None = None) -> Where:
-    """The typed router, or the one that runs. Raises UnavailableError."""
+    """The router that was typed, or the one that runs. Raises UnavailableError if there is none."""
     if address is not None:
         return named(address, api_key)
     if (router := running()) is not None:
@@ -125,7 +125,7 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
 
 
 def _elsewhere() -> str:
-    """A hint with the stacks of this user that serve; empty: none is known."""
+    """A hint with the addresses of this user's stacks; empty if none is known."""
     from omnistage.cli.served import served_here
 
     addresses = [served.address for served in served_here()]
@@ -133,7 +133,7 @@ def _elsewhere() -> str:
 
 
 async def _is_unknown(address: str) -> bool:
-    """Whether the host is unknown. A look-up that takes too long proves nothing: the connection decides."""
+    """Whether the host of an address is unknown. If the look-up takes too long, the host may be known: the connection will tell."""
     try:
         async with asyncio.timeout(LOOKUP_S):
             return await is_unknown(address)

@@ -150,6 +150,7 @@ def bench(
 
 
 def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, drawn: object) -> None:
+    """Raises BadParameter for options that exclude each other. sound, drawn: true if an option of sound, or of pictures, was typed."""
     if say + draw + text_only > 1:
         raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
     if sound and (text_only or draw):
@@ -159,6 +160,7 @@ def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, dr
 
 
 def _check_finite(option: str, value: float) -> None:
+    """Raises BadParameter for a value that is infinite or no number."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{option} {value}: this is no number; give one, such as 60")
 
@@ -173,7 +175,7 @@ def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) ->
     from omnistage.cli.output import OutputFile
 
     with ExitStack() as files:
-        # Open the files before anything is asked: figures that cannot be kept are lost.
+        # Opened before anything is asked: figures that cannot be kept would be lost.
         out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
         plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
         screen = None if plan.is_quiet else table.BenchScreen()
@@ -188,7 +190,7 @@ def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) ->
 
 
 def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> None:
-    """Write the files first: a program that reads the printed object may read them too."""
+    """Write the files, and then print the object if --json asks for it: a program that reads the object may read the files too."""
     import json
 
     from omnistage.cli.bench.plot import draw
