@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 
-if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # The import of `signal` itself would end in a traceback.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # Ctrl-C during the import of `signal` would give a traceback.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import gc
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _run(app: typer.Typer) -> int:
-    """Run the app and return the exit code. On a terminal, errors of a command line are broken between words."""
+    """Run the app and return the exit code. An error of the command line is printed in lines that fit the terminal."""
     from typer import Abort
     from typer._click.exceptions import ClickException
 

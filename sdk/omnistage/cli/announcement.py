@@ -18,7 +18,7 @@ CONNECT_LIMIT_S = 1.0
 
 
 def warn(layout: Layout, notices: Notices) -> None:
-    """Print all warnings about a stack before it starts, in the foreground or not."""
+    """Print all warnings about a stack before it starts."""
     for note in layout.notes:
         notices.tell(escape(note))
     stages = [group.stage for group in layout.groups]
@@ -44,9 +44,9 @@ def announce(
     metrics: str = "",
     log_folder: str = "",
 ) -> None:
-    """Print where a stack serves. layout: what was asked for; its first pipeline serves, the others start. pid: of the launcher; 0: this
-    process. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: the folder of the processes'
-    output; empty: the terminal."""
+    """Print where a stack serves. layout: its first pipeline serves, and the others are starting. pid: of the launcher; 0: this process.
+    http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: of the processes' output; empty: it goes
+    to the terminal."""
     asked = reachable_address(address)
     is_found = asked == found.LOCAL_ADDRESS  # Commands look there by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
@@ -77,11 +77,13 @@ def open_page(served: Served) -> str:
 
 
 def _about_http(asked: str, http: str) -> str:
+    """A text about the gateway. asked: the address where it was to listen. http: where it listens."""
     moved = f"the port of {asked} is taken; " if asked != http and not asked.endswith(":0") else ""
     return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
 def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
+    """Further lines, each with its name and its text. named: the option that names the router; empty if commands find it by themselves."""
     if layout.only_draws:  # A question would be drawn; only the checkpoint says of what kind.
         yield "ask it", f'omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
     else:

@@ -29,16 +29,18 @@ NARROW = 72
 """A terminal with fewer columns gets no bars, only their texts."""
 
 MARGIN = 4
-"""Columns that stay free at the right: a terminal writes ^C there. On a line of its own ^C would move the bars, and one would stay."""
+"""Columns that stay free at the right: a terminal writes ^C there. Without them ^C would get a line of its own, which moves the bars and
+leaves one of them behind."""
 
 
 @contextmanager
 def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show]:
-    """Yield a function that shows progress, a bar for each thing: of a download its bytes, their rate and the time left, of other work its
-    share and the time left.
+    """Yield a function that shows progress, with a bar for each label: for a download its bytes, their rate and the time left, for other
+    work the share that is done and the time left.
 
-    If stderr is no terminal there is a line when a download begins and when it is complete, unless `lines` is False, and always one when
-    another process is waited for. notices: prints lines above the bars."""
+    If stderr is no terminal, there are lines instead: when a download begins and when it is complete, unless `lines` is False, and always
+    when another process is waited for. notices: prints lines above the bars.
+    """
     notices = notices or Notices()
     if not notices.is_terminal:
         yield _Lines(notices, lines)
@@ -59,17 +61,19 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
 
 
 def _whole() -> Column:
-    """A column that stays on one line: the bar becomes shorter first."""
+    """A column that stays on one line: in a narrow terminal the bar becomes shorter first."""
     return Column(no_wrap=True)
 
 
 class _Bars(Progress):
+    """Progress that leaves the last columns of the terminal free."""
+
     def get_renderable(self) -> RenderableType:
         return _Inset(super().get_renderable())
 
 
 class _Inset:
-    """Wraps a renderable, which gets all columns but the last ones."""
+    """Wraps a renderable, which gets all columns but the last MARGIN."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -79,7 +83,8 @@ class _Inset:
 
 
 class _Lines:
-    """Prints lines for logs: what begins, and how much has come."""
+    """Prints lines in place of bars: when something begins, and when it is complete. has_downloads: also for downloads, not only for
+    waits."""
 
     def __init__(self, notices: Notices, has_downloads: bool) -> None:
         self._notices = notices
@@ -99,7 +104,7 @@ class _Lines:
 
 
 class _Amount(ProgressColumn):
-    """The amount done."""
+    """A column for the amount that is done: a percentage, or bytes."""
 
     def render(self, task: Task) -> Text:
         if task.fields["unit"] == "share":
@@ -110,7 +115,7 @@ class _Amount(ProgressColumn):
 
 
 class _Rate(ProgressColumn):
-    """Bytes that come in a second."""
+    """A column for the bytes that come in a second; empty for other work."""
 
     max_refresh = 0.5
 

@@ -19,7 +19,7 @@ from omnistage.cli.talk import LINES, WORDS
 from omnistage.client.beside import beside
 
 BLOCK = '"""'
-"""Stands before and behind several lines that are one message."""
+"""Stands before and after several lines that are one message, a block."""
 
 
 def is_typed() -> bool:
@@ -28,9 +28,9 @@ def is_typed() -> bool:
 
 
 async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
-    """Yield what a person types, a message at a time: a line, several lines that were pasted or have Alt-Enter between, or a block. ahead:
-    returns the text that was typed already. silence: stops the sound; returns whether any was playing. Ctrl-C first stops the sound, then
-    clears the line."""
+    """Yield what a person types, a message at a time: one line, several lines that were pasted or have Alt-Enter between, or a block.
+    ahead: returns text that was typed during an answer, with which the line begins. silence: stops the sound; returns whether any was
+    playing. Ctrl-C clears the line and stops the sound."""
     try:
         lines = state_folder() / LINES
         lines.touch(mode=0o600)
@@ -76,13 +76,13 @@ def _keys() -> KeyBindings:
 
 
 def is_open(text: str) -> bool:
-    """Whether a block has begun and not ended."""
+    """Whether a text begins a block and does not end it."""
     text = text.strip()
     return text.startswith(BLOCK) and (len(text) < 2 * len(BLOCK) or not text.endswith(BLOCK))
 
 
 def block(text: str) -> str | None:
-    """The words of a message that is a block; None for any other."""
+    """The words in a message that is a block; None for any other message."""
     return text.removeprefix(BLOCK).removesuffix(BLOCK).strip() if text.startswith(BLOCK) else None
 
 
@@ -102,8 +102,8 @@ async def read() -> AsyncGenerator[str, None]:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Yield lines. The thread is left alone if the chat is over before the pipe is; it holds no lock of Python's, as a thread in
-    `sys.stdin` would."""
+    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe does, the thread is left alone: it holds no
+    lock of Python's, as a thread in `sys.stdin` would."""
     rest = b""
     while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")
@@ -113,7 +113,7 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 class _Lines(FileHistory):
-    """The typed lines, bounded in size."""
+    """The file of the typed lines. A line that cannot be stored is lost without an error."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):

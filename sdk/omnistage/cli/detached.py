@@ -23,10 +23,10 @@ from omnistage.cli.served import Served, StackEnd, all_served, choose_stack
 from omnistage.client.errors import StackError
 
 LOG = "serve.log"
-"""Log of the launcher, beside the logs of the servers."""
+"""Log of the launcher, in the folder with the logs of the servers."""
 
 KEPT_LOGS = 8
-"""Most folders of logs of detached stacks; the newest ones are kept."""
+"""How many folders with logs of detached stacks are kept; the oldest ones go."""
 
 AGAIN_S = 0.5
 """Pause between two signals of `stop --now`."""
@@ -36,9 +36,9 @@ MARGIN_S = 15.0
 
 
 def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
-    """Start a stack in a session of its own, wait until it serves, and leave it. words: the command line, without --detach and --log-dir
-    the stack's own. Raises StackError, also if the stack ends before it serves."""
-    # Errors are printed here, and fetches run here, with a bar.
+    """Start a stack in a session of its own, wait until it serves, and leave it running. words: the arguments as typed; the new launcher
+    gets them without --detach. log_folder: None: a new folder. Raises StackError, also if the stack ends before it serves."""
+    # Made here too, so that errors and the bars of fetches are seen on this terminal.
     layout = layout_of(choice)
     if log_folder is None:
         log_folder = _new_log_folder()
@@ -74,7 +74,8 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
 
 
 def _new_log_folder() -> Path:
-    """A new folder for this start, beside those of the last ones; older ones are removed, unless a stack still writes there."""
+    """Make a folder for this start, and return it. Older folders beside it are removed, except the newest ones, and those of stacks that
+    serve."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}
     old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -84,14 +85,15 @@ def _new_log_folder() -> Path:
 
 
 def stop(address: str | None, *, every: bool, is_now: bool) -> None:
-    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack.
-    is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
+    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack. every:
+    end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
     stacks = all_served()
     for served in stacks if every and stacks else [choose_stack(stacks, address)]:
         _stop(served, is_now)
 
 
 def _stop(served: Served, is_now: bool) -> None:
+    """End one stack, and print when it has ended. Raises StackError if it does not end in time."""
     notices = Notices()
     try:
         ending = StackEnd(served)
@@ -102,8 +104,7 @@ def _stop(served: Served, is_now: bool) -> None:
         ending.signal()
         patience = f"answers that run get up to {served.grace_s:g} s"
         with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
-            # Two signals at the same time would arrive as one, and a busy launcher takes both as one later: send again until it has noticed
-            # two.
+            # A busy launcher may take two signals for one: they are sent again until it ends.
             has_ended = _ends_now(ending) if is_now else ending.wait(served.grace_s + MARGIN_S)
         if not has_ended:
             raise StackError(
@@ -114,6 +115,7 @@ def _stop(served: Served, is_now: bool) -> None:
 
 
 def _ends_now(ending: StackEnd) -> bool:
+    """Send the signal again and again until the stack has ended; returns whether it has, after MARGIN_S or a little more."""
     for _ in range(int(MARGIN_S / AGAIN_S)):
         if ending.wait(AGAIN_S):
             return True

@@ -124,7 +124,7 @@ def draw(
 
 
 def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
-    """The devices of the stack that is started, by stage."""
+    """Read [STAGE=]DEV words into devices by stage. Raises BadParameter, also if a router was typed, for which they mean nothing."""
     if device and address is not None:
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     from omnistage.cli.layout import by_stage
@@ -136,7 +136,7 @@ def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, s
 
 
 def numbers(text: str | None) -> list[float] | None:
-    """The numbers in a text such as 1,0.7,0.3."""
+    """Read a text such as 1,0.7,0.3. Raises BadParameter."""
     try:
         return None if text is None else [float(each) for each in text.split(",")]
     except ValueError:
@@ -144,7 +144,7 @@ def numbers(text: str | None) -> list[float] | None:
 
 
 def own_options(words: Sequence[str]) -> dict[str, str] | None:
-    """The options in words of the form NAME=VALUE."""
+    """Read NAME=VALUE words; None if there are none. Raises BadParameter."""
     for word in words:
         if not word.partition("=")[0] or "=" not in word:
             raise typer.BadParameter(f"--option {word}: give NAME=VALUE, such as cfg_normalization=true")
@@ -152,7 +152,7 @@ def own_options(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def sides(size: str | None, width: int | None, height: int | None) -> tuple[int | None, int | None, bool]:
-    """Width and height, and whether they were typed as one, such as 640x480."""
+    """Width and height in pixels, and whether they were typed as one, such as 640x480. Raises BadParameter."""
     if size is None:
         return width, height, False
     if width is not None or height is not None:
@@ -165,6 +165,7 @@ def sides(size: str | None, width: int | None, height: int | None) -> tuple[int 
 
 
 def _draw(order: DrawingOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
+    """Check the order, choose the router or the stack to ask, and draw."""
     from omnistage.cli.drawing import draw_order
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for

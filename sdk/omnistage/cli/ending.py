@@ -12,29 +12,30 @@ from omnistage.cli.stack import Stack
 from omnistage.client.beside import beside
 
 RUNNING = "omnistage_router_inflight"
-"""The metric that counts a router's running answers."""
+"""The metric by which a router counts its running answers."""
 
 LOOK_S = 0.5
 """How long the router may take to say how many answers run."""
 
 
 class Ending:
-    """Cancels a task at the first signal, or at the end of the lifeline.
+    """Cancels the task that serves, at the first signal or at a call of `begin`; kills all processes at the second signal.
 
-    grace_s: how long answers get. notices: prints what is waited for; None: a private stack, whose owner waits for nothing. stack: set once
-    there is one.
+    grace_s: seconds that running answers get. notices: prints what the end waits for; None: a private stack, whose owner does not wait.
+    stack: set once there is one.
     """
 
     def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
         self.stack: Stack | None = None
         self.number = signal.SIGTERM
-        """The last signal."""
+        """The last signal that came."""
         self.serves = False
-        """The stack has started."""
+        """Whether the stack has started."""
         self.came = False
+        """Whether the end has begun."""
         self._why = ""
         self.is_now = False
-        """A second signal came: no answer was waited for any more."""
+        """Whether a second signal came, so that no answer is waited for any more."""
         self._task = task
         self._grace_s = grace_s
         self._notices = notices
@@ -47,19 +48,20 @@ class Ending:
         self.stack = stack
 
     def heed(self) -> None:
-        """Handle signals from here on."""
+        """From here on signals end the stack."""
         loop = asyncio.get_running_loop()
         for number in interrupt.heeded_signals():
             loop.add_signal_handler(number, self._signalled, number)
 
     async def close(self) -> None:
-        """Print no more, and cancel no more."""
+        """From here on print nothing and cancel nothing."""
         self._is_closed = True
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.wait({self._telling})
 
     def _signalled(self, number: signal.Signals) -> None:
+        """Begin the end at the first signal; end everything now at the second; ignore further ones."""
         self.number = number
         if not self.came:
             self.begin(f"on {number.name}")
@@ -73,7 +75,7 @@ class Ending:
                 self.stack.kill()
 
     def begin(self, why: str) -> None:
-        """Begin the end, as the first signal does."""
+        """Begin the end, as the first signal does. why: stands after the word "ending" in the printed line."""
         if self.came:
             return
         self.came = True
@@ -85,7 +87,7 @@ class Ending:
             self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
 
     async def _tell(self, address: str) -> None:
-        """Print what is waited for, and begin the wait."""
+        """Print what the end waits for, and cancel the task. address: HOST:PORT of the router's metrics."""
         try:
             running = await _running(address)
             self._say(f"[bold]ending[/] {self._why}{self._waits_for(running)}")
@@ -99,6 +101,7 @@ class Ending:
             self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
+        """The end of the printed line: which answers are waited for, and for how long. answers: how many run; None: it is not known."""
         if answers == 0:
             return ""
         who = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
@@ -111,7 +114,7 @@ class Ending:
 
 
 async def _running(address: str) -> int | None:
-    """How many answers a router runs, by its metrics at HOST:PORT; None: it does not say."""
+    """How many answers a router runs; None if it does not tell in time. address: HOST:PORT of its metrics."""
 
     def look() -> int | None:
         from omnistage.cli.stack_metrics import fetch_page

@@ -20,7 +20,7 @@ SEPARATOR = " · "
 
 
 def as_json(spoken: Spoken, done: Done) -> str:
-    """The one object that scripts read."""
+    """The JSON object about an answer, for scripts."""
     timing = done.timing
     return json.dumps(
         {
@@ -44,12 +44,13 @@ def as_json(spoken: Spoken, done: Done) -> str:
 
 
 def server_facts(done: Done) -> dict[str, object]:
-    """The server's facts about every answer, for scripts."""
+    """Facts that the server tells about every answer, by their keys in the JSON object."""
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
 def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
-    """A line that says why there is less than hoped for, if there is less. option: the option that allows more, as it is typed."""
+    """A line if the answer is shorter than hoped for: cut at the limit of tokens, or ended before the model was done with thinking. option:
+    raises that limit, as it is typed."""
     is_cut = done.finish_reason == "length"
     told = [f"cut at {spoken.tokens} tokens"] if is_cut else []
     if spoken.thought and not spoken.text:
@@ -65,12 +66,12 @@ def remarks(done: Done) -> Iterator[str]:
 
 
 def seed_told(done: Done) -> str | None:
-    """The seed, unless every other seed would have given the same answer."""
+    """The seed in words; None if every other seed would have given the same answer."""
     return None if done.drew is False else f"seed {done.seed}"
 
 
 def figures(done: Done) -> str:
-    """One line for people."""
+    """All figures of an answer, in one line for people."""
     timing = done.timing
     parts = [
         None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
@@ -87,7 +88,7 @@ def figures(done: Done) -> str:
 
 
 def brief_figures(done: Done) -> str:
-    """One line for people in a conversation."""
+    """The few figures that a conversation shows, in one line for people."""
     timing = done.timing
     parts = [
         None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
@@ -99,7 +100,7 @@ def brief_figures(done: Done) -> str:
 
 
 def tell(*lines: str) -> None:
-    """Print lines for people at once: the end of a private stack takes a while."""
+    """Print lines for people now, before the end of a private stack, which takes a while."""
     notices = Notices()
     for line in lines:
         for part in fold_line(line, notices.width if notices.is_terminal else None):
@@ -107,7 +108,8 @@ def tell(*lines: str) -> None:
 
 
 def fold_line(line: str, columns: int | None) -> Iterator[str]:
-    """A line of figures as lines of a terminal, broken between two figures, or two words of one. columns: None if there is no terminal."""
+    """Break a line of figures between two figures into lines of a terminal; a figure that does not fit alone is broken between words.
+    columns: width of the terminal; None: there is none, and nothing is broken."""
     first, *others = line.split(SEPARATOR)
     for part in others:
         if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Codec(StrEnum):
-    """The codec of a film."""
+    """A codec that can be typed."""
 
     VP9 = "vp9"
     AV1 = "av1"
@@ -120,6 +120,7 @@ def film(
 
 
 def _film(order: FilmOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
+    """Check the order, choose the router or the stack to ask, and make the film."""
     from omnistage.cli.filming import make_film
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for

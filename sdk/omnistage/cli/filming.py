@@ -25,7 +25,7 @@ from omnistage.client.film_file import KINDS
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
 CODECS = {"vp9": (".webm", "video/webm"), "av1": (".mp4", "video/mp4"), "h264": (".mp4", 'video/mp4; codecs="avc1"')}
-"""By the name that can be typed, the ending of the file and the media type to ask for."""
+"""The codecs by the names that can be typed: the ending of the file, and the media type to ask for."""
 
 USUAL = {".webm": "vp9", ".mp4": "av1"}
 """Default codec by the ending of the file."""
@@ -33,9 +33,9 @@ USUAL = {".webm": "vp9", ".mp4": "av1"}
 
 @dataclass(frozen=True, slots=True)
 class FilmOrder:
-    """A film as it was typed. prompt: until checked, - is standard input. media_type: the type to ask for. images: files, and when checked,
-    their bytes. sized: width and height were typed as one. is_unnamed: no file was typed; `out` is only an ending until `opened` names the
-    file."""
+    """A film as it was typed. prompt: - is standard input, until `checked` reads it. media_type: to ask for. images: files; after `checked`
+    their bytes. sized: width and height were typed by --size. is_unnamed: no file was typed; `out` has only the right ending, and `opened`
+    names the file."""
 
     prompt: str
     out: Path
@@ -47,8 +47,8 @@ class FilmOrder:
     is_unnamed: bool = False
 
     def checked(self) -> FilmOrder:
-        """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
-        asked. Raises RequestError."""
+        """The order with its words and pictures read, standard input included. Raises RequestError for an impossible order, before anything
+        is fetched, started or asked."""
         check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
@@ -59,8 +59,8 @@ class FilmOrder:
         return whole
 
     def opened(self, files: ExitStack) -> GrowingFile:
-        """The opened file; if none was typed, one named after the prompt, which no other call gets until `files` ends. Raises
-        RequestError."""
+        """The opened file of the film, until `files` ends. If none was typed, it is named after the prompt, and no other call of omnistage
+        takes that name meanwhile. Raises RequestError."""
         out = files.enter_context(new_name(self.prompt, self.out.suffix, [Path()])) if self.is_unnamed else self.out
         try:
             return files.enter_context(GrowingFile(out, "--out", KINDS))
@@ -72,7 +72,7 @@ class FilmOrder:
 
 @dataclass(slots=True)
 class FilmSoFar:
-    """A film so far. size: width and height, if they are known."""
+    """A film as far as it has come. frames: their number. size: width and height in pixels, if they are known."""
 
     frames: int = 0
     size: tuple[int, int] | None = None
@@ -80,7 +80,8 @@ class FilmSoFar:
 
 
 def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
-    """The path of the film, or only an ending if no file was typed, and the type to ask for. Raises RequestError."""
+    """The path of the film, and the media type to ask for. out, codec: as typed; if no file was typed, the path only has the right ending.
+    Raises RequestError if file and codec do not fit together."""
     ending = (CODECS[codec][0] if codec else ".webm") if out is None else out.suffix.lower()
     named = codec or USUAL.get(ending, "vp9")
     fit, media_type = CODECS[named]
@@ -97,7 +98,7 @@ async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
-        # Before anything is started or asked: a film that cannot be kept is lost.
+        # Opened before anything is started or asked: a film that cannot be kept would be lost.
         file, made = order.opened(files), FilmSoFar()
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
@@ -119,7 +120,7 @@ async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose
 
 
 def _take(event: Event, file: GrowingFile, made: FilmSoFar, screen: DrawingScreen) -> None:
-    """Write a piece of the film, and show how much there is."""
+    """Append a piece of the film to its file, and show how many frames there are."""
     if isinstance(event, VideoDelta):
         file.append(event.data)
         made.size = made.size or size_of(event.data)
@@ -129,4 +130,5 @@ def _take(event: Event, file: GrowingFile, made: FilmSoFar, screen: DrawingScree
 
 
 def _frames(made: FilmSoFar) -> str:
+    """The number of frames in words."""
     return f"{made.frames} frame{'s' * (made.frames != 1)}"

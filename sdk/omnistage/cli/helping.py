@@ -13,17 +13,17 @@ from typer._click.formatting import HelpFormatter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 WIDEST, NARROWEST = 78, 20
-"""Columns of a help text."""
+"""Most and fewest columns of a help text."""
 
 MAX_SHOWN = 64
 """Most characters of a wrong value that are shown."""
 
 WIDE = 50
-"""With so many columns there is room for the names of options beside their descriptions."""
+"""From so many columns on, the descriptions of options have room beside their names."""
 
 
 class _Formatter(HelpFormatter):
-    """Formats help as wide as the terminal; on a narrow one, lines that must stay as they are are broken between words."""
+    """Formats help to the width of the terminal. On a narrow one it also breaks the lines that Click leaves as they are, between words."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
@@ -41,7 +41,7 @@ class _Context(typer.Context):
 
 
 def fit_lines(text: str, columns: int) -> str:
-    """The lines of a text, with long ones broken between words and a deeper indent behind the first part."""
+    """Break the long lines of a text between words; the further parts of a line are indented more than its first part."""
 
     def parts(line: str) -> list[str]:
         indent = " " * (len(line) - len(line.lstrip()))
@@ -60,7 +60,7 @@ class CommandGroup(TyperGroup):
 
 @contextmanager
 def _in_our_words() -> Iterator[None]:
-    """Words the errors of pydantic, by which Typer reads values, as all others."""
+    """Typer reads values with pydantic: give pydantic's errors the same words as all others."""
     try:
         yield
     except typer.BadParameter as error:
@@ -73,7 +73,7 @@ def _in_our_words() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A command whose help shows an argument by its name alone, without a Python type such as <str>."""
+    """A command whose help shows an argument by its name alone, without a Python type such as <str>, and whose errors are in our words."""
 
     context_class = _Context
 
@@ -95,7 +95,7 @@ class Command(TyperCommand):
 
 def examples(*lines: str) -> str:
     """The end of a help text. lines: examples of command lines."""
-    # The first character keeps the lines apart, which would otherwise be filled as a paragraph.
+    # The first character tells Click not to join the lines into one paragraph.
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 

@@ -1,8 +1,8 @@
 """Ctrl-C, a hangup and SIGTERM from the first line of the command to its last: their effect depends on what there is to clean up.
 
-At first there is nothing, and the process just exits. It raises no KeyboardInterrupt, because one in the middle of an import ends in a
-traceback, or is taken for a library that cannot be loaded. Then there is work, which is cancelled, once: further signals do not disturb the
-clean-up. At the end there is a result, which stays.
+At first there is nothing to clean up, and the process just exits. It raises no KeyboardInterrupt, because in the middle of an import that
+would end in a traceback, or be taken for a library that cannot be loaded. Then there is work, which is cancelled, once: further signals do
+not disturb the clean-up. At the end there is a result, which signals leave alone.
 
 This module is the first that the command imports, so it imports next to nothing.
 """
@@ -24,8 +24,8 @@ def exit_code(number: int) -> int:
 
 
 def heeded_signals() -> tuple[signal.Signals, ...]:
-    """The signals that end this command. A signal that is ignored from the start stays ignored: that is how nohup, and a shell that starts
-    a job in the background, say that the job goes on."""
+    """The signals that end this command. A signal that was ignored when the command started stays ignored: nohup, and a shell that starts a
+    job in the background, say in this way that the job goes on."""
     return tuple(number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
@@ -75,13 +75,15 @@ def ignore() -> None:
 
 
 def ignore_to_the_end() -> None:
-    """Ignore signals in the last moments of the process, when Python removes its handlers. Processes that are started later would inherit
-    it."""
+    """Ignore signals in the last moments of the process, when Python removes its handlers. Only then: processes that are started later
+    would ignore them too."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(handle: Callable[[int], None]) -> None:
+    """Call `handle` with the number of each signal that ends this command."""
+
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
 

@@ -13,20 +13,21 @@ from omnistage.client.errors import StackError
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 HEALTHY_S = 30.0
-"""After so long in service a process begins with the first backoff again."""
+"""After so long in service the next pause before a restart is the first one again."""
 
 MAX_FAILED_STARTS = 5
-"""Failed starts in a row; then a process is given up."""
+"""After so many failed starts in a row a process is given up."""
 
 RESTART_LIMIT_S = 900.0
-"""Time limit of one restart; a process that is not ready then hangs, and is killed."""
+"""Time limit of one restart; a process that is not ready then is taken to hang, and is killed."""
 
 Tell = Callable[[str, str], None]
-"""Called with one of lost, ended, restarted, failed and given up, the name of the process, and a text about it."""
+"""Called with an event of a process, which is lost, ended, restarted, failed or given up, and a text that begins with the name of the
+process."""
 
 
 class Keeper:
-    """Watches a child that serves."""
+    """Watches a child that serves, and starts it again when it has ended."""
 
     def __init__(self, child: Child, lifeline_fd: int, tell: Tell) -> None:
         self.child = child
@@ -37,7 +38,7 @@ class Keeper:
     async def keep(self) -> StackError:
         """Keep the process running; return only when it is given up, with the error of its last failed start.
 
-        Cancelled: a process that is just being started is there for `Child.stop`, or was never there.
+        If this is cancelled while a process is being started, `Child.stop` can end that process.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -53,7 +54,7 @@ class Keeper:
             self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
 
     async def _end(self) -> tuple[str, str]:
-        """Wait until the process has ended, and end it if it does not answer; returns the event and its text."""
+        """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
         who = f"{self.child.name} (pid {self.child.pid})"
         ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.asking))
         either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
@@ -73,7 +74,8 @@ class Keeper:
         return "ended", f"{who} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:
-        """Start it until it serves; returns the last failure if it is not to be tried any more."""
+        """Start the process again, after a pause that grows with each try, until it serves: returns None. After too many failures in a row
+        it returns the last one."""
         failures = 0
         while True:
             await asyncio.sleep(self._backoff_s)
@@ -85,6 +87,7 @@ class Keeper:
             self._tell("failed", failure.message)
 
     async def _try_start(self) -> StackError | None:
+        """Start the process once; returns why it does not serve, or None if it does."""
         try:
             async with asyncio.timeout(RESTART_LIMIT_S):
                 await self.child.start(self._lifeline_fd)

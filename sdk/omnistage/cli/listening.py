@@ -21,7 +21,7 @@ STEP_S = 0.25
 
 
 class Listening:
-    """The sound of one answer; without a loudspeaker nothing is played."""
+    """Plays the sound of one answer. player: None: there is no loudspeaker, or the sound is not wanted, and nothing is played."""
 
     def __init__(self, player: Player | None) -> None:
         self._player = player
@@ -29,12 +29,12 @@ class Listening:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing plays it."""
+        """Whether nothing plays the sound."""
         return self._player is None
 
     @property
     def lacks_loudspeaker(self) -> bool:
-        """Whether sound came, and no player was found though none was turned off."""
+        """Whether sound came and nothing plays it, although the user has not turned sound off."""
         return self._came and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
@@ -49,7 +49,7 @@ class Listening:
             self._player.stop()
 
     async def finish(self, work: Interruptible) -> None:
-        """Wait until all is heard; an interrupt silences it. Raises Interrupted."""
+        """Wait until everything has been played; an interrupt stops the sound. Raises Interrupted."""
         if self._player is None:
             return
         if not self._came:
@@ -64,14 +64,14 @@ class Listening:
 
 
 async def listening(is_wanted: bool) -> Listening:
-    """is_wanted: False for an answer that is not to be heard. Raises the errors of `find_loudspeaker` for a variable that names no
-    player."""
+    """The player for one answer. is_wanted: False for an answer that is not to be played. Raises the errors of `find_loudspeaker`, for a
+    variable that names no player."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if is_wanted else None
     return Listening(Player(loudspeaker) if loudspeaker is not None else None)
 
 
 async def _shown(player: Player) -> None:
-    """Wait until all is heard, with a line below that shows the time left."""
+    """Wait until everything has been played, with a line that shows the seconds left."""
     finishing = asyncio.create_task(player.afinish())
     below = Below(sys.stderr) if sys.stderr.isatty() else None
     try:

@@ -1,4 +1,4 @@
-"""Finds pictures, sounds and films that a line of a conversation names: dropped onto the terminal, pasted, or behind /image."""
+"""Finds pictures, sounds and films that a line of a conversation names: dropped onto the terminal, pasted, or typed after /image."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WORD = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|\S)+""")
 """A word as a shell has it: a path that is dropped onto a terminal comes in quotes, or with a backslash before each space."""
 
 BEGINNINGS = ("/", "./", "../", "~/")
-"""Beginnings of a path among other words. A line that is only a path may begin in any way."""
+"""Beginnings of a path that stands among words. A line that is only a path may begin in any way."""
 
 STOPS = "?!.,;:)"
-"""Characters that a sentence may have behind a path."""
+"""Characters of a sentence that may follow a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ class MentionedFile:
 
 
 def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
-    """The file behind /image, /audio or /video, and the words behind it. Raises BadRequestError if it is no file of that kind."""
+    """The file that was typed after /image, /audio or /video, and the words after its path. kind: the command without its slash. typed: the
+    rest of the line. Raises BadRequestError if it is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
     quoted = [first.end()] if first is not None and typed[0] in "'\"" else []
-    # The longest path that exists: names have spaces.
+    # Take the longest path that exists, because names may have spaces.
     there = (end for end in quoted or ends if os.path.isfile(_path(typed[:end])))  # noqa: PTH113
     end = next(there, first.end() if first is not None else 0)
     path = _path(typed[:end])
@@ -53,7 +54,8 @@ def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
 
 
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
-    """The files of a message, and its words without them: paths at its ends are removed, and those within become their names."""
+    """The files that a message names, and its words: paths at the beginning and the end are removed, and other paths become the names of
+    the files."""
     if (alone := _shown(text)) is not None:
         return [alone], ""
     shown, words = list[MentionedFile](), list[str]()
@@ -67,7 +69,7 @@ def find_files(text: str) -> tuple[list[MentionedFile], str]:
 
 
 def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
-    """Each file with its word's place, and where the path in it ends."""
+    """For each file that a text names: the match of its word, the file, and the index at which its path ends."""
     for match in WORD.finditer(text):
         word = match[0]
         for end in (len(word), len(word.rstrip(STOPS))):
@@ -77,7 +79,8 @@ def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
 
 
 def _shown(typed: str) -> MentionedFile | None:
-    """The medium that is typed, if it is a file of one: by its content, for a container by its name too."""
+    """The file that was typed, if it is a picture, a sound or a film by its content; a container's name tells whether it is a sound or a
+    film."""
     try:
         path = _path(typed)
         if not S_ISREG(path.stat().st_mode):
@@ -94,11 +97,13 @@ def _shown(typed: str) -> MentionedFile | None:
 
 
 def _path(typed: str) -> Path:
+    """The path that was typed; a ~ is replaced unless a file has it in its name."""
     name = _unquoted(typed)
     return Path(name if os.path.exists(name) else os.path.expanduser(name))  # noqa: PTH110, PTH111  # They take any text, pathlib does not.
 
 
 def _unquoted(typed: str) -> str:
+    """A typed path without its quotes or backslashes."""
     typed = typed.strip()
     if len(typed) > 1 and typed[0] in "'\"" and typed[-1] == typed[0]:
         return typed[1:-1]

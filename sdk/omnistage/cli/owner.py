@@ -1,5 +1,5 @@
-"""The process that started this launcher and waits for its lines of JSON, over one pipe. Over another pipe it asks for pipelines; the end
-of that pipe means that the owner has ended, and ends the stack."""
+"""The owner of a stack: the process that started this launcher. Over one pipe it gets lines of JSON. Over another one, the lifeline, it
+asks for pipelines; the end of the lifeline means that the owner has ended, and ends the stack."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_LINE_BYTES = 4096
 
 
 class Owner:
-    """is_there: the owner waits for the first line. is_private: the owner has a lifeline, and may ask."""
+    """The pipes to the owner. is_there: an owner waits for the first line. is_private: the owner has a lifeline, over which it may ask."""
 
     def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
-        """-1: there is no such pipe."""
+        """ready_fd: gets the lines of JSON. lifeline_fd: has the requests. -1: there is no such pipe."""
         self.is_there = ready_fd >= 0
         self.is_private = lifeline_fd >= 0
         self._ready_fd = ready_fd
@@ -30,7 +30,7 @@ class Owner:
         self._asked = b""
 
     def tell_first(self, line: dict[str, str]) -> bool:
-        """Report whether the stack serves. Returns True if the owner waited for this line."""
+        """Write the first line: that the stack serves, or an error. Returns whether an owner waited for it."""
         if self._ready_fd < 0 or self._has_been_told:
             return False
         self._has_been_told = True
@@ -41,17 +41,19 @@ class Owner:
         return True
 
     def tell(self, line: dict[str, str]) -> None:
-        """Report the result for a pipeline. An owner that has ended meanwhile hears nothing."""
+        """Write a line. An owner that has ended meanwhile does not get it."""
         if self._ready_fd >= 0:
             with suppress(BrokenPipeError):
                 os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
 
     def listen(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
-        """Listen on the running loop. asked: called with the name of a pipeline. ended: called once."""
+        """Listen to the lifeline on the running loop. asked: called with the name of each pipeline that the owner asks for. ended: called
+        once, when the owner has ended."""
         if self.is_private:
             asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, asked, ended)
 
     def _readable(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
+        """Read from the lifeline, and call `asked` for each line, or `ended` at its end or for a line that is too long."""
         data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
         *lines, self._asked = (self._asked + data).split(b"\n")
         if not data or len(self._asked) > MAX_LINE_BYTES:
@@ -68,8 +70,8 @@ class Owner:
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:
-        """Inside this block the end of the lifeline ends this process at once: it may be fetching gigabytes that nobody waits for any more,
-        and a later fetch goes on there. There is nothing else to clean up."""
+        """Inside this block the end of the lifeline ends this process at once. It may be fetching gigabytes that nobody waits for any more;
+        a later fetch goes on from there, and there is nothing else to clean up."""
         if not self.is_private:
             yield
             return
@@ -93,5 +95,5 @@ class Owner:
 
 
 def error_line(error: OmniError) -> dict[str, str]:
-    """An error as a line."""
+    """An error as a line for the owner."""
     return {"error": error.message, "hint": error.advice, "log": error.log if isinstance(error, StackError) else ""}

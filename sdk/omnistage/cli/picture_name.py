@@ -1,4 +1,4 @@
-"""Names a picture after its prompt, unlike any existing file."""
+"""Chooses a file name for a picture by its prompt, such that it replaces no existing file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+
 
 @contextmanager
 def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield a path in this folder that no file has, nor any of several pictures, layers or previews of that name. No other call gets the
-    same one inside this block. ending: such as .png. folders: this one, and that of the previews. Raises RequestError."""
+    """Yield the name of a new file in the current folder, made of the prompt. No file has it, and no file has a name that several pictures,
+    layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as .png. folders:
+    the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
     known = _taken(folders)
     for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
         if stem not in known:
             with _claimed(stem) as is_mine:
-                # Look once more: the call that had the name a moment ago may have written a file since.
+                # Look once more: another call may have written a file and released its name since.
                 if is_mine and stem not in _taken(folders):
                     yield Path(f"{stem}{ending}")
                     return
@@ -42,7 +43,7 @@ def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path
 
 
 def slug(prompt: str) -> str:
-    """The first words of a prompt, of letters and digits of any script, with hyphens between."""
+    """The first words of a prompt with hyphens between them; a word has letters and digits of any script."""
     kept = (sign if category(sign)[0] in "LMN" else " " for sign in normalize("NFC", prompt.lower()))
     words = "".join(kept).split()
     if len(words) > 1 and words[0] in ARTICLES:
@@ -57,7 +58,7 @@ def slug(prompt: str) -> str:
 
 
 def _cut(word: str) -> str:
-    """As much of a word as fits."""
+    """As much of a word as fits into a name."""
     return next(word[:end] for end in range(len(word[:MOST_COLUMNS]), 0, -1) if _columns(word[:end]) <= MOST_COLUMNS)
 
 
@@ -67,7 +68,8 @@ def _columns(text: str) -> int:
 
 
 def _taken(folders: Sequence[Path]) -> set[str]:
-    """Names without an ending that would make one of the files of these folders, as a picture, one of several, a layer or a preview."""
+    """Names, without their ending, that a new picture must not get: those of the files in these folders, and those by which several
+    pictures, layers or previews there were named."""
     taken = set[str]()
     for file in (file for folder in folders for file in folder.iterdir()):
         picture = _PART.sub("", file.stem.lower())
@@ -77,8 +79,8 @@ def _taken(folders: Sequence[Path]) -> set[str]:
 
 @contextmanager
 def _claimed(stem: str) -> Iterator[bool]:
-    """Yield whether no other call draws to that name now: a hidden file is locked meanwhile. The lock ends with its process, and the next
-    call removes the file (`owned`). Where nothing can be locked or written, the answer is always True."""
+    """Yield whether no other call of omnistage draws to that name now. A hidden file is locked meanwhile: the lock ends with its process,
+    and the next call removes the file (`owned`). If no file can be written or locked here, it yields True."""
     path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
     try:
         claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -95,6 +97,7 @@ def _claimed(stem: str) -> Iterator[bool]:
 
 
 def _locked(claim: int, path: Path) -> bool:
+    """Lock the hidden file, and return whether this call has it now, and no other."""
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -105,6 +108,7 @@ def _locked(claim: int, path: Path) -> bool:
 
 
 def _is_there(claim: int, path: Path) -> bool:
+    """Whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(claim), path.lstat())
     except OSError:

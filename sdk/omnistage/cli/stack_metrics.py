@@ -1,4 +1,5 @@
-"""The metrics of all processes of a stack on one Prometheus page: their own pages, fetched for each request, with a label `process`."""
+"""The metrics of all processes of a stack on one Prometheus page. The processes' own pages are fetched for each request; each sample gets a
+label `process`."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from omnistage.host.metrics_page import serve_metrics
 from omnistage.host.registry import new_registry
 
 LAUNCHER = "launcher"
-"""The process that serves the page has metrics of its own."""
+"""Name of the process that serves the page, for its own metrics."""
 
 SILENCE_S = 2.0
-"""A process that has sent nothing for so long is left out, because its machine swaps or it was stopped."""
+"""A process that sends nothing for so long is left out: its machine swaps, or it was stopped."""
 
 LOOK_S = 5.0
-"""Pages that have not come by then are left out: a scraper gives up after 10 s by default."""
+"""Pages that take longer are left out: a scraper gives up after 10 s by default."""
 
 MAX_PAGE_BYTES = 8 << 20
 """Most bytes of one process's page; ours have some 20 KiB."""
@@ -49,7 +50,7 @@ def serve_stack_metrics(address: str, addresses: Addresses) -> str:
 
 
 class StackCollector(Collector):
-    """Collects the metrics of all processes at that moment; one look at a time."""
+    """Collects the metrics of all processes when the page is asked for. Only one look at the processes runs at a time."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
@@ -62,7 +63,7 @@ class StackCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         came_at = time.monotonic()
         with self._one_at_a_time:
-            # A caller that waited for a look that began after it came has its result: one process that hangs holds each look up.
+            # If another caller's look began after this caller came, its result is new enough: a process that hangs delays each look.
             if self._looked_at < came_at:
                 self._looked_at = time.monotonic()
                 self._last = self._pages()
@@ -78,7 +79,7 @@ class StackCollector(Collector):
         yield from merged.values()
 
     def _pages(self) -> dict[str, list[Metric] | None]:
-        """The pages by process; None for a process that did not answer."""
+        """The metrics of each process, by its name; None for a process that did not answer."""
         begun = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
         wait(begun.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in begun.items()}
@@ -86,6 +87,7 @@ class StackCollector(Collector):
 
 
 def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
+    """The result of a fetch; None if it has not ended, and is given up."""
     if not fetching.done():
         fetching.cancel()
         return None
@@ -93,7 +95,7 @@ def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
 
 
 def fetch_page(address: str) -> list[Metric] | None:
-    """The metrics of the process at HOST:PORT. None if there is no page: the process has just ended, or hangs. Blocks."""
+    """The metrics of the process at HOST:PORT; None if it gives no page: it has just ended, or hangs. Blocks."""
     if not address:
         return None
     connection = HTTPConnection(address, timeout=SILENCE_S)  # Unlike urlopen it uses no proxies.
@@ -101,7 +103,7 @@ def fetch_page(address: str) -> list[Metric] | None:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         is_page = answer.status == 200 and answer.length is not None and answer.length <= MAX_PAGE_BYTES
-        return _parsed(answer.read()) if is_page else None  # The body is whole: with a length, a cut one raises.
+        return _parsed(answer.read()) if is_page else None  # A body that is shorter than its length raises.
     except (OSError, HTTPException, ValueError):
         return None
     finally:
@@ -109,5 +111,5 @@ def fetch_page(address: str) -> list[Metric] | None:
 
 
 def _parsed(page: bytes) -> list[Metric]:
-    """Raises ValueError for a text that is no page of metrics."""
+    """The metrics on a page. Raises ValueError for a text that is no such page."""
     return list(text_string_to_metric_families(page.decode()))

@@ -61,7 +61,7 @@ TYPED = {
     "api_key": "--api-key",
     "model_path": "--checkpoint",
 }
-"""The command's option for each option of Python."""
+"""By the option or field of the Python client: the words that a user of a shell types."""
 
 SHELL = Wording(
     {
@@ -94,8 +94,8 @@ CHAT = Wording(
 
 
 def word_error(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
-    """The error's message, and its hint or nothing. A refusal comes in the words of the contract; all other texts are written for a
-    shell."""
+    """An error in the words of a place: its message, and its hint, which may be empty. A refusal names fields of the contract, which are
+    replaced; other messages are written for a shell already."""
     if not isinstance(error, BadRequestError):
         return error.message, wording.hint(error.advice)
     faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}
