@@ -13,12 +13,13 @@ TOO_LONG = (["thinker.messages"], ["request"])
 
 
 class Said:
-    """The text of an answer as far as it came, also if the answer was broken off."""
+    """Collects the text of an answer while it comes; the text is there even if the answer is broken off."""
 
     def __init__(self) -> None:
         self.text = ""
 
     async def heard(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """Yield the events of an answer, and collect its text."""
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, TextDelta):
@@ -31,6 +32,7 @@ class TooLong(Exception):
 
 
 async def until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """Yield events. Raises TooLong in place of the refusal of a conversation that is too long."""
     try:
         async with aclosing(events):
             async for event in events:

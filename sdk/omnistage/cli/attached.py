@@ -17,7 +17,8 @@ ATTACHED = f"{__name__}.attached"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """kind: image, audio or video, from the name of the option. path: - is standard input. use_audio: of a film, its sound too."""
+    """A picture, sound or film that goes with a question. kind: image, audio or video, from the name of the option. path: of the file; - is
+    standard input. use_audio: the model also hears the sound of a film."""
 
     kind: str
     path: str
@@ -33,7 +34,8 @@ class Attached:
 
 
 class Attaching(Command):
-    """A command whose options --image, --audio and --video may be mixed: `Context.meta[ATTACHED]` is a list of (kind, value), as typed."""
+    """A command whose options --image, --audio and --video may be mixed. `Context.meta[ATTACHED]` gets the list of (kind, value), in the
+    order in which they were typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, order = self.make_parser(ctx).parse_args(list(args))

@@ -1,4 +1,4 @@
-"""Bounds on what the processes of a stack may take of a machine on which other things run too."""
+"""Bounds on what the processes of a stack may take of their machine, on which other things run too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROUTER_BYTES = 12 << 30
 a router that needs more than this is killed, alone, and is started again."""
 
 ROUTER_SHARE = 0.75
-"""The part of this machine's memory that a router may map, if that is less."""
+"""The part of this machine's memory that a router may map, if that is less than ROUTER_BYTES."""
 
 HONEST_BYTES = 6 << 30
-"""No router has a lower bound than this: a busy honest one would be killed. Two dozen requests of 50 MiB that came at once took 3.4 GiB, as
+"""A router gets no lower bound than this, because a busy honest one would be killed. Two dozen requests of 50 MiB at once took 3.4 GiB, as
 measured; and a router maps up to 2 GiB that it never touches, which count too."""
 
 STAGE_OOM_SCORE = 500
@@ -33,8 +33,8 @@ class Bounds:
     oom_score: int = 0
 
     def put_on(self, pid: int) -> None:
-        """Apply the bounds to a process; nothing happens if it has ended. If this process has no right to set them, as in some sandboxes,
-        there is no bound, and the kernel chooses by size."""
+        """Apply the bounds to a process; nothing happens if it has ended. If this process may not set them, as in some sandboxes, there is
+        no bound on memory, and the kernel chooses by size what it kills."""
         with suppress(OSError):
             if self.memory_bytes is not None:
                 hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
@@ -46,7 +46,7 @@ class Bounds:
                 score.write_text(str(max(int(score.read_text()), self.oom_score)))
 
     def told(self) -> str:
-        """A line that says what may have ended a process that was given up; empty if its memory has no bound."""
+        """The end of a message about a process that ended itself: the bound on its memory, which may be why; empty if it has none."""
         if self.memory_bytes is None:
             return ""
         return f"; it may map {self.memory_bytes / (1 << 30):.1f} GiB of memory, and ends so when it needs more"
@@ -57,8 +57,8 @@ def memory_of_machine() -> int:
 
 
 def for_router(machine_bytes: int) -> Bounds:
-    """The bounds of a router on a machine with so much memory. If the machine is too small for a bound, the kernel kills the router as
-    readily as a stage."""
+    """The bounds of a router on a machine with so much memory. If the machine is too small for a bound on memory, the kernel kills the
+    router as readily as a stage."""
     most = min(ROUTER_BYTES, int(ROUTER_SHARE * machine_bytes))
     return Bounds(memory_bytes=most) if most >= HONEST_BYTES else Bounds(oom_score=STAGE_OOM_SCORE)
 

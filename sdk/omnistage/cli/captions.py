@@ -19,7 +19,7 @@ ENDS = (".", "!", "?", "…", ":")
 
 
 def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
-    """Write the captions. kind: the ending of the file's name."""
+    """Write the captions of an answer. kind: .srt or .vtt, which decides the format."""
     point, head = (",", "") if kind == ".srt" else (".", "WEBVTT\n\n")
     told = (
         f"{number}\n{_time(caption[0].begin_s, point)} --> {_time(caption[-1].end_s, point)}\n{_line(caption, kind)}\n"
@@ -29,7 +29,7 @@ def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
 
 
 def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
-    """The words of each caption. A caption ends with a sentence, before a pause, and before it is too long."""
+    """The words of one caption after the other. A caption ends with a sentence, before a pause, and before it gets too long."""
     caption: list[SpokenWord] = []
     for word in words:
         if caption and (
@@ -45,11 +45,12 @@ def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
 
 
 def _line(caption: Sequence[SpokenWord], kind: str) -> str:
-    """The text of a caption on one line. In WebVTT some signs begin a tag or end the caption."""
+    """The text of a caption on one line; in WebVTT with escapes for signs that begin a tag or end the caption."""
     line = " ".join(" ".join(word.text.split()) for word in caption)
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if kind == ".vtt" else line
 
 
 def _time(seconds: float, point: str) -> str:
+    """A time as HH:MM:SS and milliseconds. point: stands before the milliseconds."""
     ms = round(seconds * 1000)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

@@ -12,7 +12,7 @@ from omnistage.cli.report import errors_reported
 from omnistage.models.tiny.makers import MAKERS
 
 SIZES = tuple(dict.fromkeys(size for maker in MAKERS.values() for size in maker.sizes))
-"""Sizes of the checkpoints that can be made."""
+"""All sizes of checkpoints that `make-tiny` can make."""
 
 
 def pull(

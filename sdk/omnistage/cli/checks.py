@@ -21,7 +21,8 @@ UNKNOWN = "127.0.0.1:1"
 
 
 def check(layout: Layout, *, of_models: bool = True) -> None:
-    """Run the servers' own checks of their settings. of_models: the models' checks too. Raises StackError, in one line."""
+    """Run the checks that the servers themselves make of their settings. of_models: run the models' checks too. Raises StackError, in one
+    line."""
     servers = layout.servers
     try:
         for pipeline in layout.pipelines:
@@ -50,7 +51,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
 
 
 def _check_apart(listening: Mapping[str, str]) -> None:
-    """Raises StackError if two options have the same address. listening: addresses by their options."""
+    """Raises StartError if two options have the same address. listening: addresses by their options."""
     taken: dict[str, str] = {}
     for option, address in listening.items():
         other = taken.setdefault(address, option)
@@ -59,6 +60,7 @@ def _check_apart(listening: Mapping[str, str]) -> None:
 
 
 def _check_typed(option: str, address: str) -> None:
+    """Raises StartError for a text that is no address."""
     try:
         check_address(address)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The console of the command: that of rich, on which texts of others cannot steer the terminal."""
+"""The console of the command: rich's, but texts from others cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.host.terminal import Guarded, shown, steered
 
 
 class Console(rich.console.Console):
-    """Prints control characters as escapes. It writes below a guarded stream, because the terminal must obey rich's own sequences: colours,
-    and the cursor of lines that are drawn anew."""
+    """Prints control characters in texts as escapes. It writes to the stream below the guarded one, because the terminal must obey rich's
+    own sequences: colours, and the cursor of lines that are drawn anew."""
 
     @property
     def file(self) -> IO[str]:
@@ -27,8 +27,8 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text with its markup. Texts of others are escaped before they get here. Several backslashes at their end undo that, and the rest
-        may be no valid markup: such a text is shown without markup."""
+        """A text with its markup. Texts of others are escaped before they get here, but backslashes at their end can undo that. If the
+        result is no valid markup, it is shown as it is."""
         text = self._clean(text)
         try:
             return super().render_str(text, **options)
@@ -41,5 +41,5 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 
     def _clean(self, text: str) -> str:
-        """Clean a text for a terminal; a pipe or a file gets every character as it is."""
+        """Make a text harmless for a terminal; a pipe or a file gets every character as it is."""
         return shown(text) if self.is_terminal or isinstance(super().file, Guarded) else text

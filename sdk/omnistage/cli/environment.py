@@ -9,7 +9,8 @@ from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a new token, unless it names one. The token is not on the command line, which all users of a host can read."""
+    """The environment without the key of a client, and with a new token unless it names one already. The token is not on the command line,
+    which all users of a host can read."""
     theirs = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
     if theirs.get(VARIABLE) or theirs.get(FILE_VARIABLE):
         return theirs
@@ -17,5 +18,5 @@ def with_token(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that calls no stage."""
+    """The environment without the token, for a process that calls no stage."""
     return {name: value for name, value in environment.items() if name not in (VARIABLE, FILE_VARIABLE)}

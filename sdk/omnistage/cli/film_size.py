@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""Boxes within each other, and the number of bytes in each before its inner boxes."""
+"""The way to the description of a film: boxes, each inside the one before, and the number of bytes in each before its inner boxes."""
 SIDES_AT = 24
 """Offset of width and height in a sample entry of a film."""
 
@@ -18,6 +18,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def _of_mp4(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels from the beginning of an MP4; None if it does not say."""
     for name, before in MP4:
         inner = next((body for its_name, body in _boxes(data) if its_name == name), None)
         if inner is None:
@@ -31,6 +32,7 @@ def _of_mp4(data: bytes) -> tuple[int, int] | None:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Name and content of each box of MP4 in these bytes."""
     at = 0
     while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "big")) >= 8:
         yield data[at + 4 : at + 8], data[at + 8 : at + size]
@@ -38,6 +40,7 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _of_webm(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels from the beginning of a WebM; None if it does not say."""
     for name in (SEGMENT, TRACKS, TRACK, VIDEO):
         inner = next((body for its_name, body, _ in _elements(data) if its_name == name), None)
         if inner is None:
@@ -48,7 +51,8 @@ def _of_webm(data: bytes) -> tuple[int, int] | None:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """The elements of EBML: name, content, and whether the content is complete. An element of unknown length goes on to the end."""
+    """The elements of EBML in these bytes: the name as a number, the content, and whether the content is complete. An element of unknown
+    length goes on to the end."""
     at = 0
     while at + 2 <= len(data) and data[at]:
         name_bytes = 9 - data[at].bit_length()

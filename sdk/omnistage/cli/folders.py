@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def state_folder(name: str = "") -> Path:
-    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, or a folder in it; if it is missing, it is made for this user alone.
-    It outlives a login, unlike the XDG runtime directory. Raises OSError."""
+    """The folder of this user's state, or the folder `name` in it; it is made for this user alone if it is missing. It is
+    `OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, which outlives a login, unlike the XDG runtime directory. Raises
+    OSError."""
     base = os.environ.get("XDG_STATE_HOME")
     named = os.environ.get("OMNISTAGE_STATE")
     path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"

@@ -1,4 +1,4 @@
-"""An answer while it comes: to the screen, to the listener, and to the parts that are kept."""
+"""Follows an answer while it comes: gives it to the screen and to those who play it, and keeps the parts that are wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture,
 async def follow(
     events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
 ) -> tuple[Spoken, Done]:
-    """Show an answer while it comes. ears: get each piece of sound, and do not wait."""
+    """Show an answer while it comes; returns the answer and its account. keep_sound: keep the chunks of sound in the answer. ears: called
+    with each chunk; they must not wait. Raises ProtocolError if the account does not come."""
     spoken = Spoken()
     async with aclosing(events):
         with screen:
@@ -53,10 +54,10 @@ async def follow(
 
 
 async def _turn(screen: Screen) -> None:
-    """Show the waiting line until the first word comes."""
+    """Show the waiting line again and again; cancelled when the first text or sound comes."""
     clock = asyncio.get_running_loop().time
     begun = clock()
-    with suppress(OSError):  # The reader is gone, which the next word reports.
+    with suppress(OSError):  # The reader is gone: showing the next word raises it.
         while True:
             await asyncio.sleep(1 / TURNS_PER_S)
             screen.wait(clock() - begun)

@@ -11,7 +11,7 @@ from omnistage.cli.layout import GATEWAY, ROUTER
 from omnistage.client.beside import beside
 
 LOOKS = 10
-"""Looks within the time limit."""
+"""How many looks at the metrics fit into the time limit."""
 
 MAX_PERIOD_S = 60.0
 """Longest pause between two looks."""
@@ -23,15 +23,16 @@ LOOKING = frozenset(("/health", "/ready", "/metrics", "/v1/models", "/v1/models/
 """Endpoints of the gateway that are no real requests: a forgotten page, or a monitor, may call them for ever."""
 
 NOWHERE = "404"
-"""Nor are requests for missing paths, which scanners send."""
+"""Status of a request for a missing path, as scanners send it: no real request either."""
 
 Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
+"""The samples of the metrics that count requests: the name, the labels and the value of each."""
 
 
 @asynccontextmanager
 async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
-    """Call `end` inside this block when there has been no request for so long; 0: never. addresses: of the metrics of all processes, by
-    name."""
+    """Inside this block call `end` when there has been no request for limit_s; 0: never. addresses: returns HOST:PORT of the metrics of all
+    processes, by name."""
     watching = asyncio.create_task(_watch(limit_s, addresses, end)) if limit_s else None
     try:
         yield
@@ -42,6 +43,7 @@ async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, s
 
 
 async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
+    """Compare the counts of requests again and again, and call `end` when they have not changed for limit_s."""
     clock = asyncio.get_running_loop().time
     asked_at, before = clock(), await count_requests(addresses())
     while clock() - asked_at < limit_s:
@@ -53,13 +55,13 @@ async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end
 
 
 def asks(labels: Mapping[str, str]) -> bool:
-    """Whether a call of the gateway with these labels was a real request."""
+    """Whether a counted call with these labels was a real request."""
     return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
 
 
 async def count_requests(addresses: Mapping[str, str]) -> Count | None:
-    """The count of requests: it differs from an earlier one if there was a request since, or a process was started again. None: an answer
-    runs, or a process does not tell."""
+    """The counts of requests. They differ from earlier ones if there was a request since, or a process was started again. None: an answer
+    is running, or a process does not tell. addresses: HOST:PORT of the metrics of processes, by name."""
 
     def look() -> Count | None:
         from omnistage.cli.stack_metrics import fetch_page

@@ -1,4 +1,4 @@
-"""Work on an event loop that Ctrl-C, a hangup or SIGTERM cancels: once, and not at all when it is complete."""
+"""Work on an event loop that Ctrl-C, a hangup or SIGTERM cancels: once, and only as long as it is not complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 
 class Interruptible:
-    """One piece of work. It calls `complete` when it has its result: from then on an interrupt takes nothing of that away."""
+    """One piece of work. It calls `complete` when it has its result: from then on an interrupt cannot take the result away."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -34,12 +34,12 @@ class Interruptible:
             raise Interrupted(self._number) from None
 
     def complete(self) -> None:
-        """From here the results are written, printed, and cleaned up in order."""
+        """Ignore interrupts from here on, while the result is written and printed."""
         self._is_complete = True
         interrupt.ignore()
 
     async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
-        """Run the part that an interrupt may cut short though the work is complete, such as playing the sound. Raises Interrupted."""
+        """Run a part that an interrupt may cut short although the work is complete, such as playing the sound. Raises Interrupted."""
         task = asyncio.create_task(rest)
         loop = asyncio.get_running_loop()
 
@@ -59,6 +59,7 @@ class Interruptible:
             interrupt.ignore()
 
     async def _run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+        """Run the work, and cancel it at the first interrupt."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise RuntimeError("work runs as a task")

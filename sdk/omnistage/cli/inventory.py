@@ -20,8 +20,8 @@ from omnistage.router.pipeline import PipelineFile, load_pipeline, shipped_pipel
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """One model. name: as `omnistage serve` takes it: a pipeline, or the name of a checkpoint at a hub. bytes: on the disk; 0: it is not
-    here yet. pipelines: those that serve it, the shortest name first. takes, gives: of all of these."""
+    """One model. name: as `omnistage serve` takes it: of a pipeline, or of a checkpoint at a hub. bytes: on the disk; 0: it is not here
+    yet. pipelines: those that serve it, the shortest name first. takes, gives: inputs and outputs of all these pipelines together."""
 
     name: str
     family: str
@@ -33,12 +33,12 @@ class Here:
 
 
 def models_here() -> list[Here]:
-    """The families' own models, fetched or not, and those of a hub that are in its cache."""
+    """The families' own models, fetched or not, and the models that are in a hub's cache."""
     return [*_own(), *_of_hub()]
 
 
 def _own() -> Iterator[Here]:
-    """The models of the default pipelines: one is fetched once, that of pictures is a package."""
+    """The own models of the default pipelines. The one for pictures comes in a package; others are fetched."""
     fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         family = pipeline.stages[0].family
@@ -50,6 +50,7 @@ def _own() -> Iterator[Here]:
 
 
 def _of_hub() -> Iterator[Here]:
+    """The models in a hub's cache that belong to one of our families."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -65,13 +66,14 @@ def _of_hub() -> Iterator[Here]:
 
 
 def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[PipelineFile]) -> Here:
+    """One model, with what its pipelines take and give."""
     takes = dict.fromkeys(medium for pipeline in pipelines for medium in pipeline.could_take)
     gives = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs)
     return Here(name, family, size, is_here, tuple(pipeline.name for pipeline in pipelines), tuple(takes), tuple(gives))
 
 
 def _serving(family: str, folder: Path) -> list[PipelineFile]:
-    """Pipelines whose stages are all of a family, and in its checkpoint."""
+    """The shipped pipelines whose stages are all of one family and have their models in a folder, the shortest name first."""
     pipelines = [one for one in map(load_pipeline, shipped_pipelines()) if not lacking(folder, one.models)]
     return sorted((one for one in pipelines if {stage.family for stage in one.stages} == {family}), key=lambda one: len(one.name))
 

@@ -1,7 +1,7 @@
-"""Asks whether a server process still answers. A call of native code that keeps Python's lock stops the whole process, its own watchdog
-too: only another process can notice that.
+"""Asks whether a server process still answers. A call of native code that keeps Python's lock stops the whole process, with any watchdog in
+it: only another process can notice that.
 
-It asks on a socket of its own and not by gRPC, whose threads would be awake for seconds after each question.
+The questions go over a socket of their own and not by gRPC, whose threads would be awake for seconds after each question.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ PERIOD_S = 5.0
 """Time between two questions, and the time to answer one. All servers are asked at the same moments, so that this process wakes once."""
 
 MAX_UNANSWERED = 6
-"""Unanswered questions in a row; then the process hangs. Questions are counted, not the seconds of a clock: however long this process
-itself was held up, that is one question."""
+"""After so many unanswered questions in a row the process is taken to hang. Questions are counted and not seconds: a time in which this
+process itself was held up counts as one question, however long it was."""
 
 _MAX_ANSWERS = 4096
 """Bytes read at a time: the answers of a slow process may come together."""
 
 
 async def no_answer(asking: socket.socket) -> str:
-    """Return when the process at the other end has left too many questions unanswered, with a text about it. asking: does not block."""
+    """Return when the process at the other end has left too many questions in a row unanswered, with a text about that. asking: a socket
+    that does not block."""
     loop = asyncio.get_running_loop()
     unanswered = 0
     next_at = _moment_after(loop.time())
@@ -34,11 +35,12 @@ async def no_answer(asking: socket.socket) -> str:
 
 
 def _moment_after(time_s: float) -> float:
+    """The next multiple of PERIOD_S by the clock of the loop."""
     return (time_s // PERIOD_S + 1) * PERIOD_S
 
 
 async def _answers(asking: socket.socket, until_s: float) -> bool:
-    """Whether it answers a question; an answer to an earlier one counts as well."""
+    """Ask, and return whether an answer comes before until_s; an answer to an earlier question counts as well."""
     loop = asyncio.get_running_loop()
     try:
         asking.send(b"?")

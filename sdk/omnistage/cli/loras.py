@@ -1,4 +1,4 @@
-"""Typed LoRA files of a stack's pipelines become an option of the stages that draw."""
+"""Turns typed LoRA files into an option of the stages that draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FORM = "give [PIPELINE=]FILE.safetensors[@PART][=SCALE]"
 
 
 def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
-    """words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file that is missing, or that no pipeline takes."""
+    """The layout with LoRA files for its pipelines that draw. words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file
+    that is missing, or that no pipeline takes."""
     pipelines = list(layout.pipelines)
     for word in words:
         name, rest = _pipeline_of(word, pipelines)
@@ -29,13 +30,13 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
 
 
 def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
-    """The pipeline and the file in a word. A file may have any name."""
+    """The pipeline in a word, which may be empty, and the rest of the word. A word that is an existing file names no pipeline."""
     name, equals, rest = word.partition("=")
     return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
 
 
 def _checked(word: str) -> str:
-    """FILE[@PART][=SCALE] with the whole path."""
+    """FILE[@PART][=SCALE] with the absolute path of the file. Raises BadRequestError if the file is missing, or has a comma in its path."""
     name, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
     path, at, part = name.rpartition("@") if "@" in name and not Path(name).is_file() else (name, "", "")
     if not Path(path).is_file():
@@ -50,7 +51,7 @@ def _draws(pipeline: PipelineLayout) -> bool:
 
 
 def _with_option(pipeline: PipelineLayout, lora: str) -> PipelineLayout:
-    """Add the file to those that the pipeline's file names."""
+    """The pipeline with one more LoRA file, after those that its own file names."""
     stages = [
         replace(stage, options={**stage.options, "lora": ",".join(filter(None, (str(stage.options.get("lora", "")), lora)))})
         if stage.kind == "diffusion"

@@ -11,7 +11,8 @@ from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 
 def make(architecture: str, directory: Path, order: CheckpointOrder) -> None:
-    """Bars go to stderr if that is a terminal. Raises StackError that says what to do, OSError."""
+    """Make a checkpoint with random weights in `directory`. Bars go to stderr if that is a terminal. Raises StackError that says what to
+    do, OSError."""
     with bars() as show:
         try:
             make_tiny(architecture, directory, order, show)

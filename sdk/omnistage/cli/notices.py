@@ -1,4 +1,4 @@
-"""Lines on stderr for people who watch a stack. The stack does not depend on them."""
+"""Lines on stderr for people who watch a stack. The stack goes on if they cannot be written."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Notices(Console):
             self.print(markup)
 
     def tell(self, markup: str) -> None:
-        """Print a sentence, which is broken between words on a terminal. Words that are longer than a line, such as a path, stay whole. A
-        command that is to be copied is for `say`."""
+        """Print a sentence. On a terminal it is broken between words; a word that is longer than a line, such as a path, stays whole. For a
+        command that is to be copied, use `say`."""
         with suppress(OSError):
             self.print(_broken(self.render_str(markup), self.width) if self.is_terminal else markup)
 
     def on_broken_pipe(self) -> None:
-        """By default rich ends the process."""
+        """Do nothing: rich itself would end the process."""
 
 
 def _broken(text: Text, columns: int) -> Text:
-    """Break a text between words. rich itself would break a long word too."""
+    """The text with line breaks between words. rich itself would also break a long word."""
     at, offsets = 0, []
     for word in re.finditer(r"\S+\s*", text.plain):
         if at and at + cell_len(word[0].rstrip()) > columns:

@@ -12,6 +12,7 @@ DEFAULT_TIMEOUT_S = 120.0
 
 
 def _colour(typed: str | None) -> str | None:
+    """Callback of --background. Raises BadParameter for a text that is no #rrggbb."""
     if typed is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", typed) is None:
         raise typer.BadParameter(f"is {typed!r}; it must be a colour as #rrggbb, such as #ffffff for white")
     return typed

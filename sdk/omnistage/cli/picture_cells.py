@@ -1,4 +1,4 @@
-"""An encoded picture as coloured half blocks of a terminal: two pixels a cell, one above the other."""
+"""Shows an encoded picture as coloured half blocks on a terminal: each cell has two pixels, one above the other."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BEHIND = (96, 96, 96)
 
 
 def cells(data: bytes, columns: int, rows: int) -> list[str]:
-    """Lines of at most so many columns and rows, for a terminal with 24 bits of colour; none for a picture that cannot be decoded. Smaller
-    pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
+    """A picture as lines of a terminal with 24 bits of colour, at most so many columns and rows; no lines if it cannot be decoded. data:
+    PNG, JPEG or WebP. Smaller pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
     if columns < 1 or rows < 1:
         return []
     from PIL import Image
@@ -43,7 +43,7 @@ def cells(data: bytes, columns: int, rows: int) -> list[str]:
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels, from the head; None without Pillow, and for a picture that Pillow cannot read."""
+    """Width and height of an encoded picture in pixels, from its head; None without Pillow, and for a picture that Pillow cannot read."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -55,7 +55,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def _seen(image: Image) -> Image:
-    """The picture without transparency."""
+    """The picture as RGB, with BEHIND in place of what is transparent."""
     from PIL import Image as images
 
     layer = image.convert("RGBA")

@@ -17,7 +17,7 @@ class Ports:
         self._held: list[socket.socket] = []
 
     def take(self, host: str = "127.0.0.1") -> str:
-        """Keep one more address of a host, without brackets, as HOST:PORT. Raises OSError if there is no free port."""
+        """Keep one more free port of a host; returns HOST:PORT. host: without brackets. Raises OSError if there is no free port."""
         family, kind, protocol, _, name = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         held = socket.socket(family, kind, protocol)
         self._held.append(held)

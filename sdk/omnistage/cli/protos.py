@@ -37,7 +37,7 @@ def protos(directory: Directory, errors: Errors = False) -> None:
 
 
 def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
-    """Write the contract into `directory`, over older files. Returns the files written. errors: also those of google.rpc. Raises
+    """Write the contract into `directory`, over older files. Returns the files written. errors: write the protos of google.rpc too. Raises
     RequestError if `directory` is a file, OSError."""
     if directory.exists() and not directory.is_dir():
         from omnistage.client.errors import RequestError
@@ -56,7 +56,8 @@ def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
 
 
 def _contract() -> list[Path]:
-    """The .proto files: beside the stubs in a wheel, in protos/ in a checkout. Raises FileNotFoundError if an install lacks them."""
+    """The .proto files of the contract: in a wheel they are beside the stubs, in a checkout in protos/. Raises FileNotFoundError if an
+    install lacks them."""
     found = sorted(_INSTALLED.glob("*.proto")) or sorted(_CHECKOUT.glob("*.proto"))
     if not found:
         raise FileNotFoundError(f"no .proto files in {_INSTALLED}: omnistage is not whole here; install it again")
@@ -64,7 +65,7 @@ def _contract() -> list[Path]:
 
 
 def _error_texts() -> dict[Path, bytes]:
-    """The texts that googleapis-common-protos, on which the client depends, has beside its own stubs."""
+    """The .proto files of google.rpc, from the package googleapis-common-protos, on which the client depends."""
     from importlib import resources
 
     folder = resources.files("google.rpc")

@@ -1,4 +1,4 @@
-"""How the command ends when something goes wrong: one line, a hint, an exit code; never a traceback unless asked for.
+"""How the command ends if something goes wrong: with one line, a hint and an exit code; with a traceback only if --verbose asks for it.
 
 Exit codes: 0 done; 1 an error; 2 a wrong command line; 128 + N ended by signal N (129 hangup, 130 Ctrl-C, 141 the reader is gone, 143
 terminated).
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def errors_reported(verbose: bool = False) -> Iterator[None]:
-    """Turn the errors of the client and the launcher into a message on stderr and exit code 1, and Ctrl-C into exit code 130."""
+    """Turn the errors of the client and the launcher into a message on stderr and exit code 1, and signals into their exit codes, such as
+    130 for Ctrl-C."""
     from omnistage.cli.interruptible import Interrupted  # Not for a help text: these two take longer than the rest of the command.
     from omnistage.client.errors import OmniError
 
@@ -51,7 +52,7 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
 
 
 def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> None:
-    """Print an error. wording: of the place where it is read; None: a shell."""
+    """Print an error. wording: of the place where it is read; None: of a shell."""
     from rich.markup import escape
 
     from omnistage.cli.console import Console
@@ -69,6 +70,7 @@ def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> Non
 
 
 def _line(message: str, hint: str) -> None:
+    """Print the line of an error, and a line for the hint if there is one."""
     from rich.markup import escape
 
     from omnistage.cli.notices import Notices

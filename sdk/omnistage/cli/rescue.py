@@ -13,7 +13,7 @@ def sentence(failover: Failover, timing: Timing) -> str:
 
 
 def pause(failover: Failover) -> str:
-    """A pause in words: 35 ms, or 1.24 s."""
+    """The pause of a loss in words: 35 ms, or 1.24 s."""
     return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
 
 
@@ -30,11 +30,12 @@ def as_object(failover: Failover) -> dict[str, str | float]:
 
 
 def waited_s(failover: Failover, timing: Timing) -> float:
-    """Silence after the loss, because sound came late, for a listener with a buffer of START_BUFFER_S."""
+    """Seconds of silence after a loss, because sound came late, for a listener with a buffer of START_BUFFER_S."""
     return sum(chunk.gap_s for chunk in play(timing.audio, START_BUFFER_S) if chunk.start_s >= failover.at_s)
 
 
 def _heard(failover: Failover, timing: Timing) -> str:
+    """The effect of a loss on the listener, in words."""
     if not timing.audio:
         return "nothing is missing"
     silence_s = waited_s(failover, timing)

@@ -17,10 +17,11 @@ from omnistage.client.events import AudioChunk
 
 
 class SoundPipe:
-    """A thread writes, so that a program which reads as slowly as it plays does not hold the answer up. At most the answer itself waits in
-    memory.
+    """Writes in a thread, so that a program that reads only as fast as it plays does not delay the answer. Sound that it has not read yet
+    waits in memory, at most the whole answer.
 
-    Raises RequestError if standard output is a terminal."""
+    Raises RequestError if standard output is a terminal.
+    """
 
     def __init__(self) -> None:
         if sys.stdout.isatty():
@@ -35,7 +36,7 @@ class SoundPipe:
 
     @property
     def over(self) -> asyncio.Future[None]:
-        """Done when all that was written has been read, after `end`, or with the OSError of a reader that went away."""
+        """Done when everything has been written to the pipe, after `end`; fails with an OSError if the reader has gone."""
         return self._over
 
     def write(self, chunk: AudioChunk) -> None:
@@ -47,14 +48,15 @@ class SoundPipe:
         self._waiting.put(self._encoder.encode(chunk.samples))
 
     def end(self) -> None:
-        """End the sound."""
+        """Say that no more sound comes."""
         self._waiting.put(None)
 
     async def taken(self) -> None:
-        """Wait until all is read, after `end`. Raises OSError if the reader is gone."""
+        """Wait, after `end`, until everything has been written to the pipe. Raises OSError if the reader is gone."""
         await self._over
 
     def _write_all(self) -> None:
+        """Write, in the thread, what waits, until `end` or an error."""
         fd = sys.stdout.fileno()
         error: OSError | None = None
         try:
@@ -71,10 +73,11 @@ class SoundPipe:
             self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: OSError | None) -> None:
+        """Called on the loop when the thread has ended. error: of the pipe; None: everything is written."""
         if self._over.done():
             return
         if error is None:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
-            self._over.exception()  # The next write or wait raises the error; if there is none, it is no bug.
+            self._over.exception()  # Looked at, so that asyncio reports nothing: the next write or wait raises it.

@@ -26,11 +26,10 @@ EXAMPLES = {
 
 
 def medium(kind: str) -> bytes:
-    """A picture, a sound or a film, to its end, up to the most that a model takes. kind: image, audio or video, from the name of the
-    option.
+    """Read a picture, a sound or a film from standard input, to its end. kind: image, audio or video, from the name of the option.
 
     On a terminal Ctrl-C ends a recording and not the command: the recorder before the pipe gets the signal too, and its output until then
-    is read. Raises RequestError if nothing comes, and if there is too much.
+    is read. Raises RequestError if nothing comes, or more than a model takes.
     """
     option, what = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
@@ -49,6 +48,7 @@ def medium(kind: str) -> bytes:
 
 
 def _read(file: int, kind: str) -> bytes:
+    """The bytes of a medium, read to the end of the file. Raises RequestError."""
     _await_first_byte(file, f"--{kind} {STDIN}")
     most, _ = MediaLimits().of(kind)
     pieces, size = list[bytes](), 0
@@ -63,7 +63,7 @@ def _read(file: int, kind: str) -> bytes:
 
 
 def _await_first_byte(file: int, option: str) -> None:
-    """Wait for the first byte, or the end. Raises RequestError."""
+    """Wait until a byte, or the end of the file, can be read. Raises RequestError if neither comes in time."""
     waiting = select.poll()
     with suppress(PermissionError):  # A file of this kind cannot be waited for.
         waiting.register(file, select.POLLIN)

@@ -20,15 +20,16 @@ COLOURS = {"restarted": "green", "ended": "yellow"}
 async def start_stack(
     layout: Layout, log_folder: Path | None, verbose: bool, begun: Callable[[Stack], object] | None = None
 ) -> AsyncIterator[Stack]:
-    """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves. From then on a
-    line says which process was lost, and when it was back. begun: called with the stack before it starts."""
+    """Start a stack, and stop it at the end of this block. A bar per process shows the start, on stderr if that is a terminal; the bars are
+    gone when the stack serves. From then on a line says which process was lost, and when it was back. begun: called with the stack before
+    it starts."""
     console = Notices()
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
     tasks: dict[str, TaskID] = {}
 
     def done(name: str) -> None:
-        if name in tasks:  # Otherwise it is of a pipeline that starts beside one that serves.
+        if name in tasks:  # Processes of later pipelines have no bar.
             progress.update(tasks[name], total=1, completed=1)
 
     def tell(what: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A drawing, a film or a sound of a prompt: its progress while it comes, and the report at its end."""
+"""Follows a drawing, a film or a sound of a prompt: shows its progress while it comes, and reports at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from omnistage.client.events import Done, Event, Progress
 
 
 async def follow(events: AsyncGenerator[Event, None], screen: DrawingScreen, take: Callable[[Event], None]) -> tuple[int, Done]:
-    """Show the progress, and return how many steps were done, and the account. take: gets every other event."""
+    """Show the progress; returns how many steps were done, and the account. take: called with every other event. Raises ProtocolError if
+    the account does not come."""
     steps = 0
     async with aclosing(events):
         with screen:
@@ -31,8 +32,8 @@ async def follow(events: AsyncGenerator[Event, None], screen: DrawingScreen, tak
 
 
 def report(facts: Mapping[str, object], figures: Sequence[str], steps: int, done: Done, *, as_json: bool) -> None:
-    """Print the one object that scripts read, which begins with `facts`; or, for people, the servers that were lost, a line that begins
-    with `figures`, and the servers' remarks."""
+    """Print the result. as_json: one object for scripts, which begins with `facts`. Otherwise, for people: the servers that were lost, a
+    line that begins with `figures`, and the servers' remarks. steps: how many were done."""
     if as_json:
         losses = [as_object(failover) for failover in done.failovers]
         end = {"e2e_s": round(done.timing.e2e_s, 6), "steps": steps or None, "seed": done.seed, "pipeline": done.pipeline}

@@ -1,4 +1,4 @@
-"""The router of a command, and the user's key."""
+"""The router that a command asks, and the user's key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omnistage.client.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """at: a router, or the stack to start for this call. api_key: None: no key. pipeline: the name in each request to that router; empty:
-    the router chooses."""
+    """The place to ask. at: a router, or the stack to start for this call. api_key: None: there is no key. pipeline: the name to put into
+    each request; empty: the router chooses."""
 
     at: Found | Layout
     api_key: ApiKey | None = None
@@ -25,12 +25,12 @@ class Where:
         return self.at.address if isinstance(self.at, Found) else ""
 
     def options(self, given: Options) -> Options:
-        """Options of a request to it."""
+        """The options of a request, with the pipeline added."""
         return Options(**given, pipeline=self.pipeline) if self.pipeline else given
 
 
 def typed_key(typed: str | None) -> ApiKey | None:
-    """The key of `--api-key`, else of its variable. Raises BadRequestError."""
+    """The key that was typed by `--api-key`, else the one in the variable for it; None if there is neither. Raises BadRequestError."""
     return key_of(typed, "--api-key")
 
 

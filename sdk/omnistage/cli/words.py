@@ -12,8 +12,8 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 
 
 def words(typed: str, example: str = "What is a kite?") -> str:
-    """The text; - stands for standard input, to its end. example: of a text to type. Raises RequestError if there is none, if it is no
-    text, or too long."""
+    """The text of a command; - stands for standard input, which is read to its end. example: a text to type, for the error. Raises
+    RequestError if the text is empty, not UTF-8, or too long."""
     data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
     try:
         text = data.decode()
@@ -29,6 +29,7 @@ def words(typed: str, example: str = "What is a kite?") -> str:
 
 
 def _standard_input() -> bytes:
+    """All bytes of standard input. Raises RequestError if there is none, or too much."""
     if sys.stdin is None:
         raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)

@@ -9,7 +9,7 @@ from rich.cells import cell_len, chop_cells
 from omnistage.host.terminal import ESCAPES
 
 WIDE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
-"""Scripts without spaces: a line may be broken after each character."""
+"""Characters of scripts without spaces, as ranges of a regular expression: a line may be broken after each of them."""
 
 TOKEN = re.compile(rf"\n|\s|[{WIDE}]|[^\s{WIDE}]+")
 OPEN = re.compile(rf"[^\s{WIDE}]+")
@@ -18,25 +18,26 @@ OPEN = re.compile(rf"[^\s{WIDE}]+")
 TAB = 4
 
 UNSEEN = dict.fromkeys(ESCAPES)
-"""Left out of an answer, which is no name to copy: a model's output must not steer a terminal."""
+"""Control characters, which are left out of an answer: a model's output must not steer a terminal."""
 
 
 class Wrap:
-    """Lines stay one column short of the terminal's width: terminals differ in how they treat a cursor behind the last column."""
+    """Breaks a text between words. Lines stay one column short of the terminal's width: terminals differ in how they treat a cursor after
+    the last column. columns: the width of the terminal at the moment."""
 
     def __init__(self) -> None:
         self._column = 0
         self._gap = ""
-        """Spaces that are written with the word behind them, or not at all if that word begins a line."""
+        """Spaces that are written with the word after them, or not at all if that word begins a line."""
         self._word = ""
 
     @property
     def unfinished(self) -> str:
-        """The word behind the text until its end is known."""
+        """The last word, with the spaces before it, as long as the next piece may continue it; empty if no word is open."""
         return self._gap + self._word if self._word else ""
 
     def add(self, text: str, columns: int) -> str:
-        """Take the next piece. Returns the text to write now, behind all that was written before."""
+        """Take the next piece. Returns the text to write now, after all that was written before."""
         limit = _limit(columns)
         tokens = TOKEN.findall(self._word + text.translate(UNSEEN))
         self._word = tokens.pop() if tokens and OPEN.fullmatch(tokens[-1]) else ""
@@ -51,6 +52,7 @@ class Wrap:
         return f"{written}\n" if self._column else written
 
     def _place(self, token: str, limit: int) -> str:
+        """The text to write for a finished token: a line break, a word with what stands before it, or nothing yet for spaces."""
         if token == "\n":
             self._column, self._gap = 0, ""
             return "\n"
@@ -63,7 +65,7 @@ class Wrap:
         return begin + "".join(f"{line}\n" for line in full) + last
 
     def _begin(self, word: str, limit: int) -> str:
-        """The gap before a word, or a new line if the word has no room behind it."""
+        """The text to write before a word: the gap, or a line break if the word has no room on the line."""
         gap, self._gap = self._gap, ""
         width = cell_len(gap)
         if self._column + width + cell_len(word) <= limit:
@@ -75,7 +77,8 @@ class Wrap:
         return ""
 
     def _make_room(self, limit: int) -> str:
-        """The text that the unfinished word makes final: the line before it, and full lines of its own."""
+        """The text to write for an unfinished word that no longer fits on its line: the line break before it, and its own full lines; else
+        nothing."""
         width = cell_len(self._gap) + cell_len(self._word)
         if not self._word or self._column + width <= limit:
             return ""
