@@ -10,14 +10,15 @@ import numpy as np
 Process = Literal["poisson", "constant", "burst"]
 
 _DRAWN = 256
-"""Gaps that are drawn at a time."""
+"""How many gaps are drawn at once."""
 
 
 def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
-    """Seconds after the beginning, ascending and without end, `rate` a second in the long run.
+    """When requests are due: seconds after the beginning, ascending and without end, `rate` a second in the long run.
 
-    constant: one after another, from 0 on, equally far apart. poisson: gaps from the exponential distribution, before the first one too;
-    the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart."""
+    constant: one after another, from 0 on, equally far apart. poisson: with gaps from the exponential distribution, also before the first
+    one; the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart.
+    """
     match process:
         case "constant":
             return _constant(rate, 1)
@@ -28,6 +29,7 @@ def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) ->
 
 
 def _constant(rate: float, together: int) -> Iterator[float]:
+    """Times of groups of `together` requests, from 0 on, equally far apart."""
     number = 0
     while True:
         # Each time comes from a division of its own: a sum of gaps would drift.

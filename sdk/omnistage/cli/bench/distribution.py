@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Percentiles are interpolated linearly between the two nearest values."""
+    """Many values of one figure, summed up. Percentiles are interpolated linearly between the two nearest values."""
 
     count: int
     mean: float
@@ -21,7 +21,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Distribution | None:
-        """None: there are no values."""
+        """Sum values up; None if there are none."""
         if not len(values):
             return None
         array = np.asarray(values, np.float64)

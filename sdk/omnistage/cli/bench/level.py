@@ -15,12 +15,13 @@ LONGEST_PAUSE_S = 5.0
 """Longest pause of a simulated user after a refusal, however long the server's delay."""
 
 Take = Callable[[int, float, float], Coroutine[Any, Any, Sample]]
-"""Takes the sample of the request with a number, from the time when it is due, and the time.perf_counter() that this counts from."""
+"""Sends the request with a number, and returns its sample. The second argument is when the request is due, in seconds; they count from the
+third one, a value of time.perf_counter()."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many users ask at once, each again after its answer."""
+    """A closed loop: so many users ask at the same time, each again after its answer."""
 
     concurrency: int
 
@@ -35,7 +36,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Requests come at their times, `rate` a second, however many are running, unless `most_open` are. burst: how many at once."""
+    """An open loop: requests come at their times, `rate` a second, whatever runs by then. While `most_open` are running, further ones are
+    only counted. burst: how many come together."""
 
     rate: float
     process: Process
@@ -57,35 +59,36 @@ Load = Closed | Open
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a level goes on: so many requests, or so many seconds in which requests are started, whichever is over first; at least one
-    of them is given."""
+    """How long a level goes on: until so many requests have come, or for so many seconds in which requests are started, whichever is over
+    first; at least one of the two is given."""
 
     requests: int | None
     seconds: float | None
 
     def is_over(self, requests: int, at_s: float) -> bool:
-        """Whether the level is over. requests: how many came. at_s: when the next one would come, in seconds after the beginning."""
+        """Whether the level is over. requests: how many have come. at_s: when the next one would come, in seconds after the beginning."""
         return (self.requests is not None and requests >= self.requests) or (self.seconds is not None and at_s >= self.seconds)
 
 
 def pause_s(outcome: Measured | Failure) -> float:
-    """How long a user waits before the next question. A refused user waits as long as the router says, but not for minutes; without a pause
-    it would be refused a thousand times a second."""
+    """Seconds that a user waits before the next question. A refused user waits as long as the router says, but not for minutes; without a
+    pause it would be refused a thousand times a second."""
     return min(outcome.retry_s or 0.0, LONGEST_PAUSE_S) if isinstance(outcome, Failure) else 0.0
 
 
 class Level:
-    """Puts `load` on a router, for `extent`. first: number of its first request. seed: of a random arrival process."""
+    """Puts `load` on a router for `extent`. take: sends a request. first: number of the first request. seed: of a random arrival
+    process."""
 
     def __init__(self, load: Load, extent: Extent, take: Take, first: int, seed: int) -> None:
         self.load, self.extent = load, extent
         self.samples: list[Sample] = []
         self.started = 0
         self.not_started = 0
-        """Requests that came while the most allowed were open."""
+        """Requests that came while as many as may be were running."""
         self.running = 0
         self.wall_s = 0.0
-        """From the beginning to the end of the last request, or to the interrupt."""
+        """Seconds from the beginning to the end of the last request, or to the interrupt."""
         self.client_cpu_s = 0.0
         """Seconds that this process computed meanwhile."""
         self._take, self._first, self._seed = take, first, seed
@@ -101,7 +104,7 @@ class Level:
         return time.perf_counter() - self._t0
 
     async def measure(self) -> None:
-        """Measure to the end of the last request. If it is cancelled, the samples so far are kept."""
+        """Start requests, and wait for the end of the last one. If this is cancelled, the samples so far are kept."""
         self._t0, cpu_s = time.perf_counter(), time.process_time()
         try:
             await (self._closed(self.load) if isinstance(self.load, Closed) else self._open(self.load))
@@ -113,17 +116,20 @@ class Level:
             self.client_cpu_s = time.process_time() - cpu_s
 
     async def _closed(self, load: Closed) -> None:
+        """Run all users until the level is over."""
         async with asyncio.TaskGroup() as group:
             for _ in range(load.concurrency):
                 group.create_task(self._one_after_another())
 
     async def _one_after_another(self) -> None:
+        """Ask as one user, again after each answer."""
         while not self.extent.is_over(self.started, self.elapsed_s):
             sample = await self._start(self.elapsed_s)
             if (seconds := pause_s(sample.outcome)) and not self.extent.is_over(self.started, self.elapsed_s):
                 await asyncio.sleep(seconds)
 
     async def _open(self, load: Open) -> None:
+        """Start requests at their times until the level is over."""
         async with asyncio.TaskGroup() as group:
             for due_s in due_times_s(load.process, load.rate, self._seed, load.burst):
                 if self.extent.is_over(self.offered, due_s):
@@ -135,13 +141,15 @@ class Level:
                     group.create_task(self._start(due_s))
 
     def _start(self, due_s: float) -> Coroutine[Any, Any, Sample]:
-        """Make a request's coroutine. Its time counts from now on, though its task may begin later."""
+        """Count a request as running, and return the coroutine that sends it, though its task may begin later. due_s: when it is due, in
+        seconds after the beginning."""
         number = self._first + self.started
         self.started += 1
         self.running += 1
         return self._taken(number, due_s)
 
     async def _taken(self, number: int, due_s: float) -> Sample:
+        """Send a request, and keep its sample."""
         try:
             sample = await self._take(number, due_s, self._t0)
         finally:

@@ -24,7 +24,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """limits: the most that a figure may be, by the typed name; in seconds, except for rtf."""
+    """Limits on figures of an answer. limits: by the typed name, the most that the figure may be; in seconds, except for rtf."""
 
     limits: Mapping[str, float]
 
@@ -32,13 +32,13 @@ class Objectives:
         return ", ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
 
     def are_met_by(self, answer: Measured) -> bool:
-        """Whether an answer keeps to all limits; one without a limited figure does not."""
+        """Whether an answer keeps to all limits; an answer that lacks a limited figure does not."""
         figures = (getattr(answer, KINDS[name]) for name in self.limits)
         return all(value is not None and value <= limit for value, limit in zip(figures, self.limits.values(), strict=True))
 
     @classmethod
     def parse(cls, text: str) -> Objectives:
-        """text: such as `ttft=0.5,rtf=0.5`. Raises ValueError with a text for the user."""
+        """Read a text such as `ttft=0.5,rtf=0.5`. Raises ValueError with a text for the user."""
         limits: dict[str, float] = {}
         for one in text.split(","):
             name, equals, value = (part.strip() for part in one.partition("="))

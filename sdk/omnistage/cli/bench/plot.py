@@ -1,4 +1,4 @@
-"""A picture of a benchmark: with several levels how figures change with the load, with one level how they were distributed."""
+"""A picture of a benchmark: with several levels it shows how figures change with the load, with one level how they are distributed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ BAD = "#d92d20"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """names: the figures in it; empty: requests a second. scale: from the unit of the figure to that of the title."""
+    """One diagram of the picture. names: the figures in it; empty: requests a second. scale: factor from the unit of the figures to the
+    unit in the title."""
 
     title: str
     names: tuple[str, ...] = ()
     scale: float = 1e3
 
     def is_known(self, levels: Sequence[Summary]) -> bool:
-        """Whether there is anything to draw."""
+        """Whether any level has a value to draw."""
         return not self.names or any(name in level.figures for name in self.names for level in levels)
 
 
@@ -90,7 +91,7 @@ def _title(result: Result) -> str:
 
 
 def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
-    """Draw the median of each figure as a line, and the area from there to the 99th percentile."""
+    """Draw each figure over the levels: its median as a line, and the area from there to the 99th percentile."""
     for name in panel.names:
         known = [(place, level.figures[name]) for place, level in enumerate(levels) if name in level.figures]
         if not known:
@@ -116,6 +117,7 @@ def _throughput(axes: Axes, levels: Sequence[Summary]) -> None:
 
 
 def _show_loads(axes: Axes, levels: Sequence[Summary]) -> None:
+    """Label the axis below with the loads of the levels."""
     is_closed = isinstance(levels[0].load, Closed)
     axes.set_xticks(range(len(levels)), [level.load.amount.removesuffix("/s") for level in levels])
     axes.set_xlabel("requests at once" if is_closed else "requests that come in a second", fontsize=8.5)
@@ -123,7 +125,7 @@ def _show_loads(axes: Axes, levels: Sequence[Summary]) -> None:
 
 
 def _distribution(axes: Axes, level: Summary, panel: Panel) -> None:
-    """Draw which share of the answers had at most so much."""
+    """Draw for each value of a figure which share of the answers had at most that value."""
     for name in panel.names:
         values = np.sort([panel.scale * value for answer in level.answers if (value := OF_ANSWERS[name](answer)) is not None])
         if len(values):

@@ -75,7 +75,7 @@ MOST_LINES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """max_tokens: of the answer; None: the prompt does not set it."""
+    """One prompt. max_tokens: most tokens of its answer; None: the prompt does not say."""
 
     text: str
     max_tokens: int | None = None
@@ -93,7 +93,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list of prompts that is used again and again."""
+    """A list of prompts, from the beginning again after its last. source: what they are, for people."""
 
     prompts: Sequence[BenchPrompt]
     source: str
@@ -122,8 +122,8 @@ class NumberRange:
 
 @dataclass(frozen=True, slots=True)
 class RandomWords:
-    """So many words of `WORDS`, which depend only on the seed and the number of the request: hardly any prompt finds its beginning in a
-    server's cache."""
+    """Prompts of random words of `WORDS`. count: of the words of one prompt. A prompt depends only on the seed and the number of the
+    request. Hardly any two begin alike, so a server's cache does not shorten the work."""
 
     count: NumberRange
     seed: int
@@ -138,7 +138,7 @@ class RandomWords:
 
 
 def built_in(*, to_draw: bool) -> Listed:
-    """Questions, or scenes of pictures."""
+    """The built-in prompts: questions, or scenes if they are to be drawn."""
     return Listed([BenchPrompt(text) for text in (SCENES if to_draw else QUESTIONS)], "built-in prompts")
 
 
@@ -161,6 +161,7 @@ def of_file(path: Path) -> Listed:
 
 
 def _numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt:
+    """The prompt on a line. number: of the line, from 1. read: turns the line into a prompt. Raises RequestError that names the line."""
     try:
         prompt: BenchPrompt = read(line)
     except BadRequestError as error:

@@ -18,12 +18,12 @@ Task = Literal["ask", "say", "draw"]
 LAST_SEED = 2**64
 
 _LENGTHS = 1
-"""Keeps the draws of lengths apart from those of words."""
+"""Added to a seed, so that the lengths of answers are drawn independently of the words."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchQuestion:
-    """number: of the request, counted over all levels and warm-ups."""
+    """One request. number: counted over all levels and warm-ups."""
 
     number: int
     task: Task
@@ -42,14 +42,14 @@ class BenchQuestion:
             case "say":
                 return omni.stream_say(self.text, **self.options)
             case "draw":
-                whatever_comes = cast("Options", {"outputs": (), **self.options})  # Films too.
+                whatever_comes = cast("Options", {"outputs": (), **self.options})  # No output is named, so that films are answers too.
                 return omni.stream_draw(self.text, **whatever_comes)
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """All requests of a run. options: of each of them. seed: of the request with number 0; each later request has the next one. tokens: the
-    exact length of each answer, whatever else would end it; None: the model decides."""
+    """All requests of a run. options: of each request. seed: of the request with number 0; each later request has the next seed. tokens:
+    the exact length of each answer, whatever else would end it; None: the model decides."""
 
     task: Task
     prompts: Prompts

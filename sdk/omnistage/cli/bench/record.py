@@ -1,4 +1,4 @@
-"""The result of a benchmark for programs: one object that is JSON."""
+"""The result of a benchmark for programs: one JSON object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.client.version import version
 
 DIGITS = 6
-"""Digits of seconds and shares: microseconds."""
+"""Digits after the point of seconds and shares: microseconds."""
 
 
 def as_object(result: Result) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def _request(sample: Sample) -> dict[str, Any]:
-    """The object of one request. It has the number of gaps between pieces of text instead of each gap: those are in the figures of the
-    level."""
+    """The object of one request. Instead of the gaps between its pieces of text it has their number: the figures of the level sum the gaps
+    up."""
     told: dict[str, Any] = {name: getattr(sample, name) for name in ("number", "seed", "due_s", "begun_s", "ended_s")}
     if isinstance(sample.outcome, Measured):
         told |= {"outcome": "completed", **asdict(sample.outcome)}

@@ -23,13 +23,13 @@ from omnistage.client.errors import RequestError, UnknownModelError
 from omnistage.client.listing import Replica
 
 LISTED_S = 10.0
-"""How long a router may take to list its pipelines."""
+"""How long a router may take to list its pipelines or its servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The plan of a benchmark. extent_of: how long each level goes on. warmup: requests before each level that no figure counts. timeout_s:
-    of each request."""
+    """The plan of a benchmark. extent_of: tells how long the level with a load goes on. warmup: number of requests before each level that
+    no figure counts. timeout_s: of each request. is_quiet: print only the JSON object."""
 
     where: Where
     questions: Questions
@@ -43,7 +43,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStage:
-    """Replicas of a stage that served when the benchmark began. settings: of the first of them."""
+    """A stage whose replicas served when the benchmark began. replicas: their number. settings: of the first of them."""
 
     pipeline: str
     stage: str
@@ -67,18 +67,18 @@ class Result:
 
 
 class Audience(Protocol):
-    """Hears of the benchmark while it runs."""
+    """Shows the benchmark while it runs."""
 
     def begin(self, result: Result) -> None:
-        """The router answers; nothing has been measured."""
+        """The router answers, and nothing has been measured yet."""
 
     def level(self, summary: Summary) -> None:
-        """One more level is over."""
+        """One more level has been measured."""
 
 
 async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Result:
-    """Measure level after level. Raises OmniError if nothing can be measured, Interrupted by a second signal, or by one before anything was
-    measured."""
+    """Measure level after level. Raises OmniError if nothing can be measured. A first signal ends the measuring early; Interrupted is
+    raised at a second one, or at the first if nothing was measured before."""
     stop = Stop()
     try:
         async with connect_client(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
@@ -90,6 +90,7 @@ async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Resu
 
 
 async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audience | None) -> Result:
+    """Check the pipeline, and measure level after level until the last one or a signal."""
     await _check_pipeline(omni, plan.questions.options.get("pipeline", ""))
     result = Result(plan, _stages(await omni.replicas(timeout_s=LISTED_S)), [])
     if audience is not None:
@@ -117,14 +118,15 @@ async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audie
 
 
 async def _level(plan: BenchPlan, omni: AsyncOmni, level: Level, first: int) -> None:
+    """Warm up, and measure one level. first: number of the first request."""
     at_once = level.load.concurrency if isinstance(level.load, Closed) else 1
     await _warm_up(plan, omni, range(first, first + plan.warmup), at_once)
     await level.measure()
 
 
 async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
-    """Send requests that no figure counts. Raises RequestError if the router refuses them, because it would refuse all of the load. Other
-    errors are ignored here."""
+    """Send requests that no figure counts, at_once at the same time. Raises RequestError if the router refuses them, because it would
+    refuse all of the load. Other errors are ignored here."""
     left: Iterator[int] = iter(numbers)
 
     async def one_after_another() -> None:
@@ -143,6 +145,7 @@ async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: in
 
 
 async def _check_pipeline(omni: AsyncOmni, name: str) -> None:
+    """Raises UnknownModelError for the name of a pipeline that the router does not serve."""
     if not name:
         return
     served = [pipeline.name for pipeline in await omni.pipelines(timeout_s=LISTED_S)]
@@ -151,6 +154,7 @@ async def _check_pipeline(omni: AsyncOmni, name: str) -> None:
 
 
 def _stages(replicas: Sequence[Replica]) -> tuple[MeasuredStage, ...]:
+    """The stages that serve, with the number of their replicas."""
     serving = [replica for replica in replicas if replica.state == "serving"]
     counts = Counter((replica.pipeline, replica.stage, replica.model) for replica in serving)
     settings = {(replica.pipeline, replica.stage, replica.model): dict(replica.settings) for replica in reversed(serving)}

@@ -20,7 +20,7 @@ RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """A message with tokens, in seconds after t0."""
+    """The arrival of a message with text, in seconds after t0, and how many tokens it has."""
 
     arrival_s: float
     tokens: int
@@ -28,7 +28,8 @@ class TokenArrival:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of an answer, see docs/bench.md; None if there was nothing to measure. Seconds, except for counts and rtf."""
+    """The figures of an answer, as docs/bench.md explains them; None if there was nothing to measure. They are in seconds, except for
+    counts and rtf."""
 
     tokens: int
     ttft_s: float | None
@@ -56,8 +57,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer. error: name of the class. retry_s: when to ask again; None: that does not help. is_refusal: the
-    request itself was wrong."""
+    """Why there is no answer. error: name of the error's class. retry_s: seconds after which to ask again; None: that does not help.
+    is_refusal: the request itself was wrong."""
 
     error: str
     reason: str
@@ -76,7 +77,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. due_s, begun_s, ended_s: when it was due, began and ended, in seconds after its level began."""
+    """One request and its outcome. due_s, begun_s, ended_s: when it was due, began and ended, in seconds after its level began."""
 
     number: int
     seed: int
@@ -87,13 +88,13 @@ class Sample:
 
     @property
     def late_s(self) -> float:
-        """How much too late this client began it."""
+        """Seconds by which this client began it too late."""
         return self.begun_s - self.due_s
 
 
 async def take(omni: AsyncOmni, question: BenchQuestion, due_s: float, t0: float) -> Sample:
-    """Ask, and measure the answer. t0: time.perf_counter() at the beginning of the level. An error of the client or a server is a result,
-    and is not raised."""
+    """Send a request, and measure its answer. due_s: when it was due. t0: time.perf_counter() at the beginning of the level. An error of
+    the client or a server is a result, and is not raised."""
     begun_s = time.perf_counter() - t0
     outcome: Measured | Failure
     try:
@@ -104,6 +105,7 @@ async def take(omni: AsyncOmni, question: BenchQuestion, due_s: float, t0: float
 
 
 async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
+    """The figures of the answer to a question. Raises OmniError."""
     pieces: list[TokenArrival] = []
     steps = pictures = 0
     async with aclosing(question.stream(omni)) as events:
@@ -121,13 +123,14 @@ async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
 
 
 def _note(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> None:
-    """Note a piece of text; pieces of one message have come together."""
+    """Add a piece of text to those that have come; pieces with the same time are of one message, and are joined."""
     if pieces and pieces[-1].arrival_s == arrival_s:
         tokens += pieces.pop().tokens
     pieces.append(TokenArrival(arrival_s, tokens))
 
 
 def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) -> Measured:
+    """The figures of an answer that has ended. pieces: the arrivals of its tokens."""
     timing = done.timing
     sounds = [chunk for chunk in timing.audio if chunk.samples]
     rest_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
@@ -153,6 +156,6 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
 
 
 def per_token_s(pieces: list[TokenArrival]) -> float | None:
-    """Seconds per token between the first arrival and the last, the tokens of the first message left out. None if one message had all."""
+    """Seconds per token from the first arrival to the last; the tokens of the first message do not count. None if one message had all."""
     later = sum(piece.tokens for piece in pieces[1:])
     return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None

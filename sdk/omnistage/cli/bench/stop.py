@@ -1,4 +1,4 @@
-"""Ctrl-C during a benchmark: the first ends the measuring, and the results so far are printed; the second ends the command."""
+"""Ctrl-C during a benchmark: the first one ends the measuring, and the results so far are printed; the second one ends the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from omnistage.cli import interrupt
 
 
 class Stop:
-    """Make it on the event loop, in the task that measures. number: of the last signal; 0: none came."""
+    """Handles signals from the moment when it is made, on the event loop and in the task that measures. number: of the last signal; 0: none
+    came."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -26,8 +27,8 @@ class Stop:
         return self.number != 0
 
     async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
-        """Run it to its end, or to the first signal, which ends it without an error. A second signal, and any that comes outside of here,
-        cancels the whole task."""
+        """Run the measuring of a level to its end, or to the first signal, which ends it without an error. A second signal, and any signal
+        that comes while this does not run, cancels the whole task."""
         self._measuring = asyncio.create_task(measuring)
         try:
             await self._measuring

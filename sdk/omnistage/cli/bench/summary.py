@@ -1,4 +1,4 @@
-"""A level in figures: what was asked, how the requests ended, rates, and how each figure was distributed over the answers."""
+"""The figures of a level: how many requests there were, how they ended, rates, and how each figure was distributed over the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnistage.cli.bench.sample import Failure, Measured, Sample
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """All failures of one kind. message, hint: those of the first."""
+    """All failures of one kind. message, hint: of the first failure."""
 
     error: str
     reason: str
@@ -25,11 +25,12 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A level that was measured. Its counts add up: offered = completed + failed + interrupted + not_started.
+    """The figures of a level. Its counts add up: offered = completed + failed + interrupted + not_started.
 
-    interrupted: requests that were open when the command was told to end. client_cpu: share of one core that this process used.
-    continuous: share of the answers with sound. goodput: requests a second that met all objectives. figures: by name; a figure that no
-    answer has is left out."""
+    interrupted: requests that were running when the command was told to end. client_cpu: processor time of this process, as a share of one
+    core. continuous: share of the answers with sound that a listener hears without a gap. request_goodput: answers a second that met all
+    objectives. figures: by name; a figure that no answer has is left out.
+    """
 
     load: Load
     samples: Sequence[Sample]
@@ -102,7 +103,7 @@ class Summary:
 
     @property
     def audio_throughput(self) -> float:
-        """Seconds of sound made in a second."""
+        """Seconds of sound that were made in a second."""
         return self.a_second(self.audio_s)
 
     @property
@@ -115,7 +116,7 @@ class Summary:
         return sum(heard) / len(heard) if heard else None
 
     def a_second(self, amount: float) -> float:
-        """An amount per second of the wall time."""
+        """An amount divided by the wall time in seconds."""
         return amount / self.wall_s if self.wall_s else 0.0
 
 
@@ -124,7 +125,7 @@ def _answers(samples: Sequence[Sample]) -> list[Measured]:
 
 
 def _errors(samples: Sequence[Sample]) -> list[Error]:
-    """The errors, the most frequent first."""
+    """The failures by kind, the most frequent kind first."""
     failures = [sample.outcome for sample in samples if isinstance(sample.outcome, Failure)]
     counts = Counter((failure.error, failure.reason) for failure in failures)
     first = {(failure.error, failure.reason): failure for failure in reversed(failures)}
@@ -145,10 +146,11 @@ OF_ANSWERS: Mapping[str, Callable[[Measured], float | None]] = {
     "tokens": lambda answer: answer.tokens or None,
     "audio_s": lambda answer: answer.audio_s or None,
 }
-"""Figures of a single answer, which may be None."""
+"""By the name of a figure: its value for one answer, which may be None."""
 
 
 def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> dict[str, Distribution]:
+    """The distribution of each figure that has a value, in the order of FIGURES."""
     values: dict[str, list[float]] = {
         name: [value for answer in answers if (value := of(answer)) is not None] for name, of in OF_ANSWERS.items()
     }

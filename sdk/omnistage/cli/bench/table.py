@@ -13,16 +13,16 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.cli.console import Console
 
 LABELS = {"rtf": "rtf", "rtf_generation": "rtf generation", "audio_s": "audio s", "tokens": "tokens"}
-"""Labels of figures that are not in milliseconds; for the others the name is the label, with that unit."""
+"""Labels of figures that are not shown in milliseconds. Other figures are; their label is their name."""
 
 BUSY = 0.8
-"""Share of one core: a client on one core that is busier has little left to measure with."""
+"""Share of one core. A client that is busier has little left to measure with."""
 
 LATE_S = 0.05
 """If half of the requests began later than this, the arrivals were not those that were asked for."""
 
 DROPPED = ("e2e p99", "ttft p99", "audio s/s", "tok/s")
-"""Columns of the last table that a narrow terminal leaves out, in this order."""
+"""Columns of the table of all levels that a narrow terminal leaves out, in this order."""
 
 
 class BenchScreen:
@@ -70,7 +70,7 @@ class BenchScreen:
 
 
 def warnings(summary: Summary) -> list[str]:
-    """Reasons why the figures of a level do not mean what they seem to."""
+    """Reasons why the figures of a level may mislead."""
     told = []
     if summary.client_cpu >= BUSY:
         told.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
@@ -83,6 +83,7 @@ def warnings(summary: Summary) -> list[str]:
 
 
 def _counts(summary: Summary) -> list[str]:
+    """How the requests of a level ended, in words."""
     parts = [f"{summary.completed} of {summary.offered} completed in {summary.wall_s:.1f} s"]
     for name in ("failed", "interrupted", "not_started", "failovers"):
         if count := getattr(summary, name):
@@ -106,13 +107,14 @@ def _throughputs(summary: Summary) -> list[str]:
 
 
 def _figures(summary: Summary) -> Table:
+    """The table of a level: a row for each figure."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in ("mean", "median", "p90", "p99", "max"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, values in summary.figures.items():
         if name == "late_s" and isinstance(summary.load, Closed):
-            continue  # No request had a time to begin at.
+            continue  # In a closed loop no request has a time at which it is due.
         label, scale = (LABELS[name], 1.0) if name in LABELS else (f"{name.removesuffix('_s')} ms", 1e3)
         row = (values.mean, values.median, values.p90, values.p99, values.max)
         table.add_row(label, *(number(scale * value) for value in row))
@@ -120,7 +122,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def _fitting(levels: Sequence[Summary], console: Console) -> Table:
-    """The table with as many columns as fit; the columns that stay are whole."""
+    """The table of all levels with as many columns as fit, none of them cut."""
     unbounded = console.options.update(width=1000)
     rows = [_row(level) for level in levels]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -142,6 +144,8 @@ def _levels_table(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Tab
 
 
 def _row(level: Summary) -> dict[str, str]:
+    """The cells of a level in the table of all levels, by column."""
+
     def of(name: str, percentile: str, scale: float = 1e3) -> str:
         values = level.figures.get(name)
         return "" if values is None else number(scale * getattr(values, percentile))
@@ -165,7 +169,7 @@ def _row(level: Summary) -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    """Three digits, and more for larger numbers: 0, 0.012, 1.23, 12.3, 123, 12345."""
+    """A number with three digits, or more if it is larger: 0, 0.012, 1.23, 12.3, 123, 12345."""
     size = abs(value)
     digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return f"{value:.{digits}f}"

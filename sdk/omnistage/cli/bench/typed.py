@@ -16,9 +16,9 @@ MOST_WORDS = 100_000
 CONCURRENCY = "1,4"
 MAX_OPEN = 256
 REQUESTS_EACH = 10
-"""Default number of requests of a closed loop for each user."""
+"""Default number of requests for each user of a closed loop."""
 SECONDS = 30.0
-"""Default length of an open loop."""
+"""Default length of a level of an open loop, in seconds."""
 
 
 def loads_of(
@@ -28,7 +28,7 @@ def loads_of(
     burst: int | None,
     max_open: int | None,
 ) -> list[Load]:
-    """The levels of a run."""
+    """The levels of a run, by the typed options: a closed loop for each --concurrency, or an open loop for each --rate."""
     if rate is None:
         for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):
             if value is not None:
@@ -46,7 +46,7 @@ def loads_of(
 
 
 def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
-    """The numbers of a sweep."""
+    """The numbers in a text such as 1,4,16, each above 0 and at most `most`. example: for errors."""
     try:
         values = [float(one) for one in text.split(",")]
     except ValueError:
@@ -59,7 +59,7 @@ def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
 
 
 def span_of(option: str, text: str, most: int) -> NumberRange:
-    """The span in a text such as 100, or 100-900."""
+    """The range in a text such as 100, or 100-900, within 1 to `most`."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
@@ -78,7 +78,7 @@ def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw
 
 
 def extent_of(load: Load, requests: int | None, seconds: float | None) -> Extent:
-    """How long a level goes on."""
+    """How long a level goes on: as typed, else the default for its load."""
     if requests is not None or seconds is not None:
         return Extent(requests, seconds)
     return Extent(REQUESTS_EACH * load.concurrency, None) if isinstance(load, Closed) else Extent(None, SECONDS)

@@ -21,7 +21,7 @@ BAR = 24
 
 @asynccontextmanager
 async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
-    """Show how far the level is, until the end of the block."""
+    """Inside this block show how far the level is."""
     notices = Notices()
     if is_quiet or not notices.is_terminal:
         yield
@@ -56,6 +56,7 @@ def _share(level: Level) -> float:
 
 
 def _told(level: Level) -> str:
+    """How the requests of the level are doing, in words."""
     failed = sum(isinstance(sample.outcome, Failure) for sample in level.samples)
     parts = [f"{len(level.samples) - failed} done", f"{level.running} run"]
     parts += [f"{failed} failed"] if failed else []
