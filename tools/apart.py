@@ -1,7 +1,8 @@
-"""Packages that cannot stand in the environment beside the others: each list has a folder of its own below build/, made once.
+"""Packages that cannot stand in one environment with the others: each list of them has a folder of its own below build/, which is made
+once.
 
-It is a folder and not an environment because it is made in a second or two, and `python -S` with it on PYTHONPATH sees nothing else. `make
-setup-dev` fills all folders, so that tests need no index; the first user of a missing folder fills it.
+It is a folder and not an environment because a folder is made in a second or two, and `python -S` with it on PYTHONPATH sees nothing else.
+`make setup-dev` fills all folders, so that tests need no index; otherwise the first user of a missing folder fills it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LISTS = ("build", "oldest", "protos")
 
 
 def folder_of(name: str, python: str = sys.executable) -> Path:
-    """The folder with the packages of requirements/NAME.txt, for a Python; if it is missing, that Python's pip fills it. Raises
+    """The folder with the packages of requirements/NAME.txt for the interpreter `python`, whose pip fills it if it is missing. Raises
     SetupError."""
     folder = _place(name, python)
     if folder.exists():
@@ -40,14 +41,14 @@ def folder_of(name: str, python: str = sys.executable) -> Path:
 
 
 def _place(name: str, python: str) -> Path:
-    """Another list or another Python has another folder."""
+    """The path of a list's folder. It depends on the contents of the list and the version of Python."""
     version = sys.version if python == sys.executable else run([python, "-c", "import sys; print(sys.version, end='')"])
     digest = hashlib.sha256(version.encode() + (REQUIREMENTS / f"{name}.txt").read_bytes()).hexdigest()
     return ROOT / "build" / f"{name}-{digest[:12]}"
 
 
 def variables(*folders: Path) -> dict[str, str]:
-    """Variables for `python -S`, which then sees these folders alone."""
+    """An environment in which `python -S` sees these folders alone."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 LAST_VERSION = "e8638dd9c6a03f3fc84af881427a694751ceb905"
-"""The newest commit that was given out: a stack that runs it may be upgraded to this one, process by process. Set it when a version is
-given out. A commit in the middle of a change does not qualify: its parts need not fit together."""
+"""The newest commit that was given out: a stack that runs it may be upgraded to this checkout, process by process. Set it when a version is
+given out. A commit in the middle of a change does not qualify, because its parts need not fit together."""
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -25,13 +25,13 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def last_version() -> str | None:
-    """The revision to compare with, or None if this clone does not have it."""
+    """The commit to compare with; None if this clone does not have it."""
     known = git("rev-parse", "--verify", "--quiet", f"{LAST_VERSION}:protos").returncode == 0
     return LAST_VERSION if known else None
 
 
 def main() -> int:
-    """Exit status 1 if a change of the protos breaks programs that speak the last version."""
+    """Compare the protos. Exit status 1 if a change breaks programs that speak the last version."""
     revision = last_version()
     if revision is None:
         print("nothing to compare: this clone does not have the last version")

@@ -34,14 +34,14 @@ def checks() -> dict[str, list[str]]:
 
 
 def run(command: list[str]) -> tuple[int, str, float]:
-    """Exit status, output, and duration in seconds."""
+    """Run a command. Returns exit status, output, and duration in seconds."""
     start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode, done.stdout.strip(), time.monotonic() - start
 
 
 def main() -> int:
-    """Exit status 1 if any check failed."""
+    """Run all checks. Exit status 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--without-tests", action="store_true", help="without the house rules, which are tests: `make test` runs them too")
     without_tests = parser.parse_args().without_tests

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
-"""Options of pip: it installs only what a list names, and of that only the files that the list names."""
+"""Options of pip by which it installs only what a list names, and only files whose hashes stand there."""
 
 
 class SetupError(Exception):
@@ -31,8 +31,8 @@ class CommandError(SetupError):
 
 
 def run(command: list[str], folder: Path | None = None, **variables: str) -> str:
-    """Run a command to its end, in a folder or here, and return its output. variables: in addition to ours. Raises CommandError if it
-    fails."""
+    """Run a command to its end and return its output. folder: where it runs; None: here. variables: added to the environment. Raises
+    CommandError if it fails."""
     environment = {**os.environ, **variables}
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
     if done.returncode:
@@ -41,7 +41,7 @@ def run(command: list[str], folder: Path | None = None, **variables: str) -> str
 
 
 def pip(python: str, *arguments: str) -> None:
-    """Install with pip. Raises CommandError if that fails, SetupError with one line if a file is another than the requested one."""
+    """Install with pip. Raises CommandError if that fails, and SetupError with one line if a file has another hash than its list names."""
     try:
         run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments])
     except CommandError as error:
@@ -55,13 +55,13 @@ def pip(python: str, *arguments: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line of output."""
+    """Print one line of output."""
     print(f"setup: {text}", flush=True)
 
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Print one line for one step: its name when it starts, its duration when it ends."""
+    """Print one line for one step: its name at the beginning of this block, its duration at the end."""
     print(f"setup: {name} ...", end="", flush=True)
     start = time.monotonic()
     try:

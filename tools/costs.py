@@ -18,13 +18,13 @@ TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
 """The table of the last run."""
 WHOLE = "whole"
-"""Key of the last run's table that says it was of whole files: a part of a file costs less than the file."""
+"""A key in the table of the last run: whole files were measured, and not parts, which cost less."""
 
 
 @dataclass
 class Cost:
-    """Cost of one file or of several. cpu_s: seconds of processors, of the tests and of all processes below them that ended meanwhile.
-    wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started themselves."""
+    """Cost of one file of tests, or of several. cpu_s: processor time in seconds, of the tests and of all their child processes that ended
+    meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many processes the tests started themselves."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -51,7 +51,7 @@ class CostsError(Exception):
 
 
 def read(path: Path) -> Costs:
-    """Read the table in a file; an empty one if there is none. Raises CostsError."""
+    """The table in a file; empty if there is no file. Raises CostsError."""
     if not path.exists():
         return {}
     try:
@@ -62,19 +62,19 @@ def read(path: Path) -> Costs:
 
 
 def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
-    """The table as JSON, a line for each file, so that a change shows as one."""
+    """The table as JSON, a line for each file, so that a diff shows each change. whole: note that whole files were measured."""
     rounded = {file: {name: round(value, 1) for name, value in asdict(cost).items()} for file, cost in sorted(costs.items())}
     lines = [f"{json.dumps(file)}: {json.dumps(told)}" for file, told in {**({WHOLE: True} if whole else {}), **rounded}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
-    """The table with the last run's measurements, without files that no longer exist."""
+    """The table with the last run's measurements in place of older ones, without files that no longer exist."""
     return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
 
 
 def table_text(costs: Mapping[str, Cost]) -> str:
-    """A line for each file, dearest first, for each folder, and for the sum."""
+    """The table for people: a line for each file and for each folder, dearest first, and for the sum of all."""
     folders: Costs = {}
     for file, cost in costs.items():
         for name in ("all", file.rpartition("/")[0]):
@@ -90,18 +90,18 @@ def line_of(name: str, cost: Cost) -> str:
 
 
 def write() -> None:
-    """Put the last run into the table of the repository. Raises CostsError."""
+    """Put the measurements of the last run into the table of the repository. Raises CostsError."""
     if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE):
         raise CostsError("the last run was not of whole files: run `make test` without words for pytest first")
     TABLE.write_text(text_of(renew(read(TABLE), read(LAST))), encoding="utf-8")
 
 
 def main() -> int:
-    """Exit status 1 if nothing could be written."""
+    """Print or write the table. Exit status 1 if that fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # The output goes into `head`.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # So that `head` after a pipe ends this without an error.
     try:
         if options.write:
             write()

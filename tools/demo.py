@@ -27,7 +27,7 @@ LOOK_S = 0.2
 
 
 def main(words: Sequence[str]) -> int:
-    """Return the exit code of the question. The question starts those parts of the stack that do not run."""
+    """Ask the question, and return its exit code. On a terminal a stack is started first, unless one for the same pipelines serves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="*", help="what is served, and asked, the first of it; default: the default ones")
     pipelines: list[str] = parser.parse_args(words).pipeline
@@ -47,8 +47,8 @@ def _omnistage(*words: str) -> int:
 
 
 def find_serving(address: str, pipelines: Sequence[str]) -> Served | None:
-    """A stack of this user that serves exactly the demo's pipelines: one with a page where `omnistage serve` listens, or one that an
-    earlier demo left."""
+    """A stack of this user that serves exactly the demo's pipelines: at the usual address and with a page, or left by an earlier demo; None
+    if there is none."""
     names = ", ".join(pipelines or default_pipelines()[0])
     for served in served_here():
         is_usual = served.address == address and bool(open_page(served))
@@ -58,7 +58,7 @@ def find_serving(address: str, pipelines: Sequence[str]) -> Served | None:
 
 
 def _start_stack(address: str, pipelines: Sequence[str]) -> Served | None:
-    """Start a stack that stays. A stack of others on the usual port is left alone."""
+    """Start a stack that stays; None if it does not serve. If something else listens at the address, the stack gets another one."""
     before = {served.pid for served in served_here()}
     words = [*pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S)]
     try:
@@ -74,7 +74,7 @@ def _start_stack(address: str, pipelines: Sequence[str]) -> Served | None:
 
 
 def _wait_for_all(address: str) -> None:
-    """A pipeline that is still loading would take the processor from the answer."""
+    """Wait until no pipeline is starting: loading one would take the processor from the answer."""
     until = time.monotonic() + LOAD_LIMIT_S
     told: list[str] = []
     with Omni(address=address) as omni:
@@ -86,6 +86,7 @@ def _wait_for_all(address: str) -> None:
 
 
 def tell(served: Served) -> None:
+    """Print where the stack's page is, and how the stack ends."""
     end = f"{os.path.relpath(OMNISTAGE)} stop {served.address}"
     if page := open_page(served):
         print(f"\nGo on in a browser: {page}   (any key is taken)")

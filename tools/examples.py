@@ -26,7 +26,7 @@ from omnistage.client.wav import to_pcm16
 from tools.languages import LANGUAGES, PROTOS, ROOT, Language, ToolchainError, build, install
 
 QUESTION, SEED = "Why is the sky blue?", 2**63 + 7
-"""A seed that does not fit into a signed number: languages without unsigned numbers, or without 64 bits, must pass it on correctly too."""
+"""The seed does not fit into a signed number of 64 bits: languages without unsigned numbers must pass it on correctly too."""
 
 SLOW_INTERVAL_S = 0.05
 SLOW_TOKENS = 30_000
@@ -40,7 +40,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The answer that the Python client gets. samples: little-endian signed 16 bit."""
+    """The answer that the Python client gets, for comparison. samples: little-endian, signed, 16 bit."""
 
     text: str
     samples: bytes
@@ -49,15 +49,15 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A built example. folder: where it runs and writes its file."""
+    """A built example. command: that runs it. folder: where it runs and writes answer.wav."""
 
     command: Sequence[str]
     folder: Path
 
     def start(self, address: str, *words: str) -> subprocess.Popen[str]:
-        # A proxy of the environment is for the web; some languages would send calls of this machine there.
+        # Without these, some languages would send calls to this machine through a proxy that the environment names.
         environment = {**os.environ, "PROTOS": str(PROTOS), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
-        # A shell makes its background processes ignore Ctrl-C, and their children too.
+        # If a shell runs this in the background, the example inherits that Ctrl-C is ignored; `env` undoes that.
         command = ["env", "--default-signal=INT", *self.command, address, QUESTION, *words]
         return subprocess.Popen(
             command,
@@ -70,7 +70,7 @@ class Example:
         )
 
     def run(self, address: str, *words: str) -> tuple[int, str, str]:
-        """Exit status, standard output, standard error."""
+        """Run the example to its end. Returns exit status, standard output, standard error."""
         with self.start(address, *words) as process:
             return _end_of(process)
 
@@ -85,7 +85,7 @@ def get_expected(address: str) -> Expected:
 
 
 def check_answer(example: Example, address: str, wanted: Expected) -> None:
-    """Expect the same text on standard output and the same samples in answer.wav. Raises Mismatch."""
+    """Run the example; expect the wanted text on standard output and the wanted samples in answer.wav. Raises Mismatch."""
     status, out, err = example.run(address, str(SEED))
     _is((status, err), (0, ""), "exit status and standard error")
     _is(out, wanted.text + "\n", "text")
@@ -106,8 +106,8 @@ def check_unknown(example: Example, address: str) -> None:
 
 
 def check_full_and_cancelled(example: Example, address: str) -> str:
-    """At a router with one place and slow stages: while one example answers, another one is told when to ask again, and Ctrl-C cancels the
-    first. Returns the delay as it was shown. Raises Mismatch."""
+    """At a router with one place and slow stages: while one example answers, expect that a second one is told when to ask again, and that
+    Ctrl-C cancels the first. Returns the delay in seconds as it was shown. Raises Mismatch."""
     with _answering(example, address) as first:
         status, _, err = example.run(address)
         _is(status, 1, "exit status when the house is full")
@@ -121,8 +121,8 @@ def check_full_and_cancelled(example: Example, address: str) -> str:
 
 @contextmanager
 def _answering(example: Example, address: str) -> Iterator[subprocess.Popen[str]]:
-    """An example that has begun to print an answer which takes half an hour. It asks again while the earlier example's place is not yet
-    free. It is ended in any case."""
+    """Yield an example that has begun to print an answer which takes half an hour. It is started again while the router's only place is not
+    yet free. At the end of the block it is killed. Raises Mismatch."""
     until = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         with example.start(address) as process:
@@ -138,13 +138,14 @@ def _answering(example: Example, address: str) -> Iterator[subprocess.Popen[str]
 
 
 def _has_begun(process: subprocess.Popen[str], patience_s: float) -> bool:
-    """Whether it has printed text and still runs."""
+    """Whether the process prints text within patience_s."""
     assert process.stdout is not None
     readable = select.select([process.stdout], [], [], max(patience_s, 0.0))[0]
     return bool(readable) and bool(os.read(process.stdout.fileno(), 1).strip())
 
 
 def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end of a process. Returns exit status, standard output, standard error. Raises Mismatch if it does not end in time."""
     try:
         out, err = process.communicate(timeout=ANSWER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -155,12 +156,13 @@ def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def _is(found: object, wanted: object, what: str) -> None:
+    """Raises Mismatch if the two differ. what: names them in the error."""
     if found != wanted:
         raise Mismatch(f"{what}: {found!r}, expected {wanted!r}")
 
 
 def _matches(err: str, pattern: str) -> str:
-    """The last line of standard error: the first group of the pattern, or the whole line."""
+    """Match the last line of standard error. Returns the first group of the pattern, or the whole line if it has none. Raises Mismatch."""
     last = err.strip().rpartition("\n")[2]
     match = re.fullmatch(pattern, last)
     if match is None:
@@ -169,7 +171,7 @@ def _matches(err: str, pattern: str) -> str:
 
 
 def slow_pipeline(folder: Path) -> Path:
-    """A file of a chain of toys whose answers take half an hour."""
+    """Write the file of a pipeline of toys whose answers take half an hour; returns its path."""
     pipeline = yaml.safe_load((ROOT / "deploy" / "pipelines" / "toy.yaml").read_text(encoding="utf-8"))
     pipeline["stages"][0]["options"] = {"interval_s": SLOW_INTERVAL_S, "length": SLOW_TOKENS, "max_chunk": 1}
     pipeline["defaults"] = {"thinker": {"max_tokens": SLOW_TOKENS}}
@@ -212,7 +214,8 @@ def main() -> int:
 
 
 def _built(languages: Sequence[Language]) -> tuple[dict[str, list[str]], list[str]]:
-    """The commands of the built examples, and the names of the others."""
+    """Install and build what these languages need. Returns the commands of the built examples, by language, and the names of the languages
+    that failed."""
     commands, failed = {}, []
     for language in languages:
         try:

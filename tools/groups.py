@@ -1,4 +1,4 @@
-"""The requirements in pyproject.toml: of the core, and of each extra, which may name others and packages of this project."""
+"""The requirements in pyproject.toml: of the core, and of each extra. An extra may name other extras and packages of this project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = "omnistage-pictures"
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
-    """The requirements of each group; those of an extra that it names are included."""
+    """The requirements of the core and of each extra, by name. They include the requirements of extras that an extra names."""
     project = _read(root)["project"]
     extras: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     name = canonicalize_name(project["name"])
@@ -24,7 +24,8 @@ def read_groups(root: Path) -> dict[str, list[str]]:
 
 
 def read_apart(root: Path) -> dict[str, list[str]]:
-    """The packages that stand apart from the environment (tools/apart.py): each list alone, in exact versions."""
+    """The packages that stand apart from the environment (tools/apart.py): by group a list that is complete in itself, in exact
+    versions."""
     return dict(_read(root).get("dependency-groups", {}))
 
 
@@ -33,6 +34,7 @@ def _read(root: Path) -> dict[str, Any]:
 
 
 def _expand(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> list[str]:
+    """The requirements of an extra, with those of the extras that it names. project: canonical name of this project."""
     found: list[str] = []
     for line in extras[extra]:
         requirement = Requirement(line)

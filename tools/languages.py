@@ -1,4 +1,4 @@
-"""Languages of which examples/ has a client: what each needs on this machine, and how its example is built."""
+"""The languages of the clients in examples/: what each needs on this machine, and how its example is built."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ JARS = Path("/usr/share/java")
 
 
 class ToolchainError(RuntimeError):
-    """A need of a language is missing, or failed; the text tells what to do."""
+    """Something that a language needs is missing, or failed; the text tells what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """programs, files: by which its toolchain is found. packages: of Debian 12, that bring them. command: of the built example, in the
-    folder of the build."""
+    """A language of a client in examples/. programs, files: by which its toolchain is found. packages: of Debian 12, which bring these.
+    command: runs the built example; {built} stands for the folder of the build."""
 
     name: str
     programs: tuple[str, ...]
@@ -54,7 +54,7 @@ class Language:
         ]
 
 
-# protoc's package only recommends the protos that ours import.
+# protoc's package only recommends libprotobuf-dev, which has the protos that ours import.
 _PROTOC = ("protobuf-compiler", "libprotobuf-dev", "make")
 _DURATION = Path("/usr/include/google/protobuf/duration.proto")
 
@@ -66,7 +66,7 @@ LANGUAGES: Mapping[str, Language] = {
             "go",
             ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", "make"),
             (_DURATION, GO_PACKAGES / "grpc", GO_PACKAGES / "protobuf"),
-            # The newer of the two protobuf packages that go with its gRPC, by name: the other one lacks what protoc-gen-go writes.
+            # Two packages of protobuf go with its gRPC. The newer one is named: the other lacks what the output of protoc-gen-go uses.
             (
                 "golang-go",
                 "golang-google-grpc-dev",
@@ -98,7 +98,7 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 def install(language: Language) -> None:
-    """Get its toolchain, from Debian if something is missing. Raises ToolchainError."""
+    """Install the toolchain of a language from Debian, if any of it is missing. Raises ToolchainError."""
     missing = language.missing()
     if not missing:
         return
@@ -121,12 +121,12 @@ def install(language: Language) -> None:
 
 
 def build(language: Language) -> list[str]:
-    """Build its example from the protos of this checkout. Return the command that runs it. Raises ToolchainError."""
+    """Build the example of a language from the protos of this checkout. Returns the command that runs it. Raises ToolchainError."""
     with _alone(BUILT):
         _write_protos()
         language.built.mkdir(parents=True, exist_ok=True)
         if language.name == "node":
-            # Beside a copy of the program: npm installs next to package.json.
+            # npm installs next to package.json, and the program must be there too.
             shutil.copy(language.source / "ask.js", language.built)
             install_modules((language.source / "package.json").read_bytes(), language.built)
         else:
@@ -136,7 +136,8 @@ def build(language: Language) -> list[str]:
 
 
 def _write_protos() -> None:
-    """Copy only files that changed: their products are older than new copies, and would be made again."""
+    """Bring the protos for the builds up to date. A file that is the same is not copied: the copy would be newer than what was built from
+    it."""
     fresh = BUILT / "fresh"
     for path in write_protos(fresh, errors=True):
         place = PROTOS / path.relative_to(fresh)
@@ -147,7 +148,8 @@ def _write_protos() -> None:
 
 
 def with_modules(source: Path, program: str) -> Path:
-    """Make a program of Node: copy it to the folder where the packages of its package.json are installed. Raises ToolchainError."""
+    """Copy a program of Node to a folder, and install the packages of its package.json there. Returns the path of the copy. Raises
+    ToolchainError."""
     built = BUILT / source.relative_to(ROOT / "examples")
     built.mkdir(parents=True, exist_ok=True)
     shutil.copy(source / program, built)
@@ -156,7 +158,8 @@ def with_modules(source: Path, program: str) -> Path:
 
 
 def install_modules(package: bytes, folder: Path) -> None:
-    """Install the packages of this package.json by npm into a folder. Nothing is fetched if that is done already. Raises ToolchainError."""
+    """Install packages by npm into a folder; nothing is fetched if that is done already. package: contents of package.json. Raises
+    ToolchainError."""
     with _alone(folder):
         done = folder / "installed.json"
         if done.exists() and done.read_bytes() == package and (folder / "node_modules").is_dir():
@@ -169,7 +172,7 @@ def install_modules(package: bytes, folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder, which is made, so that no other process builds in it."""
+    """Inside this block no other process builds in the folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

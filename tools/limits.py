@@ -37,7 +37,7 @@ from omnistage.wire.decoding import FIELDS_AT_ONCE
 
 
 def _default(setting: str) -> Any:
-    """Default of an option of the router or of the gateway."""
+    """The default of an option of the router or of the gateway."""
     return (RouterSettings.model_fields | GatewaySettings.model_fields)[setting].default
 
 
@@ -230,12 +230,14 @@ last medium of the client with the longest line gives way to a client with a sho
 
 
 def page() -> str:
+    """The text of docs/limits.md."""
     counts = "".join(f"| `{field}` | {most:,} |\n" for field, most in limits.COUNTS.items())
     sizes = "".join(f"| `{field}` | {_size(most)} |\n" for field, most in limits.BYTES.items())
     return HEAD + counts + BYTES_HEAD + sizes + MEDIA
 
 
 def _size(size: int | None) -> str:
+    """A number of bytes in words; None stands for a field that only the size of the request bounds."""
     if size is None:
         return "the size of the request"
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):

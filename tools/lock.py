@@ -1,11 +1,11 @@
 """Writes the lists of set-up: constraints.txt, the versions, and requirements/, the same with the SHA-256 of every wheel (`make lock`).
 
 Versions in constraints.txt stay; new packages in pyproject.toml get their newest version; packages that nothing needs any more go.
-`--upgrade` moves all to the newest. pip does the work: it resolves for the Python that runs this, markers of the other Pythons are followed
-here, and pip's finder names the hashes of all wheels that any supported Python on Linux x86-64 with glibc could take. pip decides where
-packages come from, so no address is read or written. Nothing is installed.
+`--upgrade` moves all to the newest. pip does the work: it chooses the versions for the Python that runs this; what other Pythons need in
+addition is found here, by the markers; and pip's finder tells the hashes of all wheels that any supported Python on Linux x86-64 with glibc
+could take. pip decides where packages come from, so no address is read or written. Nothing is installed.
 
-The packages that stand apart from the environment (apart.py) are in requirements/ too, and not in constraints.txt: each dependency group of
+The packages that stand apart from the environment (apart.py) are only in requirements/, not in constraints.txt: each dependency group of
 pyproject.toml, and `oldest`, the oldest packages that the core lets a client have.
 """
 
@@ -64,7 +64,7 @@ class LockError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """A package that pip chose. name: in its own spelling. needs: the lines Requires-Dist of its metadata."""
+    """A package that pip chose. name: in its own spelling. needs: its requirements, the lines Requires-Dist of its metadata."""
 
     name: str
     version: str
@@ -80,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--upgrade", action="store_true", help="move everything to its newest version")
     options = parser.parse_args()
-    # pip warns of each configured source that lacks a package.
+    # Otherwise pip warns of each configured source that lacks a package.
     logging.getLogger("pip").setLevel(logging.ERROR)
     try:
         lock(ROOT, upgrade=options.upgrade)
@@ -91,7 +91,8 @@ def main() -> int:
 
 
 def lock(root: Path, *, upgrade: bool) -> None:
-    """Write constraints.txt and requirements/ of the project in `root`."""
+    """Write constraints.txt and requirements/ of the project in `root`. upgrade: take the newest versions, whatever constraints.txt
+    says."""
     roots_of = read_groups(root)
     if any(Requirement(one).name == "torch" for roots in roots_of.values() for one in roots):
         roots_of[CUDA_LIST] = cuda_needs()
@@ -109,7 +110,7 @@ def lock(root: Path, *, upgrade: bool) -> None:
     folder.mkdir(exist_ok=True)
     core = set(closures["core"])
     for group, closure in closures.items():
-        # The core is installed with every extra, and `models` with the libraries for CUDA; torch is chosen by tools/torch_build.py.
+        # A list leaves out what is installed anyway: the core for every extra, and `models` for CUDA's libraries. No list has torch.
         before = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
         names = sorted(closure.keys() - {"torch"} - before)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
@@ -123,12 +124,13 @@ def lock(root: Path, *, upgrade: bool) -> None:
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
-    """The requirements of pyproject.toml: the tools of the build, the core and every extra."""
+    """The requirements of each list, by its name: the tools of the build, the core and every extra."""
     return {"build": list(BUILD), **groups.read_groups(root)}
 
 
 def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
-    """The lists of packages that stand apart, by name: of each package the oldest version that a Python can have. Raises LockError."""
+    """The text of each list of packages that stand apart, by the name of the list: for each Python the oldest version of each package that
+    it can have. core: the requirements of the core. Raises LockError."""
     lists = {}
     for group, roots in {**groups.read_apart(root), OLDEST_LIST: core}.items():
         pythons: dict[tuple[str, str], set[str]] = {}
@@ -145,7 +147,7 @@ def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
 
 
 def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
-    """The oldest version that fits and was not yanked. Raises LockError."""
+    """The oldest version that fits a requirement, has a wheel for this Python and was not yanked. Raises LockError if there is none."""
     links = {one.version: one.link for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked}
     fitting = sorted(version for version in links if requirement.specifier.contains(str(version)))
     if not fitting:
@@ -154,10 +156,11 @@ def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
-    """The packages that pip would install for `roots` on any of the Pythons, by canonical name.
+    """The packages that pip would install for `roots` on any of the Pythons, by canonical name. constraints: a file of versions that stay,
+    or None.
 
-    pip follows the markers of the Python that it runs on. Further needs of another Python are asked for as if they stood in `roots`, until
-    nothing is missing.
+    pip follows only the markers of the Python that it runs on. The additional needs of another Python are asked for in a further round, as
+    if they stood in `roots`, until nothing is missing. Raises LockError if that does not end.
     """
     asked = list(roots)
     for _ in range(ROUNDS):
@@ -170,6 +173,7 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedP
 
 
 def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
+    """The packages that pip would install for `roots` on the Python that it runs on, by canonical name."""
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--constraint={constraints}"] if constraints and constraints.exists() else []
         stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
@@ -181,7 +185,7 @@ def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Locked
 
 
 def _report(words: Sequence[str]) -> list[dict[str, Any]]:
-    """The metadata of the packages that pip would install."""
+    """The metadata of the packages that pip would install. words: further arguments of `pip install`. Raises LockError."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check"]
@@ -194,13 +198,14 @@ def _report(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def cuda_needs() -> list[str]:
-    """The needs of the build of torch for CUDA, by its own metadata."""
+    """The requirements of the build of torch for CUDA, by its own metadata."""
     (torch,) = _report([f"torch==={TORCH_CUDA}", "--no-deps"])
     return [one for one in torch.get("requires_dist", ()) if "extra ==" not in one]
 
 
 def stand_in(folder: Path) -> Path:
-    """Make a wheel without contents that has the metadata of the installed CPU build of torch: that build is not on every index."""
+    """Make a wheel without code that has the metadata of the installed CPU build of torch, and return its path: pip resolves with it,
+    because that build is not on every index. Raises LockError if the build is not installed."""
     try:
         about = importlib.metadata.distribution("torch").read_text("METADATA")
     except importlib.metadata.PackageNotFoundError:
@@ -216,7 +221,7 @@ def stand_in(folder: Path) -> Path:
 
 
 def follow(roots: Iterable[str], packages: Mapping[str, LockedPackage]) -> Closure:
-    """Everything that `roots` need, on each of the Pythons."""
+    """All packages that `roots` need, with the Pythons that need each."""
     closure: Closure = {}
     for python in PYTHONS:
         for requirement in _walk(roots, packages, python):
@@ -225,7 +230,7 @@ def follow(roots: Iterable[str], packages: Mapping[str, LockedPackage]) -> Closu
 
 
 def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[str]:
-    """Requirements that `packages` does not have, or has in a version that does not fit."""
+    """Requirements that count on this Python, from `roots` down, and that `packages` lacks or has in a version that does not fit."""
     found = []
     for requirement in _walk(roots, packages, python):
         package = packages.get(canonicalize_name(requirement.name))
@@ -265,7 +270,7 @@ def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: s
 
 
 def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[str]]:
-    """SHA-256 of the wheels of each package. wanted: by name, the version and the Pythons that need it. Raises LockError."""
+    """SHA-256 of the wheels of each package, by name. wanted: by name, the version and the Pythons that need it. Raises LockError."""
     found: dict[str, dict[str, str]] = {name: {} for name in wanted}
     for python in PYTHONS:
         finder = make_finder(python)
@@ -285,7 +290,7 @@ def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[st
 
 
 def make_finder(python: str, *options: str) -> PackageFinder:
-    """pip's search in its configured sources, or in those that `options` of pip name, as another Python would see them."""
+    """pip's finder as another Python would use it, in pip's configured sources, or in the sources that `options` of pip name."""
     command = IndexCommand("index", "")
     parsed, _ = command.parse_args(["versions", "any", *options])
     with command.main_context():
@@ -294,12 +299,12 @@ def make_finder(python: str, *options: str) -> PackageFinder:
 
 
 def wheels_of(finder: PackageFinder, name: str, version: str) -> list[Link]:
-    """The wheels of one version that the finder's Python could take."""
+    """The wheels of one version of a package that the finder's Python could take."""
     return [one.link for one in finder.find_all_candidates(name) if one.link.is_wheel and str(one.version) == version]
 
 
 def sha256_of(link: Link) -> str | None:
-    """The hash by the index; a file without one in the index is read."""
+    """The SHA-256 of a wheel: as its index tells it, or of the file if it is on this machine; None if neither is so."""
     if link.hash_name == "sha256":
         return link.hash
     if link.is_file:
@@ -309,9 +314,9 @@ def sha256_of(link: Link) -> str | None:
 
 
 def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
-    """Hashes of torch by build and Python: the CPU build, and the one without a label, which is made for CUDA.
+    """Hashes of torch by build and Python: of the CPU build, and of the one without a label, which is made for CUDA.
 
-    known: the last table. Entries that cannot be reached from here stay; an empty list says that no hash is known.
+    known: the last table. Its hashes stay for a build that cannot be reached from here; an empty list says that no hash is known.
     """
     table = {}
     for build in (TORCH, TORCH_CUDA):
@@ -326,7 +331,7 @@ def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[
 
 
 def entry(package: LockedPackage, pythons: set[str], hashes: Iterable[str]) -> str:
-    """The lines of one package in a list."""
+    """The lines of one package in a list; with a marker unless all Pythons need it."""
     marker = "" if pythons == set(PYTHONS) else " ; " + " or ".join(f'python_version == "{python}"' for python in sorted(pythons))
     return f"{package.name}=={package.version}{marker}" + "".join(f" \\\n    --hash=sha256:{one}" for one in hashes) + "\n"
 

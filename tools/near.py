@@ -19,12 +19,12 @@ from tools.suite import WITHOUT_TORCH, WORKERS
 DRILLS = ("tests/system/", "tests/hostile/")
 
 CORES = 2
-"""Processors of CI, for which the budgets count."""
+"""Processors of CI, by which the budgets are reckoned."""
 
 BUDGET_S = 100.0
-"""Two minutes, less the time for choosing and importing the tests."""
+"""Seconds for the chosen tests: two minutes, less the time for choosing and importing them."""
 DRILLS_BUDGET_S = 40.0
-"""Budget of the drills, within the other."""
+"""Seconds for the drills among them, as a part of the other budget."""
 
 SHOWN = 8
 """Most files that a line names."""
@@ -36,7 +36,7 @@ class NearError(Exception):
 
 @dataclass
 class ChoiceOfTests:
-    """The files that run and those that do not, the nearest first."""
+    """The files of tests that run and those that do not, the nearest first. costs: by file."""
 
     costs: Mapping[str, Cost]
     chosen: list[Reached] = field(default_factory=list)
@@ -46,7 +46,8 @@ class ChoiceOfTests:
         return self.costs.get(one.test, UNKNOWN)
 
     def seconds(self, some: Iterable[Reached]) -> float:
-        """How long they take as `make test` runs them: those without torch one after the other, beside several workers with the others."""
+        """How long these files take as `make test` runs them: those without torch one after the other, and at the same time the others by
+        several workers."""
         light, heavy = 0.0, Cost()
         for one in some:
             cost = self.cost(one)
@@ -55,23 +56,24 @@ class ChoiceOfTests:
         return max(heavy.cpu_s / CORES, heavy.wall_s / WORKERS, light)
 
     def tests(self, some: Iterable[Reached]) -> int:
+        """The number of tests in these files."""
         return sum(self.cost(one).tests for one in some)
 
     def fits(self, one: Reached) -> bool:
-        """Whether there is room for it beside the chosen files."""
+        """Whether the budgets have room for this file and the chosen ones together."""
         with_it = [*self.chosen, one]
         drills = [other for other in with_it if is_drill(other)] if is_drill(one) else []
         return self.seconds(with_it) <= BUDGET_S and self.seconds(drills) <= DRILLS_BUDGET_S
 
 
 def is_drill(one: Reached) -> bool:
-    """Whether it breaks or fills a whole system."""
+    """Whether a file of tests breaks or fills a whole system."""
     return one.test.startswith(DRILLS)
 
 
 def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> ChoiceOfTests:
-    """Choose the nearest of them, as many as the budgets hold; among equally near ones first the tests of the part that changed, and the
-    cheapest first. Tests that changed themselves always run."""
+    """Choose the nearest of the reached files, as many as the budgets hold. Among equally near files the tests of the part that changed
+    come first, then the cheapest. Tests that changed themselves always run."""
     choice = ChoiceOfTests(costs)
     for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
         (choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out).append(one)
@@ -90,7 +92,7 @@ def git(root: Path, *words: str) -> str:
 
 
 def base_of(root: Path) -> str:
-    """The commit where this branch left the one that it follows; HEAD if it follows none."""
+    """The commit at which this branch left its upstream; HEAD if it has none."""
     try:
         return git(root, "merge-base", "HEAD", "@{upstream}").strip()
     except NearError:
@@ -98,7 +100,7 @@ def base_of(root: Path) -> str:
 
 
 def changed_since(root: Path, base: str) -> tuple[set[str], set[str]]:
-    """The files that differ between the working tree and a commit, new ones included, and those that are gone. Raises NearError."""
+    """The files that differ between the working tree and a commit, new ones included, and the files that are gone. Raises NearError."""
     words = git(root, "diff", "--name-status", "--no-renames", "-z", base, "--").split("\0")
     states = dict(zip(words[1::2], words[::2], strict=False))
     untracked = {*git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")} - {""}
@@ -107,7 +109,7 @@ def changed_since(root: Path, base: str) -> tuple[set[str], set[str]]:
 
 
 def all_files(root: Path) -> set[str]:
-    """The files that git knows or would add, and that exist."""
+    """The files that exist and that git knows or would add."""
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     return {file for file in listed if file and (root / file).is_file()}
 
@@ -118,7 +120,8 @@ def all_files(root: Path) -> set[str]:
 def report(
     base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: ChoiceOfTests, known: Collection[Reached]
 ) -> list[str]:
-    """Lines for people. reached_by: how many files of tests a change reaches, by the file that changed. known: all tests."""
+    """Lines for people. changed: files that differ from the commit `base`. reached_by: by changed file, how many files of tests it reaches.
+    known: all files of tests."""
     if not changed:
         return [f"nothing changed since {base[:12]}"]
     lines = [f"changed since {base[:12]}: {_list_names(sorted(changed))}"]

@@ -1,7 +1,7 @@
 """Generates the Python stubs of the contract into sdk/omnistage/v1, or with --check says whether the committed ones are fresh.
 
-Stubs run with the protobuf and gRPC of the compiler that made them and with later ones, never with earlier ones. So the compiler is as old
-as the oldest version that pyproject.toml lets a client have, and stands apart from the environment (apart.py).
+Stubs run with the protobuf and gRPC of the compiler that made them and with later ones, never with earlier ones. So the compiler has the
+oldest version that pyproject.toml lets a client have, and stands apart from the environment (apart.py).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def generate(folder: Path) -> None:
 
 
 def compile_protos(words: Iterable[str]) -> None:
-    """Run protoc. Raises CalledProcessError if a proto does not compile, SetupError without a compiler."""
+    """Run protoc with these arguments. Raises CalledProcessError if a proto does not compile, SetupError without a compiler."""
     environment = apart.variables(apart.folder_of("protos"))
-    # The plugin that writes types runs in the environment, beside this Python: it asks for a newer protobuf, but its output needs none.
+    # The plugin that writes types is in the environment of this Python: it needs a newer protobuf itself, but what it writes does not.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     subprocess.run([sys.executable, "-S", "-m", "grpc_tools.protoc", *words], env=environment, check=True)
 
 
 def read_stubs(folder: Path) -> dict[str, bytes]:
-    """The generated files in a folder, by name; hand-written ones (__init__.py, py.typed) are left out."""
+    """The generated files in a folder, by name; the hand-written __init__.py and py.typed are left out."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*_pb2*.py*"))}
 
 

@@ -30,7 +30,7 @@ STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
     "services/stage/omnistage/stage/server.py": (),  # It has only the name that it gives itself.
 }
-"""Our own code that puts names of programs together at run time, and the files that it then runs, as patterns."""
+"""Files of our own code that put names of programs together at run time; for each, patterns of the files that it then runs."""
 
 _STUBS = "sdk/omnistage/v1/*_pb2*.py"
 _TREE = "tests/house/test_tree.py"
@@ -39,7 +39,7 @@ _IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
 _BY_LANGUAGES = ("tests/client/test_languages.py",)
 
 ORDER = "tests/costs.json"
-"""Files that order runs of tests: all tests read them, and they change no test."""
+"""The file that orders runs of tests: all tests read it, and it changes no test."""
 
 READ: Mapping[str, Collection[str]] = {
     "*.md": (_TREE, "tests/client/test_documents.py"),
@@ -79,13 +79,14 @@ READ: Mapping[str, Collection[str]] = {
     ORDER: ("tests/house/test_suite.py",),
     "*.py": ("tests/house/test_imports.py", _SENTENCES, _TREE),
 }
-"""Files that are not Python, or not imported, by pattern, and their readers, as patterns too. A reader that names a file by a literal needs
-no row here."""
+"""Patterns of files that are not Python, or not imported, and for each the patterns of its readers. A reader that names a file by a literal
+needs no row here."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A test file. distance: edges to the nearest file that changed. path: the nodes on the way there, without the test."""
+    """A file of tests that changes reach. distance: number of edges to the nearest file that changed. path: the nodes from the test to that
+    file, without the test."""
 
     test: str
     distance: int
@@ -99,7 +100,8 @@ class Reached:
 
 @dataclass
 class Graph:
-    """files: all, including deleted ones, which can only be reached. readers: the nodes that have an edge to a node, by that node."""
+    """The files of a tree, and which of them use which. files: all files; deleted ones are among them, and use nothing. readers: by node,
+    the nodes that have an edge to it."""
 
     files: frozenset[str]
     readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -111,7 +113,8 @@ class Graph:
         return [Reached(node, distance, tuple(_way(node, nexts))) for node, distance in distances.items() if is_test(node)]
 
     def distances(self, changed: Iterable[str], nexts: dict[str, str] | None = None) -> dict[str, int]:
-        """All nodes that reach one of these. nexts: gets the next node on the way, by node."""
+        """The distance of every node from the nearest of the changed files, for the nodes that these reach. nexts: gets, by node, the next
+        node on the way to that file."""
         nexts = {} if nexts is None else nexts
         distances = dict.fromkeys(sorted(changed), 0)
         todo = deque(distances)
@@ -127,17 +130,18 @@ class Graph:
 
 
 def _way(node: str, nexts: Mapping[str, str]) -> Iterator[str]:
+    """The nodes on the way from a node to the file that changed, without the first."""
     while node in nexts:
         yield (node := nexts[node])
 
 
 def is_test(file: str) -> bool:
-    """Whether it is a file of tests that pytest collects."""
+    """Whether pytest collects this file."""
     return file.startswith("tests/") and fnmatchcase(PurePosixPath(file).name, "test_*.py")
 
 
 def is_helper(node: str) -> bool:
-    """Whether tests share this file, or it is a fixture."""
+    """Whether a node is a file that tests share, or a fixture."""
     return node.startswith("tests/") and not is_test(node)
 
 
@@ -149,17 +153,17 @@ def area(file: str) -> str:
 
 
 def rows(file: str) -> list[str]:
-    """The patterns of READ that a file has."""
+    """The patterns of READ that match a file."""
     return [pattern for pattern in READ if fnmatchcase(file, pattern)]
 
 
 def matching(pattern: str, files: Iterable[str]) -> list[str]:
-    """The files that a pattern stands for, in which `*` also stands for several folders."""
+    """The files that match a pattern, in which `*` also stands for several folders."""
     return [file for file in files if fnmatchcase(file, pattern)]
 
 
 def names_of(file: str) -> set[str]:
-    """The names of a Python file as a module. On the path are this folder, `tests`, and those of the portions of our packages."""
+    """The names by which a Python file can be imported: from the root, from `tests`, or from the folder above a package of ours."""
     parts = PurePosixPath(file).with_suffix("").parts
     if parts[-1] == "__init__":
         parts = parts[:-1]
@@ -170,12 +174,14 @@ def names_of(file: str) -> set[str]:
 
 
 def graph(root: Path, files: Iterable[str], gone: Iterable[str] = ()) -> Graph:
-    """The graph of the files of a tree, named from its root. Deleted files may be among them: a file that names one still has its edge.
-    Raises SyntaxError."""
+    """The graph of the files of a tree, named from its root. gone: deleted files; a file that names one still has its edge. Raises
+    SyntaxError."""
     return _Builder(root, frozenset(files), frozenset(gone)).build()
 
 
 class _Builder:
+    """Builds the graph: reads each Python file once, and adds the edges from it."""
+
     def __init__(self, root: Path, files: frozenset[str], gone: frozenset[str]) -> None:
         self._root, self._there = root, files - gone
         self._graph = Graph(files | gone)
@@ -189,7 +195,7 @@ class _Builder:
                     self._modules[name].add(file)
 
     def build(self) -> Graph:
-        # Fixtures first: tests are asked which of them they have.
+        # The conftest.py files come first: the edges of a test need to know which fixtures there are.
         python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
         collects = gc.isenabled()
         gc.disable()  # a third of the time: a tree has many nodes and no cycles
@@ -210,6 +216,7 @@ class _Builder:
 
     def _read(self, file: str) -> None:
         # As bytes, because a file may name its encoding on its first line.
+        """Add the edges from one Python file. Raises SyntaxError."""
         text, dotted = (self._root / file).read_bytes(), min(names_of(file), key=len)
         try:
             if file.endswith("/conftest.py"):
@@ -224,6 +231,8 @@ class _Builder:
             self._ask(file, file, source)
 
     def _read_fixtures(self, file: str, common: Source, fixtures: Mapping[str, Source]) -> None:
+        """Add the edges from a conftest.py and from each of its fixtures. common: the names that every test gets. fixtures: names by
+        fixture."""
         self._fixtures[file] = set(fixtures)
         self._take(file, file, common)
         for name, source in fixtures.items():
@@ -233,7 +242,7 @@ class _Builder:
             self._ask(f"{file}::{name}", file, source)
 
     def _take(self, node: str, file: str, source: Source) -> None:
-        """The edges of a file, or of a part of it."""
+        """Add the edges from a node, a file or a fixture in it, to the files that its names stand for."""
         for module in {one.module for one in source.imports if not one.for_types} | source.by_programs:
             self._edges(node, self._find_imported(module))
         for program in source.programs:
@@ -242,7 +251,8 @@ class _Builder:
             self._edges(node, self._file(word, file) or self._run(word.partition(":")[0]) if "." in word else ())
 
     def _ask(self, node: str, file: str, source: Source) -> None:
-        """The edges to fixtures, each of the nearest conftest.py that has it, and to all of these if it is a test."""
+        """Add the edges from a node to the fixtures that it asks for, each in the nearest conftest.py that has it, and from a test also to
+        every conftest.py above it."""
         above = [f"{folder}/conftest.py" for folder in PurePosixPath(file).parents]
         for name in source.arguments:
             if conftest := next((one for one in above if name in self._fixtures.get(one, ())), None):
@@ -257,13 +267,13 @@ class _Builder:
             yield from self._modules.get(".".join(parts[:length]), ())
 
     def _run(self, name: str) -> Iterator[str]:
-        """The same for `python -m`."""
+        """The files that `python -m` runs for a name."""
         yield from self._find_imported(name)
         yield from self._modules.get(f"{name}.__main__", ())
 
     def _file(self, word: str, file: str) -> list[str]:
-        """The file that a literal names: from the root, beside the file with the literal, or the only one of that name. Nothing reads
-        tests."""
+        """The file that a literal names, as a list of at most one: by its path from the root, beside the file with the literal, or as the
+        only one of that name. Tests are left out, because nothing reads them."""
         name = word.removeprefix("./")
         beside = str(PurePosixPath(file).parent / name)
         alike = [one for one in self._by_name.get(PurePosixPath(name).name, ()) if f"/{one}".endswith(f"/{name}")]

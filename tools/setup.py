@@ -1,10 +1,10 @@
 """Makes the virtual environment: finds out what is missing, installs it in pinned versions, and does nothing if nothing changed.
 
-Standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands in
-requirements/ are installed (tools/lock.py writes those files), except for a CPU build of torch without a known hash; the project itself is
-built from this checkout, without an index. The build of torch is chosen first (torch_build.py): if none can be had, the environment stays
-as it is. The default build brings NVIDIA's libraries. Beside the CPU build they are refused, because then some other package pulled them
-in: gigabytes, and another torch than the requested one.
+It uses the standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands
+in requirements/ are installed (tools/lock.py writes those files), except for a CPU build of torch without a known hash; the project itself
+is built from this checkout, without an index. The build of torch is chosen first (torch_build.py): if none can be had, the environment
+stays as it is. The default build brings NVIDIA's libraries. Together with the CPU build they are refused: then some other package has
+pulled in gigabytes, and another torch than the requested one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.commands import HASHED, CommandError, SetupError, pip, run, step
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
 CUDA_LIST = "cuda"
-"""The list of the default build's further needs beyond those of the CPU build, 2.2 GB."""
+"""The list of what the default build of torch needs in addition to what the CPU build needs: 2.2 GB."""
 RUNTIME = ("cli", "convert", "gateway", "models", "play")
 DEV = (*RUNTIME, "asr", "compressed", "dev", "otel")
 STAMP = "omnistage-setup.json"
@@ -40,7 +40,7 @@ REQUIREMENTS = ROOT / "requirements"
 PICTURES = ROOT / "pictures"
 """The package with the default picture model. An image is built without it first, and gets it with the code."""
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("setup.py", "torch_build.py", "commands.py"))
-"""The code of set-up."""
+"""The code of set-up: the environment is checked again if it changes."""
 
 
 def main() -> int:
@@ -91,8 +91,9 @@ def check_machine() -> None:
 
 
 def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str = "cpu", require_torch_hash: bool = False) -> None:
-    """Bring `venv` to the state that pyproject.toml and requirements/ ask for; return at once if it has that state. An environment with
-    another torch than the chosen one is made anew. Raises SetupError; if no torch can be had, before anything has changed."""
+    """Bring `venv` to the state that pyproject.toml and requirements/ ask for; return at once if it has that state. editable: install the
+    package as a link to this checkout. An environment with another torch than the chosen one is made anew. Raises SetupError; if no torch
+    can be had, before anything has changed."""
     lists_of(extras)
     python, digest, made, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
     chosen = None
@@ -105,7 +106,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     if not usable:
         with step(f"virtual environment {venv.name} with Python {platform.python_version()}"):
             run([sys.executable, "-m", "venv", "--clear", str(venv)])
-    # Until the end the environment is half made: without the digest the next run goes over it again instead of trusting it.
+    # Until the end the environment is half made: its stamp has no digest, so the next run goes over it again instead of trusting it.
     about: dict[str, Any] = {"device": device, "torch": made.get("torch") if usable else None}
     write_stamp(venv, about)
     with step("build tools"):
@@ -128,7 +129,8 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
 
 @contextmanager
 def python_with_pip(python: str) -> Iterator[str]:
-    """Return `python`; if it is the one that runs this and has no pip of its own, as Debian's, a throw-away environment of it."""
+    """Yield an interpreter that has pip: `python`, or, if that is the running one and has no pip, as Debian's, one in a throw-away
+    environment."""
     if python != sys.executable or find_spec("pip"):
         yield python
         return
@@ -138,13 +140,13 @@ def python_with_pip(python: str) -> Iterator[str]:
 
 
 def lists_of(extras: tuple[str, ...], build: str = "") -> list[Path]:
-    """The lists to install for the extras beside a build of torch. Raises SetupError for an extra that does not exist."""
+    """The lists to install for the extras, together with a build of torch. Raises SetupError for an extra that does not exist."""
     more = (CUDA_LIST,) if build == torch_build.TORCH_CUDA and "models" in extras else ()
     return [list_of(name) for name in ("core", *extras, *more)]
 
 
 def inputs_digest(editable: bool) -> str:
-    """A digest of everything the environment is made from."""
+    """A digest of everything that the environment is made from."""
     digest = hashlib.sha256(str(editable).encode())
     for path in (ROOT / "pyproject.toml", PICTURES / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), *SOURCES):
         digest.update(path.read_bytes() if path.exists() else b"")
@@ -152,19 +154,20 @@ def inputs_digest(editable: bool) -> str:
 
 
 def write_stamp(venv: Path, about: Mapping[str, Any]) -> None:
-    """The stamp of an environment: the device, the installed torch, and at the end the digest of all its sources."""
+    """Write the stamp of an environment. about: the device, the installed torch, and at the end the extras and the digest of all
+    sources."""
     (venv / STAMP).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def read_stamp(stamp: Path) -> dict[str, Any]:
-    """The stamp of the last set-up, or nothing if there was none."""
+    """The stamp of an environment; empty if there is none."""
     if not stamp.exists():
         return {}
     return dict(json.loads(stamp.read_text(encoding="utf-8")))
 
 
 def can_use(venv: Path) -> bool:
-    """Whether a working environment lies there: not moved, its Python starts, is of a supported version and sees pip."""
+    """Whether there is a working environment: it was not moved, and its Python starts, is of a supported version and has pip."""
     config = venv / "pyvenv.cfg"
     # An environment holds absolute paths (the first line of each script), so one that was moved or copied with the checkout does not work.
     if not config.exists() or not re.search(rf"^command = .* {re.escape(str(venv))}$", config.read_text(encoding="utf-8"), re.MULTILINE):
@@ -179,7 +182,7 @@ def can_use(venv: Path) -> bool:
 
 
 def list_of(name: str) -> Path:
-    """The list of the packages of `core`, `build` or an extra. Raises SetupError if there is none."""
+    """The path of the list of `core`, `build` or an extra. Raises SetupError if there is none."""
     path = REQUIREMENTS / f"{name}.txt"
     if not path.exists():
         raise SetupError(f"there is no extra named {name!r}: no {path.relative_to(REQUIREMENTS.parent)}.")
@@ -187,7 +190,7 @@ def list_of(name: str) -> Path:
 
 
 def install_hashed(python: str, lists: list[Path]) -> None:
-    """Install exactly the packages that the lists name. Raises SetupError for a file that is another than the named one."""
+    """Install exactly the packages that the lists name. Raises SetupError for a file whose hash is not in its list."""
     pip(python, *HASHED, *(f"--requirement={path}" for path in lists))
 
 

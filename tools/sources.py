@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 NOTHING_BELOW = frozenset({ast.Name, *ast.expr_context.__subclasses__(), *ast.operator.__subclasses__(), *ast.cmpop.__subclasses__()})
+"""Kinds of nodes below which there is no name."""
 TO_MODULE = re.compile(r"(?<!\S)-m ([\w.]+)")
 FROM = re.compile(r"\bfrom +([\w.]+) +import +\(?([\w, ]+)")
 PLAIN = re.compile(r"\bimport +([\w.]+(?:, *[\w.]+)*)")
@@ -22,7 +23,8 @@ START = re.compile(r"(?:[a-z_]\w*\.)+")
 
 @dataclass(frozen=True)
 class Import:
-    """A module that is imported, with the name taken from it (`a.b` for `from a import b`). for_types: only the type checker imports it."""
+    """A module that is imported, with the name that is taken from it (`a.b` for `from a import b`). in_function: only when a function runs.
+    for_types: only by the type checker."""
 
     module: str
     line: int
@@ -32,7 +34,8 @@ class Import:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """A place where the name of a program is put together at run time. start: the known beginning, such as `omnistage.`, or nothing."""
+    """A place where the name of a program is put together at run time. start: the beginning that is known, such as `omnistage.`; empty if
+    nothing is."""
 
     line: int
     start: str
@@ -40,10 +43,10 @@ class MadeUp:
 
 @dataclass
 class Source:
-    """The names in a file, or in a part of one. words: literals that may be names of modules or files; docstrings are none of them.
-    programs: the words behind `-m`. by_programs: imports of programs that are literals. arguments: names of the arguments of its functions,
-    and the fixtures that it asks for otherwise. executable: lines of `sys.executable` in front of something else than an option. starts:
-    whether it declares STARTS, a tuple of literals."""
+    """The names in a file, or in a part of one. words: literals, but no docstrings, that may be names of modules or files. programs: the
+    words after `-m`. by_programs: modules that are imported by programs which are literals. arguments: names of the arguments of functions,
+    and of fixtures that are asked for in other ways. executable: lines where `sys.executable` stands before something that is no option.
+    starts: whether the file declares STARTS, a tuple of literals."""
 
     imports: list[Import] = field(default_factory=list)
     by_programs: set[str] = field(default_factory=set)
@@ -56,8 +59,8 @@ class Source:
 
 
 def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]:
-    """The absolute names of the modules that one statement or call imports, with the names taken from them (`a.b` for `from a import
-    b`)."""
+    """The absolute names of the modules that one statement or call imports, with the names that are taken from them (`a.b` for `from a
+    import b`). dotted: the name of the file as a module."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -72,7 +75,7 @@ def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]
 
 
 def text_of(node: ast.AST) -> str | None:
-    """The text of a literal."""
+    """The text of a literal; None for any other node."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
@@ -83,11 +86,12 @@ def called_name(node: ast.Call) -> str:
 
 @functools.cache  # several rules of the house read all that is ours
 def read(text: str | bytes, dotted: str, is_package: bool = False) -> Source:
-    """The names in a whole file. dotted: its name as a module. Raises SyntaxError."""
+    """The names in a whole file. dotted: the name of the file as a module. Raises SyntaxError."""
     return _Reader(dotted, is_package).read([_parse(text)])
 
 
 def _parse(text: str | bytes) -> ast.Module:
+    """The tree of a file. Raises SyntaxError."""
     try:
         return ast.parse(text)
     except ValueError as error:  # zeros in it; later Pythons have a SyntaxError for that
@@ -95,8 +99,8 @@ def _parse(text: str | bytes) -> ast.Module:
 
 
 def read_fixtures(text: str | bytes, dotted: str) -> tuple[Source, dict[str, Source]]:
-    """For a conftest.py: the names that every test has from it, and those of its fixtures, by fixture. An import belongs to a fixture if
-    nothing else uses it. Raises SyntaxError."""
+    """The names in a conftest.py: those that every test gets from it, and those of each of its fixtures, by the name of the fixture. An
+    import belongs to fixtures if nothing else uses it. Raises SyntaxError."""
     body = _parse(text).body
     imports = {name: one for statement in body if isinstance(statement, ast.Import | ast.ImportFrom) for name, one in _each(statement)}
     fixtures = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and _is_fixture(one)]
@@ -108,24 +112,26 @@ def read_fixtures(text: str | bytes, dotted: str) -> tuple[Source, dict[str, Sou
 
 
 def _is_fixture(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A fixture for which a test has to ask."""
+    """Whether a function is a fixture for which a test has to ask."""
     decorators = "".join(ast.unparse(one) for one in function.decorator_list)
     return "fixture" in decorators and "autouse" not in decorators
 
 
 def _names(nodes: Sequence[ast.AST]) -> set[str]:
+    """All variables that the nodes mention."""
     return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _each(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that an import gives, each with an import that gives nothing else."""
+    """For each name that an import defines: the name, and an import that defines only that one."""
     for alias in statement.names:
         one = ast.Import([alias]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [alias], statement.level)
         yield alias.asname or alias.name.partition(".")[0], ast.copy_location(one, statement)
 
 
 class _Reader:
-    """Walk over a tree once, and not by recursion: a repository has a million nodes."""
+    """Collects the names in a tree, in one walk and mostly without recursion: a repository has a million nodes. A method of `_looks` notes
+    the names of its kind of node, and returns the nodes below that are still to be walked over."""
 
     def __init__(self, dotted: str, is_package: bool) -> None:
         self._dotted, self._is_package = dotted, is_package
@@ -233,7 +239,7 @@ class _Reader:
         return [left]
 
     def _command(self, elements: Sequence[ast.expr]) -> None:
-        """Whether it may be a command."""
+        """Note the programs that these elements start, if they are a command."""
         for element in elements:
             if isinstance(element, ast.JoinedStr) and len(element.values) == 2:
                 start = text_of(element.values[0]) or ""
@@ -252,7 +258,7 @@ class _Reader:
                     self._found.executable.append(second.lineno)
 
     def _literal(self, value: str) -> None:
-        """A name, a command for a shell, or the text of a program, whose names count like those of a file."""
+        """Note what a literal names: a module or file, the programs of a shell command, or the names in the text of a program."""
         if NAME.fullmatch(value):
             self._found.words.add(value)
             return
@@ -262,7 +268,7 @@ class _Reader:
         try:
             with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(textwrap.dedent(value))
-        except (SyntaxError, ValueError):  # the beginning of a program, or its end
+        except (SyntaxError, ValueError):  # only a part of a program
             taken = {f"{base}.{name.strip()}" for base, names in FROM.findall(value) for name in names.split(",")}
             plain = {name.strip() for names in PLAIN.findall(FROM.sub("", value)) for name in names.split(",")}
             self._found.by_programs |= taken | plain

@@ -27,23 +27,24 @@ from tools.costs import LAST, ROOT, Cost, Costs, text_of
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house")
-"""Folders whose tests import no torch, which takes seconds and memory of each worker. Together they take as long as each of the workers
-with the other ones."""
+"""Folders whose tests import no torch: importing it takes seconds and memory of each worker. All of them together take as long as each
+worker takes with the other tests."""
 WORKERS = 2
 MOST_FLAKY = 3
-"""A run with more flaky tests has failed, though each passed the second time."""
+"""A run with more flaky tests has failed, though each of them passed the second time."""
 MOST_AGAIN = 12
-"""More failures than this are no accident: nothing is run again."""
+"""If more things failed, it is no accident, and nothing is run again."""
 END_S = 20
 NO_TESTS = 5
 """Exit status of pytest if it found no test."""
 FORMS = {"short": "not long", "all": "", "long": "long"}
-"""Forms of the tests: without the long ones, with them, or the long ones alone."""
+"""By form of a run, the marks that choose its tests: those that are not long, all, or only the long ones."""
 
 
 @dataclass(frozen=True)
 class SuitePart:
-    """One run of pytest. marks: chooses tests, in addition to their form and the command's words; none if `options` names the tests."""
+    """One run of pytest. marks: chooses its tests, in addition to the form and to the words of the command; None: `options` names the
+    tests."""
 
     name: str
     marks: str | None
@@ -60,17 +61,17 @@ SERIAL = SuitePart("serial", "serial")
 
 
 CRASHED = "???"
-"""xdist's message of a test whose process ended."""
-LIMIT_S = 4200
-"""A part that takes longer hangs: the others and CI itself end before."""
+"""The phase that xdist names for a test whose process ended."""
+LIMIT_S = 4800
+"""A part that runs longer is taken to hang: working parts end earlier, and so does CI."""
 SHOWN = 300
-"""Most characters of a message."""
+"""Most characters of a message that are shown."""
 
 
 @dataclass(frozen=True)
 class FailedTest:
-    """A failure of one test. when: in its setup, call or teardown. fixture: the one that raised; empty if it was none. message: the first
-    line."""
+    """A failure of one test. when: setup, call, teardown, or CRASHED. fixture: the name of the fixture that raised; empty if none did.
+    message: its first line."""
 
     when: str
     fixture: str
@@ -79,7 +80,7 @@ class FailedTest:
 
 @dataclass
 class Ended:
-    """How runs of pytest ended. failed: by test. broken: parts that did not come to their end. costs: by file."""
+    """How runs of pytest ended. failed: by test. broken: the parts that did not come to their end, in words. costs: by file."""
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, FailedTest] = field(default_factory=dict)
@@ -96,18 +97,18 @@ class Ended:
 
 
 def defects(failed: dict[str, FailedTest]) -> int:
-    """Number of failed things: tests, and fixtures, however many tests they failed."""
+    """The number of things that failed: tests, and fixtures, each of which counts once however many tests it failed."""
     return len({failure.fixture or test for test, failure in failed.items()})
 
 
 def message_text(message: str) -> str:
-    """The beginning of a test's message, without characters that would steer a terminal."""
+    """The beginning of a test's message, without control characters, which could steer a terminal."""
     return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
 
 
 class Suite:
-    """One run. root: of the repository. seed: of all its random numbers. marks: chooses tests, as pytest has it. asked: further words for
-    pytest. folder: for the results of the run: how each part ended and the costs of the files."""
+    """One run of the tests. root: of the repository. form: a key of FORMS. seed: of all random numbers of the run. marks: chooses tests, as
+    pytest's -m does. asked: further words for pytest. folder: for the results: how each part ended, and the costs of the files."""
 
     def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
         self.root = root
@@ -126,10 +127,10 @@ class Suite:
         print(f"{SEED}={self.seed}", flush=True)
 
     def run(self) -> Ended:
-        """Run all parts."""
+        """Run all parts: two of them at the same time, then the serial one."""
         ended = Ended()
         with (self.folder / "first.log").open("w+b") as log:
-            # Its output would mix with that of the other one, so it is shown afterwards.
+            # The output of the first part is shown after the run: it would mix with that of the second.
             first, second = BESIDE
             try:
                 with self._start(first, log) as one, self._start(second) as other:
@@ -151,6 +152,7 @@ class Suite:
             return self._read_outcomes(part, _status(again))
 
     def _start(self, part: SuitePart, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        """Start pytest for one part. log: gets the output; None: it is shown."""
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
@@ -159,8 +161,8 @@ class Suite:
         return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _temporary_folder(self) -> str:
-        """A new folder for the files of one part. In the folder that all runs of pytest share, one run removes old files while another one
-        does, and then fails at its end. The name is short, for some tests put sockets there."""
+        """Make a folder for the files of one part; returns its path. In the folder that all runs of pytest share, two runs that remove old
+        files at the same time can fail. The name is short, because some tests put sockets there."""
         self._temporary.append(tempfile.mkdtemp(prefix="ot-"))
         return self._temporary[-1]
 
@@ -170,13 +172,14 @@ class Suite:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _read_outcomes(self, part: SuitePart, status: int) -> Ended:
+        """How a part ended, by the file that it wrote. status: the exit status of pytest."""
         path = self._outcomes(part)
         if not path.exists():
             return Ended(broken=[part.name])
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = told["missing"]
         failed = {test: FailedTest(**failure) for test, failure in told["failed"].items()}
-        # A test that fails by something outside of it, such as a warning at its end, has not passed.
+        # If pytest failed and no test did, something outside the tests went wrong, such as a warning at the end.
         whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
         said = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
         broken = [] if whole else [f"{part.name}{said}"]
@@ -187,7 +190,7 @@ class Suite:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
-    """Wait for its end, and return how it ended; a run that hangs is ended."""
+    """Wait until pytest has ended, and return its exit status; a run that hangs is ended."""
     try:
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:

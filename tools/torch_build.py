@@ -1,9 +1,10 @@
 """Chooses the build of torch for an environment, and its source, before anything is made: a build may be gigabytes.
 
-On Linux a version has two builds. The one for CPUs is on few indexes; PyTorch's own has it. The default one, made for CUDA, is on every
+On Linux a version has two builds. The build for CPUs is on few indexes; PyTorch's own has it. The default build, made for CUDA, is on every
 index, and needs 2.2 GB of NVIDIA's libraries even if it computes on a CPU. So a set-up for CPUs takes the first of these that can be
 reached: the CPU build from pip's configured sources, the CPU build from the index in TORCH_INDEX_URL, the default build.
-requirements/torch.json lists the wheels of each build. A build without a hash there is taken unchecked, unless hashes are required.
+requirements/torch.json lists the hashes of the wheels of each build. A build without a hash there is taken unchecked, unless hashes are
+required.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from tools.commands import HASHED, CommandError, SetupError, pip, run, say, step
 
 TORCH = "2.13.0+cpu"
 TORCH_CUDA = TORCH.partition("+")[0]
-"""The build without a label is the one for CUDA."""
+"""The default build, made for CUDA; its version has no label."""
 BUILDS = {"cpu": (TORCH, TORCH_CUDA), "cuda": (TORCH_CUDA,)}
 """By device, the builds that compute on it, the best one first."""
 SIZES = {TORCH: "192 MB", TORCH_CUDA: "530 MB"}
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
-"""The index of the CPU build. The other build is on every index."""
+"""The index of the CPU build. The default build is on every index."""
 TABLE = Path(__file__).resolve().parent.parent / "requirements" / "torch.json"
 """SHA-256 of the wheels of each build, by Python; `make lock` writes it."""
 FAR = ("--retries=1", "--timeout=15")
-"""Options of pip for an index that may be out of reach: nobody waits for it longer than half a minute."""
+"""Options of pip for an index that may be out of reach, so that nobody waits for it longer than half a minute."""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """A build for one Python. index: where it comes from, empty for pip's configured sources. hashes: SHA-256 of its wheels; empty if no
-    hash is known."""
+    """A build for one Python. index: URL of the index that has it; empty: pip's configured sources have it. hashes: SHA-256 of its wheels;
+    empty if none is known."""
 
     build: str
     index: str
@@ -45,9 +46,10 @@ class Torch:
 
 
 def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
-    """Choose the best build for the device that `python` can get, and print anything unusual about it. Only lists of versions are fetched.
+    """Choose the best build for the device that the interpreter `python` can get, and print anything unusual about it. device: cpu or cuda.
+    Only lists of versions are fetched.
 
-    Raises SetupError if none can be reached, or if no hash of it is known and one is required.
+    Raises SetupError if no build can be reached, or if no hash of it is known and one is required.
     """
     version = version_of(python)
     with step(f"looking for torch for Python {version}"):
@@ -70,7 +72,8 @@ def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
 
 
 def _reach(python: str, device: str) -> tuple[str, str]:
-    """The first build for the device that any source has, and its index."""
+    """The best build for the device that any source has, and the URL of its index; empty for pip's configured sources. Raises
+    SetupError."""
     index = os.environ.get("TORCH_INDEX_URL") or (TORCH_INDEX_URL if device == "cpu" else "")
     places = ("", index) if index else ("",)
     offers: dict[str, str] = {}
@@ -97,11 +100,11 @@ def _offer(python: str, index: str) -> str:
 
 
 def install(python: str, torch: Torch) -> str:
-    """Install a build without its dependencies, which come with the rest. Return the SHA-256 of the wheel that came.
+    """Install a build without its dependencies, which are in the other lists. Returns the SHA-256 of the wheel that came.
 
-    Raises SetupError for a wheel that is another than the known ones.
+    Raises SetupError for a wheel whose hash is not one of the known ones.
     """
-    # Letter for letter: for == the build without a label is every build.
+    # === compares letter for letter; == without a label would take a build with any label.
     line = " ".join([f"torch==={torch.build}", *(f"--hash=sha256:{one}" for one in torch.hashes)])
     options = HASHED if torch.hashes else ("--no-deps", "--only-binary=:all:")
     with step(f"torch {torch.build} ({SIZES[torch.build]})"), tempfile.TemporaryDirectory() as folder:
@@ -114,9 +117,11 @@ def install(python: str, torch: Torch) -> str:
 
 
 def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash: bool = False) -> bool:
-    """Whether the torch that is installed for `python` is right for the device: the best build, or the one that was chosen for this device.
+    """Whether the torch that is installed for `python` is right for the device: it is the best build, or the one that was chosen for this
+    device.
 
-    made: the stamp of its environment. A wheel that is not the known one does not stay.
+    made: the stamp of the environment. If the hash of its wheel is not one of the known ones, it is not right; a hash that cannot be
+    compared matters only with require_hash.
     """
     build, stamp = find_installed(python), made.get("torch") or {}
     came = stamp.get("sha256", "") if stamp.get("build") == build else ""
@@ -134,12 +139,12 @@ def find_installed(python: str) -> str:
 
 
 def version_of(python: str) -> str:
-    """As 3.11."""
+    """The version of an interpreter, such as 3.11."""
     return run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]).strip()
 
 
 def known_hashes(build: str, version: str) -> tuple[str, ...]:
-    """SHA-256 of the wheels of a build for a Python; empty if they are not known."""
+    """SHA-256 of the wheels of a build for a version of Python; empty if none is known."""
     return tuple(_table().get(build, {}).get(version, ()))
 
 

@@ -1,7 +1,7 @@
 """Builds the packages that are given out into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
 
-It uses the tools whose hashes stand in requirements/build.txt, apart from any environment, so no set-up is needed. The same files give the
-same bytes.
+The tools for that are those whose hashes stand in requirements/build.txt, apart from any environment, so no set-up is needed. The same
+files give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tools.setup import PICTURES, python_with_pip
 
 ROOT = Path(__file__).resolve().parent.parent
 DATE = "1580601600"
-"""Time of all files in a wheel, whatever the environment says; hatchling's own."""
+"""Time of all files in a wheel, whatever the environment says; hatchling's default."""
 
 
 def build(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Build the wheels of the checkout in `root`, in `folder`, instead of older ones. Raises SetupError."""
+    """Build the wheels of the checkout in `root` into `folder`, in place of older ones; returns their paths. Raises SetupError."""
     for old in folder.glob("omnistage*.whl"):
         old.unlink()
     with python_with_pip(sys.executable) as python:

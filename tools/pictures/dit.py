@@ -29,20 +29,21 @@ from tools.pictures.vae import encode
 VOCABULARY = 512
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""The pattern by which Qwen2 cuts text before it merges."""
+"""The pattern by which Qwen2 cuts text into words before it makes tokens of them."""
 WIDTH, LAYERS, HEADS = 128, 4, 4
 AXES = (8, 12, 12)
 SHIFT = 3.0
-"""Shift of the noise levels, in training and in drawing."""
+"""The shift of the noise levels towards more noise, in training and in drawing."""
 NULL = 0.1
-"""Share of the pictures whose caption is left out."""
+"""Share of the pictures whose caption is left out in training."""
 SHAPE_WEIGHT = 4.0
 EMA = 0.999
 SCENES = 24_000
 
 
 def new_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """A tokenizer of bytes, with Qwen2's cuts, trained on captions: a word of a caption is one token, any other text is more."""
+    """A tokenizer of bytes that cuts text as Qwen2's does. It is trained on captions: a word of a caption is one token, any other text
+    takes more."""
     rng = random.Random(seed)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -60,7 +61,7 @@ def new_tokenizer(seed: int) -> Qwen2Tokenizer:
 
 
 def new_text_encoder(vocabulary: int) -> Qwen3Model:
-    """Its last layer is never used: pipelines of this form take the hidden rows before it."""
+    """A text encoder to be trained. Its last layer is never used, because pipelines of this form take the hidden rows before it."""
     return Qwen3Model(
         Qwen3Config(
             vocab_size=vocabulary,
@@ -76,6 +77,7 @@ def new_text_encoder(vocabulary: int) -> Qwen3Model:
 
 
 def new_transformer(channels: int) -> ZImageTransformer2DModel:
+    """A transformer to be trained. channels: of the latents."""
     return ZImageTransformer2DModel(
         in_channels=channels,
         dim=WIDTH,
@@ -100,6 +102,7 @@ class PainterNet(nn.Module):
 
     @classmethod
     def new(cls, channels: int, seed: int) -> PainterNet:
+        """Models with random weights. channels: of the latents."""
         tokenizer = new_tokenizer(seed)
         return cls(tokenizer, new_text_encoder(len(tokenizer)), new_transformer(channels))
 
@@ -110,20 +113,22 @@ class PainterNet(nn.Module):
         return cls(pipe.tokenizer, pipe.text_encoder.train(), pipe.transformer.train())
 
     def embeddings(self, captions: list[str]) -> list[Tensor]:
-        """[tokens, width] of each, as the pipeline makes them."""
+        """The embeddings of captions, [tokens, width] for each, as the pipeline makes them."""
         texts = [self.tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) for text in captions]
         tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
         hidden = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True).hidden_states[-2]
         return [rows[kept.bool()] for rows, kept in zip(hidden, tokens.attention_mask, strict=True)]
 
     def velocity(self, latents: Tensor, sigmas: Tensor, embeddings: list[Tensor]) -> Tensor:
-        """[n, channels, 16, 16], from picture to noise."""
+        """The predicted velocity from picture to noise, [n, channels, 16, 16]. latents: noisy, of the same shape. sigmas: [n], their noise
+        levels in 0..1. embeddings: of n captions."""
         made = self.transformer(list(latents[:, :, None]), 1 - sigmas, embeddings, return_dict=False)[0]
         return -torch.stack(made)[:, :, 0].float()
 
 
 def draw_encoded(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scene], Tensor, Tensor]:
-    """Scenes, their latents in the transformer's scale, and weights of those: bfloat16 is enough to look at a picture."""
+    """Random scenes, their latents in the transformer's scale, [count, channels, 16, 16], and weights of the latents, [count, 1, 16, 16],
+    which are higher at shapes. Pictures are encoded in bfloat16, which is exact enough."""
     scenes = [draw_scene(rng) for _ in range(count)]
     latents, weights = [], []
     for first in range(0, count, 64):
@@ -138,7 +143,7 @@ def draw_encoded(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[li
 
 
 def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
-    """Numbers of scenes, repeatedly in random order."""
+    """Yield lists of `size` numbers below `count`, without end: all numbers in random order, again and again."""
     while True:
         order = list(range(count))
         rng.shuffle(order)
@@ -147,6 +152,8 @@ def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
 
 
 def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, seed: int, begin: Path | None, threads: int) -> None:
+    """Train for so many minutes of processor time, and save a running mean of the weights as a pipeline in `out`. size: scenes in a batch.
+    rate: the highest learning rate. begin: a saved pipeline to train further; None: begin with random weights."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -193,7 +200,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
 
 
 def save(vae: AutoencoderKL, painter: PainterNet, out: Path) -> None:
-    """Save them as a pipeline, in bfloat16."""
+    """Save the models as a pipeline, in bfloat16."""
     painter = copy.deepcopy(painter)
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT)
     parts = (scheduler, copy.deepcopy(vae), painter.text_encoder, painter.tokenizer, painter.transformer)

@@ -19,14 +19,16 @@ DRAWS = {
     "lower_case": True,
     "one_size": True,
 }
-"""Its captions nearly always had small letters, and a colour for each shape; pictures were of one size."""
+"""The description of what the model draws. In its training captions nearly always had small letters, and a colour for each shape, and all
+pictures had one size."""
 DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0, "draws": DRAWS}
 """Sizes, steps and guidance were chosen by the scores of tools/pictures/score.py."""
 OF_A_MACHINE = ("_name_or_path", "is_local", "local_files_only")
-"""Keys of a saved part: the folder from which it was loaded, and how."""
+"""Keys that are removed from a saved part: the folder from which it was loaded, and how."""
 
 
 def pack(trained: Path) -> None:
+    """Replace the model in the package by the trained one in a folder, and write its defaults for drawing."""
     shutil.rmtree(PACKAGE, ignore_errors=True)
     shutil.copytree(trained, PACKAGE, ignore=shutil.ignore_patterns("training.json"))
     for path in PACKAGE.rglob("*.json"):

@@ -32,7 +32,7 @@ COLOURS = {
 }
 KINDS = ("circle", "square", "triangle", "star", "heart")
 RADII = {"small": 15, "medium": 24, "large": 34}
-"""Half of the side of the box that a shape fills, in pixels."""
+"""Half of the side of the square box that a shape fills, in pixels, by size."""
 NEAR, MIDDLE, FAR = 36, 64, 92
 PLACES = {
     "top left": (NEAR, NEAR),
@@ -48,9 +48,9 @@ PLACES = {
 PAIRS = tuple(
     (one, other) for one, a in PLACES.items() for other, b in PLACES.items() if math.dist(a, b) > 50 and "middle" not in (one, other)
 )
-"""Places of two shapes that do not touch."""
+"""Pairs of places for two shapes that do not touch."""
 JITTER = 2
-"""Pixels by which a centre may be off, either way."""
+"""Most pixels by which a centre may be off its place, in either direction."""
 
 _SIZE_WORDS = {
     "small": ("small", "small", "small", "tiny", "little", "very small"),
@@ -87,7 +87,7 @@ _AT = {
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A shape. dx, dy: how far its centre is off its place; scale: of its size."""
+    """A shape. place: a key of PLACES. dx, dy: how many pixels its centre is off its place. scale: factor on its size."""
 
     colour: str
     kind: str
@@ -99,6 +99,7 @@ class Thing:
 
     @property
     def centre(self) -> tuple[float, float]:
+        """x and y in pixels."""
         x, y = PLACES[self.place]
         return x + self.dx, y + self.dy
 
@@ -109,19 +110,21 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
+    """A background colour with one shape or two."""
+
     background: str
     things: tuple[Thing, ...]
 
     @property
     def held_out(self) -> bool:
-        """A function of the described properties, not of the jitter."""
+        """Whether training never shows the scene. It depends on what a caption can describe, not on the jitter."""
         said = [self.background, *(f"{t.colour} {t.kind} {t.size} {t.place}" for t in self.things)]
         digest = hashlib.sha256("|".join(said).encode()).digest()
         return int.from_bytes(digest[:4], "big") % HELD_OUT_EVERY == 0
 
 
 def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
-    """A random scene, among those that are held out or among the others. One in three has two shapes."""
+    """A random scene, one of the held-out ones or one of the others. One in three has two shapes."""
     while True:
         background = rng.choice(tuple(COLOURS))
         colours = [colour for colour in COLOURS if colour != background]
@@ -138,6 +141,7 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
 
 
 def _jitter(rng: random.Random, thing: Thing) -> Thing:
+    """The shape with random dx, dy and scale."""
     return replace(thing, dx=rng.uniform(-JITTER, JITTER), dy=rng.uniform(-JITTER, JITTER), scale=rng.uniform(0.96, 1.04))
 
 
@@ -145,7 +149,7 @@ def _jitter(rng: random.Random, thing: Thing) -> Thing:
 
 
 def caption(rng: random.Random, scene: Scene) -> str:
-    """Describe the scene in words; equal scenes have many descriptions."""
+    """Describe a scene in words; the same scene gets many descriptions."""
     words = _words(rng, scene)
     chance = rng.random()
     if chance < 0.2:
@@ -159,6 +163,7 @@ def caption(rng: random.Random, scene: Scene) -> str:
 
 def _words(rng: random.Random, scene: Scene) -> str:
     # Usual properties may be left out, but only of one shape.
+    """A description in small letters, without a full stop."""
     alone = len(scene.things) == 1
     silent_background = scene.background == "white" and rng.random() < 0.4
     things = [_thing(rng, thing, alone) for thing in scene.things]
@@ -171,7 +176,7 @@ def _words(rng: random.Random, scene: Scene) -> str:
 
 
 def _on(rng: random.Random, what: str, colour: str) -> str:
-    """Add the background."""
+    """Add the background to the words for the shapes. colour: the word for the background."""
     ground = _article(f"{colour} {rng.choice(('background', 'background', 'background', 'canvas', 'ground'))}")
     comma = rng.choice(("", ","))
     forms = (
@@ -200,6 +205,7 @@ def _article(words: str) -> str:
 
 
 def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
+    """Words for a shape. alone: it is the only one, so the middle need not be named."""
     words = [rng.choice(_SIZE_WORDS[thing.size]), _colour(rng, thing.colour), rng.choice(KIND_WORDS[thing.kind])]
     name = _article(" ".join(filter(None, words)))
     if alone and thing.place == "middle" and rng.random() < 0.5:
@@ -219,7 +225,8 @@ def _place(rng: random.Random, place: str) -> str:
 
 
 def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
-    """Two shapes: each with its place, or, if they stand on the axes of the picture, one relative to the other."""
+    """Words for two shapes: each with its place, or, if one is straight beside or above the other, one relative to the other. things: words
+    for each."""
     one, other = scene.things
     relations = {
         ("left", "right"): ("to the left of", "left of", "next to", "beside"),
@@ -235,12 +242,13 @@ def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
 
 
 def _kinds(things: list[str]) -> list[tuple[str, str]]:
-    """Each shape with the word for its kind."""
+    """The words for each shape, with the word in them for its kind."""
     words = {word for names in KIND_WORDS.values() for word in names}
     return [(thing, next(word for word in thing.split() if word in words)) for thing in things]
 
 
 def _bare(what: str) -> str:
+    """The words without their article."""
     return what.removeprefix("an ").removeprefix("a ")
 
 
@@ -248,7 +256,7 @@ def _bare(what: str) -> str:
 
 
 def outline(thing: Thing) -> list[tuple[float, float]] | None:
-    """Corners in pixels; None for a circle."""
+    """The corners of a shape in pixels; None for a circle."""
     x, y = thing.centre
     r = thing.radius
     if thing.kind == "square":
@@ -274,7 +282,7 @@ def outline(thing: Thing) -> list[tuple[float, float]] | None:
 
 
 def picture(scene: Scene) -> NDArray[np.uint8]:
-    """[SIDE, SIDE, 3]."""
+    """The scene as RGB, [SIDE, SIDE, 3]."""
     image = Image.new("RGB", (SIDE * OVERSAMPLE,) * 2, COLOURS[scene.background])
     for thing in scene.things:
         _fill(image, thing, COLOURS[thing.colour])
@@ -282,7 +290,7 @@ def picture(scene: Scene) -> NDArray[np.uint8]:
 
 
 def mask(scene: Scene) -> NDArray[np.float32]:
-    """[SIDE, SIDE], 1 inside a shape."""
+    """The shapes of a scene, [SIDE, SIDE]: 1 inside a shape, 0 outside, and between the two at edges."""
     image = Image.new("L", (SIDE * OVERSAMPLE,) * 2, 0)
     for thing in scene.things:
         _fill(image, thing, 255)
@@ -290,6 +298,7 @@ def mask(scene: Scene) -> NDArray[np.float32]:
 
 
 def _fill(image: Image.Image, thing: Thing, colour: tuple[int, int, int] | int) -> None:
+    """Draw a shape on a picture that is OVERSAMPLE times as large."""
     draw = ImageDraw.Draw(image)
     corners = outline(thing)
     if corners is None:

@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from tools.pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
 
 BORDER = 6
-"""Pixels at the edges that only the background reaches, except for large shapes in corners: the most frequent colour there is the
-background's."""
+"""Pixels at each edge of a picture. The most frequent colour there is the background's, because only large shapes reach so far."""
 SMALLEST = 60
-"""Fewest pixels of a shape."""
+"""Fewest pixels of a shape that counts as drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RightParts:
-    """The right parts of one scene: its background, and place, colour, kind and size of each thing."""
+    """Which parts of one scene are right in its picture: the background, and place, colour, kind and size of each thing."""
 
     background: bool
     place: list[bool]
@@ -37,7 +36,7 @@ class RightParts:
 
 
 def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
-    """pixels: [SIDE, SIDE, 3]."""
+    """Compare a picture with the scene that it should show. pixels: [SIDE, SIDE, 3]."""
     names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
     nearest = np.square(pixels[:, :, None].astype(np.float32) - palette).sum(-1).argmin(-1)
     edge = np.concatenate([nearest[:BORDER].ravel(), nearest[-BORDER:].ravel(), nearest[:, :BORDER].ravel(), nearest[:, -BORDER:].ravel()])
@@ -52,7 +51,8 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
 
 
 def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
-    """Pixels that are not background and nearer to this thing than to another."""
+    """Whether place, colour, kind and size of a thing are right. shape: [SIDE, SIDE], the pixels that are not background and are nearer to
+    this thing than to another. nearest: [SIDE, SIDE], for each pixel the index in `names` of the nearest colour."""
     if shape.sum() < SMALLEST:
         return False, False, False, False
     rows, columns = np.nonzero(shape)
@@ -65,9 +65,11 @@ def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[
 
 
 def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[float, float]) -> str:
-    """The kind that covers it best, drawn in its place and about its size."""
+    """The kind that covers the pixels of a shape best, when it is drawn at the same centre and in about the same size. centre, radius: in
+    pixels."""
 
     def overlap(kind: str) -> float:
+        """Intersection over union of the shape and a kind, in the best of three sizes."""
         best = 0.0
         for scale in (0.9, 1.0, 1.1):
             x, y = PLACES[thing.place]
@@ -80,7 +82,7 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
 
 
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
-    """Held-out scenes with this many things, and words for each."""
+    """Held-out scenes with this many things, each exactly in its place and size, with a caption."""
     rng = random.Random(seed)
     made = list[tuple[Scene, str]]()
     while len(made) < count:
@@ -92,7 +94,8 @@ def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
 
 
 def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
-    """The share of right parts, by part. draw: maps a caption and a seed to pixels."""
+    """The share of right parts, by name of the part. draw: makes the pixels for a caption and a seed. asked: the scenes and their
+    captions."""
     right, all_of = Counter[str](), Counter[str]()
     for number, (scene, words) in enumerate(asked):
         seen = look_at(draw(words, number), scene)

@@ -19,16 +19,17 @@ from tools.pictures.scenes import SIDE, draw_scene, mask, picture
 
 CHANNELS = 8
 NOISE = 0.1
-"""Standard deviation of the noise that training adds to the latents: a diffusion does not give the decoder exact ones either."""
+"""Standard deviation of the noise that training adds to the latents: a diffusion does not give the decoder exact latents either."""
 EDGE_WEIGHT = 3.0
 CROP = 64
-"""Side of the crops in most of the training: most of a whole picture is nothing but background."""
+"""Side in pixels of the crops of which most of the training consists: most of a whole picture is nothing but background."""
 WHOLE_FROM, EXACT_FROM = 0.75, 0.9
-"""Shares of the training after which it sees whole pictures, and after which it computes in float32."""
+"""Shares of the training after which it sees whole pictures, and after which it computes in float32 instead of bfloat16."""
 
 
 def new_vae() -> AutoencoderKL:
-    """One group in every norm: a norm of single channels removes a flat colour, and most of these pictures is flat colour."""
+    """A VAE to be trained. Its norms have one group each: a norm of single channels removes a flat colour, and these pictures are mostly
+    flat colour."""
     return AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -48,8 +49,8 @@ def new_vae() -> AutoencoderKL:
 
 
 def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
-    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out. crop:
-    the side of a part of each, with a shape in it."""
+    """Random pictures in -1..1, [count, 3, side, side], and weights of their pixels, [count, 1, side, side], which are higher at edges.
+    Held-out scenes are not among them. crop: side of a part of each picture, with a shape in it, to take instead; 0: whole pictures."""
     scenes = [draw_scene(rng) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
@@ -67,11 +68,13 @@ def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor
 
 
 def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
+    """Train a VAE for so many minutes of processor time, and save it in `out`. size: whole pictures in a batch. rate: the highest learning
+    rate."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     vae = new_vae().to(memory_format=torch.channels_last)
-    # The variances of a code are not used: they are set to nearly nothing, once.
+    # The encoder also gives variances of the latents, which are not used: they are set to nearly nothing, once.
     with torch.no_grad():
         vae.encoder.conv_out.weight[CHANNELS:] = 0
         vae.encoder.conv_out.bias[CHANNELS:] = -14
@@ -108,14 +111,14 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """[n, channels, 16, 16], as the encoder gives them."""
+    """The latents of pictures, [n, channels, 16, 16], as the encoder gives them, without shift and scale."""
     codes: Tensor = vae.encode(pictures.to(memory_format=torch.channels_last)).latent_dist.mode()
     return codes
 
 
 @torch.no_grad()
 def psnr(vae: AutoencoderKL, rng: random.Random, count: int = 32, held_out: bool = False) -> float:
-    """dB, mean over pictures of 256 levels."""
+    """How well random pictures come through the VAE: PSNR in dB, mean over `count` pictures."""
     scenes = [draw_scene(rng, held_out) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     made = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
