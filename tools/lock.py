@@ -111,8 +111,8 @@ def lock(root: Path, *, upgrade: bool) -> None:
     core = set(closures["core"])
     for group, closure in closures.items():
         # A list leaves out what is installed anyway: the core for every extra, and `models` for CUDA's libraries. No list has torch.
-        before = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
-        names = sorted(closure.keys() - {"torch"} - before)
+        already_installed = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
+        names = sorted(closure.keys() - {"torch"} - already_installed)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
     for group, pinned in pin_apart(root, roots_of["core"]).items():
