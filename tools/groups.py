@@ -30,6 +30,7 @@ def read_apart(root: Path) -> dict[str, list[str]]:
 
 
 def _read(root: Path) -> dict[str, Any]:
+    """The contents of pyproject.toml."""
     return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
 
 

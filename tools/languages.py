@@ -180,6 +180,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> None:
+    """Run a command to its end. Raises ToolchainError if it fails, or takes longer than timeout_s."""
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout_s

@@ -43,6 +43,7 @@ class ChoiceOfTests:
     left_out: list[Reached] = field(default_factory=list)
 
     def cost(self, one: Reached) -> Cost:
+        """The cost of a file, by the last measurement; an assumed one if there is none."""
         return self.costs.get(one.test, UNKNOWN)
 
     def seconds(self, some: Iterable[Reached]) -> float:
@@ -147,6 +148,7 @@ def report(
 
 
 def _list_names(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 

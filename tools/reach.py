@@ -196,6 +196,7 @@ class _Builder:
 
     def build(self) -> Graph:
         # The conftest.py files come first: the edges of a test need to know which fixtures there are.
+        """Add the edges of all Python files, of READ and of STARTED; returns the graph."""
         python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
         collects = gc.isenabled()
         gc.disable()  # a third of the time: a tree has many nodes and no cycles
@@ -285,5 +286,6 @@ class _Builder:
             self._edge(reader, target)
 
     def _edge(self, reader: str, target: str) -> None:
+        """Note that `reader` uses `target`."""
         if reader != target:
             self._graph.readers[target].add(reader)

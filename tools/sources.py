@@ -157,11 +157,13 @@ class _Reader:
         }
 
     def read(self, nodes: Sequence[ast.AST]) -> Source:
+        """Walk over these nodes, and return all names that were found."""
         self._walk(nodes)
         self._found.imports.sort(key=lambda one: (one.line, one.module))
         return self._found
 
     def _walk(self, nodes: Iterable[ast.AST]) -> None:
+        """Walk over these nodes and all nodes below them."""
         todo = [*nodes]
         while todo:
             node = todo.pop()
@@ -174,12 +176,14 @@ class _Reader:
                 todo += ast.iter_child_nodes(node)
 
     def _function(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Walk over a function; imports in it are noted as such."""
         before, self._in_function = self._in_function, True
         self._walk(ast.iter_child_nodes(node))
         self._in_function = before
         return ()
 
     def _condition(self, node: ast.If) -> Iterable[ast.AST]:
+        """Walk over the body of `if TYPE_CHECKING`; imports in it are noted as for types."""
         test = node.test
         if (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) != "TYPE_CHECKING":
             return ast.iter_child_nodes(node)
@@ -189,11 +193,13 @@ class _Reader:
         return node.orelse
 
     def _import(self, node: ast.Import | ast.ImportFrom | ast.Call) -> Iterable[ast.AST]:
+        """Note the modules that a statement or call imports."""
         for module in named_modules(node, self._dotted, self._is_package):
             self._found.imports.append(Import(module, node.lineno, self._in_function, self._for_types))
         return ()
 
     def _call(self, node: ast.Call) -> Iterable[ast.AST]:
+        """Note the imports, the programs and the fixtures that a call names."""
         self._import(node)
         self._command(node.args)
         if called_name(node) in ("usefixtures", "getfixturevalue"):
@@ -201,6 +207,7 @@ class _Reader:
         return ast.iter_child_nodes(node)
 
     def _elements(self, node: ast.List | ast.Tuple) -> Iterable[ast.AST]:
+        """Note the programs that a list or tuple starts as a command."""
         self._command(node.elts)
         return node.elts
 
@@ -209,6 +216,7 @@ class _Reader:
         return ast.iter_child_nodes(node)
 
     def _assignment(self, node: ast.Assign | ast.AnnAssign) -> Iterable[ast.AST]:
+        """Note whether STARTS is declared."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(one, ast.Name) and one.id == "STARTS" for one in targets):
             self._found.starts |= isinstance(node.value, ast.Tuple) and None not in map(text_of, node.value.elts)
@@ -223,6 +231,7 @@ class _Reader:
         return ()
 
     def _pieces(self, node: ast.JoinedStr) -> Iterable[ast.AST]:
+        """Note the text of an f-string, with _ in place of each value."""
         self._literal("".join(str(one.value) if isinstance(one, ast.Constant) else "_" for one in node.values))
         return [one for one in node.values if not isinstance(one, ast.Constant)]
 

@@ -149,4 +149,5 @@ def known_hashes(build: str, version: str) -> tuple[str, ...]:
 
 
 def _table() -> dict[str, dict[str, list[str]]]:
+    """SHA-256 of the wheels of torch, by build and version of Python."""
     return dict(json.loads(TABLE.read_text(encoding="utf-8")))

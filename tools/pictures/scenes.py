@@ -193,10 +193,12 @@ def _on(rng: random.Random, what: str, colour: str) -> str:
 
 
 def _colour(rng: random.Random, colour: str) -> str:
+    """A word for a colour; a few colours have two."""
     return OTHER_COLOUR_WORDS[colour] if colour in OTHER_COLOUR_WORDS and rng.random() < 0.2 else colour
 
 
 def _start(rng: random.Random, what: str) -> str:
+    """The words with a random beginning, such as "draw ", or none."""
     return rng.choice(_STARTS) + what
 
 
@@ -217,6 +219,7 @@ def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
 
 
 def _place(rng: random.Random, place: str) -> str:
+    """Words for a place."""
     if place in _AT:
         return rng.choice(_AT[place])
     vertical, horizontal = place.split()

@@ -107,6 +107,7 @@ def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequenc
 
 
 def main() -> None:
+    """Draw held-out scenes with a saved model, and print the shares of right parts, for each guidance."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=64)

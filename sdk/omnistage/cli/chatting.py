@@ -306,6 +306,7 @@ class ChatSession:
 
     @property
     def _options(self) -> Options:
+        """The options to send with a question."""
         options: Options = {**self._talk.options, "timeout_s": self._chat.timeout_s}
         if self._pipeline:
             options["pipeline"] = self._pipeline
@@ -441,6 +442,7 @@ class ChatSession:
         return bool(self._shown)
 
     async def _tell_voices(self) -> None:
+        """Print the voices of each pipeline that may answer."""
         for pipeline in await self._pipelines():
             if pipeline.voices:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")

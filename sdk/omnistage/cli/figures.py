@@ -121,6 +121,7 @@ def fold_line(line: str, columns: int | None) -> Iterator[str]:
 
 
 def _broken(line: str, columns: int | None) -> Iterator[str]:
+    """Break a line between words so that it fits into the columns."""
     if columns is None or cell_len(line) < columns:
         yield line
         return

@@ -63,6 +63,7 @@ def call_once(interrupted: Callable[[int], None]) -> None:
     """From here the first interrupt calls `interrupted` with its number, in the main thread between any two instructions."""
 
     def once(number: int) -> None:
+        """Ignore further signals, and call `interrupted`."""
         ignore()
         interrupted(number)
 

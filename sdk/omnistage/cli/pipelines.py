@@ -325,6 +325,7 @@ def share_devices(layout: Layout) -> Layout:
             told += [(stage, f"{part:g}") for stage in beside if MEMORY_SHARE not in stage.settings]
 
     def with_part(stage: StageLayout) -> StageLayout:
+        """The stage with its part of the rest, if it gets one."""
         part = next((part for one, part in told if one == stage), None)
         return stage if part is None else replace(stage, settings={**stage.settings, MEMORY_SHARE: part})
 
@@ -358,6 +359,7 @@ def _dtypes(stage: StageSpec) -> tuple[str, ...]:
 
 
 def _device(stage: StageSpec, choice: Choice) -> str:
+    """The device of a stage: the value for it, else the value for all stages, else the CPU."""
     return choice.devices.get(stage.kind) or choice.devices.get("", "cpu")
 
 

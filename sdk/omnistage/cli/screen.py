@@ -279,6 +279,7 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
 
 
 def _is_file(stream: TextIO) -> bool:
+    """Whether a stream goes to a file, or to a device that is no terminal."""
     mode = os.fstat(stream.fileno()).st_mode
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # a device that is no terminal: /dev/null
 

@@ -125,6 +125,7 @@ class Begins:
             self._add(self._answer(self._stack, name))
 
     def _add(self, work: Coroutine[None, None, None]) -> None:
+        """Run this as a task, at most until the block of `of` ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -99,6 +99,7 @@ def served_here() -> list[Served]:
 
 
 def _read(said: dict[str, Any]) -> Served:
+    """The stack that a file describes. Raises KeyError, TypeError or ValueError for other contents."""
     return Served(
         str(said["address"]),
         int(said["pid"]),

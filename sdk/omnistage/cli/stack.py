@@ -441,6 +441,7 @@ class Stack:
             each.set_result(error)
 
     def _break(self, error: StackError) -> None:
+        """Have `broken` return this error; the first one counts."""
         if self._broken is not None and not self._broken.done():
             self._broken.set_result(error)
 
@@ -457,4 +458,5 @@ class Stack:
             self._tell_owner(what, text)
 
     def _log(self, name: str) -> Path | None:
+        """The log of a process; None: it writes to this process's stderr."""
         return None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"

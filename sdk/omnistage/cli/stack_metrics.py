@@ -61,6 +61,7 @@ class StackCollector(Collector):
         self._fetchers = ThreadPoolExecutor(FETCHERS, "omnistage-metrics-fetcher")
 
     def collect(self) -> Iterator[Metric]:
+        """Yield which processes answered, and each metric once, with the samples of all processes."""
         came_at = time.monotonic()
         with self._one_at_a_time:
             # If another caller's look began after this caller came, its result is new enough: a process that hangs delays each look.

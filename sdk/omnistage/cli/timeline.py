@@ -303,6 +303,7 @@ def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
 
 
 def _write_legend(axes: Axes, with_losses: bool) -> None:
+    """Write below the axis how to read the picture."""
     lines = ["light: until the first output    solid: first to last output    ticks: arrivals at the client"]
     if with_losses:
         lines.append("hatched: before the loss    red: from the loss until it went on    buffer: sound received, not yet played")

@@ -38,6 +38,7 @@ def _constant(rate: float, together: int) -> Iterator[float]:
 
 
 def _poisson(rate: float, seed: int) -> Iterator[float]:
+    """Times with random gaps, of 1 / rate seconds on average."""
     rng = np.random.default_rng(seed)
     at_s = 0.0
     while True:

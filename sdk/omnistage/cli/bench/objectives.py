@@ -51,6 +51,7 @@ class Objectives:
 
 
 def _limit(name: str, value: str) -> float:
+    """The limit of a figure, as typed. Raises ValueError with a text for the user."""
     try:
         limit = float(value)
     except ValueError:

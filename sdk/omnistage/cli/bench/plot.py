@@ -83,6 +83,7 @@ def draw(path: Path, result: Result, kind: str) -> None:
 
 
 def _title(result: Result) -> str:
+    """The title: pipeline, load, prompts, and number of answers."""
     questions = result.plan.questions
     pipelines = dict.fromkeys(stage.pipeline for stage in result.stages)
     name = questions.options.get("pipeline") or ", ".join(pipelines)
@@ -141,6 +142,7 @@ def _label(name: str) -> str:
 
 
 def _dress(axes: Axes) -> None:
+    """Set the colours, the grid and the legend of a diagram."""
     axes.tick_params(labelsize=8, labelcolor=FAINT, color=GRID)
     axes.xaxis.label.set_color(FAINT)
     axes.yaxis.label.set_color(FAINT)

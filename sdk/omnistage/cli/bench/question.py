@@ -58,6 +58,7 @@ class Questions:
     tokens: NumberRange | None = None
 
     def at(self, number: int) -> BenchQuestion:
+        """The request with this number."""
         prompt = self.prompts.at(number)
         options = cast("Options", {**self.options, "seed": (self.seed + number) % LAST_SEED})
         if prompt.max_tokens is not None and self.task == "ask":

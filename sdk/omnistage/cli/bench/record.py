@@ -42,6 +42,7 @@ def as_object(result: Result) -> dict[str, Any]:
 
 
 def _level(summary: Summary) -> dict[str, Any]:
+    """The object of one level."""
     counts = ("offered", "completed", "failed", "interrupted", "not_started", "failovers", "tokens", "audio_s", "steps", "pictures")
     rates = ("request_throughput", "token_throughput", "audio_throughput", "step_throughput", "request_goodput")
     return {
@@ -55,6 +56,7 @@ def _level(summary: Summary) -> dict[str, Any]:
 
 
 def _load(load: Load) -> dict[str, Any]:
+    """The object of a load."""
     if isinstance(load, Closed):
         return {"loop": "closed", "concurrency": load.concurrency}
     burst = {"burst": load.burst} if load.process == "burst" else {}
@@ -74,6 +76,7 @@ def _request(sample: Sample) -> dict[str, Any]:
 
 
 def _rounded(told: Any) -> Any:
+    """The same value, with all its numbers rounded to DIGITS."""
     if isinstance(told, float):
         return round(told, DIGITS)
     if isinstance(told, dict):

@@ -130,6 +130,7 @@ async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: in
     left: Iterator[int] = iter(numbers)
 
     async def one_after_another() -> None:
+        """Send requests with the numbers that are left, until none is or one is refused."""
         for number in left:
             sample = await take(omni, plan.questions.at(number), 0.0, 0.0)
             if isinstance(sample.outcome, Failure) and sample.outcome.is_refusal:

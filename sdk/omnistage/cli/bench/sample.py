@@ -69,6 +69,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: OmniError) -> Failure:
+        """The failure that an error of the client stands for."""
         retry_s = None
         if isinstance(error, UnavailableError):
             retry_s = RETRY_S if error.retry_delay_s is None else error.retry_delay_s

@@ -45,6 +45,7 @@ class Summary:
 
     @classmethod
     def of(cls, level: Level, objectives: Objectives | None) -> Summary:
+        """The figures of a level that has been measured. objectives: for the goodput; None: there is none."""
         answers = _answers(level.samples)
         wall_s = max(level.wall_s, 1e-9)  # A level without a request has taken no time.
         good = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s

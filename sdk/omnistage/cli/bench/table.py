@@ -92,6 +92,7 @@ def _counts(summary: Summary) -> list[str]:
 
 
 def _throughputs(summary: Summary) -> list[str]:
+    """Amounts a second, and shares of the answers, in words."""
     parts = [f"{number(summary.request_throughput)} requests/s"]
     if summary.tokens:
         parts.append(f"{number(summary.token_throughput)} tokens/s")
@@ -147,6 +148,7 @@ def _row(level: Summary) -> dict[str, str]:
     """The cells of a level in the table of all levels, by column."""
 
     def of(name: str, percentile: str, scale: float = 1e3) -> str:
+        """A percentile of a figure as text; empty if no answer has the figure."""
         values = level.figures.get(name)
         return "" if values is None else number(scale * getattr(values, percentile))
 

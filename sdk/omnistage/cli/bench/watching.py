@@ -39,6 +39,7 @@ async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
 
 
 async def _show(level: Level, progress: Progress, task: int) -> None:
+    """Refresh the display again and again, until this is cancelled."""
     while True:
         progress.update(task, completed=_share(level), told=_told(level))  # type: ignore[arg-type]
         progress.refresh()
