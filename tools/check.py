@@ -17,7 +17,7 @@ OURS = (*PACKAGES, "benchmarks", "examples", "tests", "tools")
 
 def checks() -> dict[str, list[str]]:
     """Each check by name, with its command."""
-    # A folder is made with its first code; before that mypy would fail on it.
+    # mypy fails on a folder without code.
     code = [folder for folder in OURS if any((ROOT / folder).rglob("*.py"))]
     dockerfiles = sorted(str(path.relative_to(ROOT)) for pattern in ("*", "services/*") for path in ROOT.glob(f"{pattern}/Dockerfile"))
     return {
@@ -47,7 +47,7 @@ def main() -> int:
     without_tests = parser.parse_args().without_tests
     failed = []
     asked = {name: command for name, command in checks().items() if not (without_tests and "pytest" in command)}
-    # Two at a time: mypy and the house rules take a minute of one core each, the others nothing.
+    # Two at a time, because only mypy and the house rules take long: a minute of one core each.
     with ThreadPoolExecutor(2) as lanes:
         for name, (status, printed, took_s) in zip(asked, lanes.map(run, asked.values()), strict=True):
             print(f"{'FAIL' if status else 'ok  '} {name:<14} {took_s:5.1f} s", flush=True)

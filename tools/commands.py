@@ -1,4 +1,5 @@
-"""Commands that set-up runs, pip above all, with errors that tell the user what to do. Standard library only, like all of set-up."""
+"""Commands that set-up runs, above all pip, with errors that tell the user what to do. It uses the standard library only, like all of
+set-up."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
-"""The table of the last run."""
+"""The file with the table of the last run."""
 WHOLE = "whole"
 """A key in the table of the last run: whole files were measured, and not parts, which cost less."""
 
@@ -47,7 +47,7 @@ Costs = dict[str, Cost]
 
 
 class CostsError(Exception):
-    """No table can be written; the text tells what to do."""
+    """A table cannot be read or written; the text tells what to do."""
 
 
 def read(path: Path) -> Costs:

@@ -31,11 +31,11 @@ QUESTION, SEED = "Why is the sky blue?", 2**63 + 7
 SLOW_INTERVAL_S = 0.05
 SLOW_TOKENS = 30_000
 ANSWER_TIMEOUT_S = 110.0
-"""The examples themselves give up after 120 s."""
+"""Longest wait for an example, which itself gives up after 120 s."""
 
 
 class Mismatch(AssertionError):
-    """An example did something else than it must do."""
+    """An example did something else than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def slow_pipeline(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Exit status 1 if an example could not be built, or did something else than it must do."""
+    """Build and run the examples. Exit status 1 if one could not be built, or did something else than expected."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("languages", nargs="*", default=list(LANGUAGES), help=f"some of {', '.join(LANGUAGES)}; default: all")
     parser.add_argument("--pipeline", default="toy", help="which answers are compared (default: toy, which needs no model)")

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 CORE = "core"
 OWN = "omnistage-pictures"
-"""The other package of this repository: it is built from the checkout, and stands in no list."""
+"""The other package of this repository. It is built from the checkout, so no list names it."""
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:

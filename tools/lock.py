@@ -27,7 +27,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# The one use of pip's insides: no command of pip tells the hashes of other wheels than the one it would install. pip is pinned.
+# These are pip's insides, because its commands tell only the hash of the wheel that they would install. pip is pinned.
 from pip._internal.commands.index import IndexCommand
 from pip._internal.index.package_finder import PackageFinder
 from pip._internal.models.link import Link
@@ -241,7 +241,7 @@ def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], pyth
 
 
 def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[Requirement]:
-    """Every requirement that counts on this Python, from `roots` down; each package and each of its extras once."""
+    """Every requirement that counts on this Python, from `roots` down; each package, and each of its extras, is followed once."""
     environment = {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",

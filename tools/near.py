@@ -31,7 +31,7 @@ SHOWN = 8
 
 
 class NearError(Exception):
-    """The changes cannot be found out."""
+    """Git cannot tell the changes."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Exit status 1 if the changes, or the tests that they reach, cannot be found out."""
+    """Choose tests and print them. Exit status 1 if the changes, or the tests that they reach, cannot be found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", default="", help="the commit to compare with; else where this branch left its upstream, else HEAD")
     parser.add_argument("--show", action="store_true", help="say how each test is reached, and choose nothing to run")

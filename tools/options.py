@@ -27,7 +27,7 @@ GROUPS = {
 
 
 def table(head: str, annotations: Mapping[str, Any]) -> str:
-    """One table, a row for each keyword. head: of its first column."""
+    """A table with a row for each keyword. head: of its first column. annotations: by keyword, the type with its description."""
     rows = [
         (f"`{one.name}`", f"`{one.type_text}`", one.about.allowed_text, one.about.default, one.about.meaning)
         for one in keywords(annotations)
@@ -37,7 +37,7 @@ def table(head: str, annotations: Mapping[str, Any]) -> str:
 
 
 def fresh(page: str) -> str:
-    """The page with fresh tables. Raises ValueError if one is missing."""
+    """The text of the page with fresh tables. Raises ValueError if the page lacks one, or has it twice."""
     tables = {f"of {group}": {name: options.OPTIONS[name] for name in names} for group, names in GROUPS.items()}
     for head, told in {**tables, "setting": SETTINGS}.items():
         before = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)*", page, re.MULTILINE)

@@ -28,7 +28,7 @@ GATEWAY = "gateway/omnistage/gateway/__main__.py"
 STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/child.py": (),  # It starts the programs that stack.py names.
     "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
-    "services/stage/omnistage/stage/server.py": (),  # It has only the name that it gives itself.
+    "services/stage/omnistage/stage/server.py": (),  # It only puts together its own name.
 }
 """Files of our own code that put names of programs together at run time; for each, patterns of the files that it then runs."""
 
@@ -70,7 +70,7 @@ READ: Mapping[str, Collection[str]] = {
     "docker-compose.yml": _IMAGES,
     "pictures/omnistage_pictures/*": ("models/omnistage/models/diffusers/store.py", "tests/models/diffusers/test_default_picture.py"),
     "pictures/pyproject.toml": ("tests/models/diffusers/test_default_picture.py", *_IMAGES),
-    "examples/*.py": ("tests/client/test_examples.py",),  # helpers of tests have the same names
+    "examples/*.py": ("tests/client/test_examples.py",),  # No literal can name these: helpers of tests have the same names.
     "examples/*/*": _BY_LANGUAGES,
     "examples/openai/*": ("tests/gateway/test_openai_examples.py",),
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
@@ -107,7 +107,7 @@ class Graph:
     readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def find_reached(self, changed: Iterable[str]) -> list[Reached]:
-        """The tests that changes reach; tests that changed themselves have distance 0."""
+        """The files of tests that changed files reach; those that changed themselves have distance 0."""
         nexts: dict[str, str] = {}
         distances = self.distances(changed, nexts)
         return [Reached(node, distance, tuple(_way(node, nexts))) for node, distance in distances.items() if is_test(node)]
@@ -199,7 +199,7 @@ class _Builder:
         """Add the edges of all Python files, of READ and of STARTED; returns the graph."""
         python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
         collects = gc.isenabled()
-        gc.disable()  # a third of the time: a tree has many nodes and no cycles
+        gc.disable()  # It would take a third of the time: trees have many nodes and no cycles.
         try:
             for _, file in python:
                 self._read(file)

@@ -236,7 +236,7 @@ class _Reader:
         return [one for one in node.values if not isinstance(one, ast.Constant)]
 
     def _path(self, node: ast.BinOp) -> Iterable[ast.AST]:
-        """`ROOT / "docs" / "models.md"` names docs/models.md."""
+        """Note the path that `/` puts together: `ROOT / "docs" / "models.md"` names docs/models.md."""
         parts: list[str] = []
         left: ast.expr = node
         while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div) and (part := text_of(left.right)) is not None:

@@ -119,7 +119,7 @@ class Suite:
         self._temporary = list[str]()
 
     def begin(self) -> None:
-        """Remove the results of the last run, and keep the seed of this one."""
+        """Remove the results of the last run, store the seed of this one, and print it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink()
@@ -229,14 +229,14 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
 
 
 def main() -> int:
-    """Exit status 1 if a test failed, or a part did not end."""
+    """Run the tests. Exit status 1 if a test failed, or a part did not come to its end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
     options, asked = parser.parse_known_args()
-    # With only these options every file that runs is measured whole.
+    # Only without further options every file is run, and so measured, as a whole.
     whole = options.form == "short" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()

@@ -90,10 +90,10 @@ def _reach(python: str, device: str) -> tuple[str, str]:
 
 
 def _offer(python: str, index: str) -> str:
-    """pip's report of the versions of torch that this Python could take, in its configured sources or at an index."""
+    """pip's report of the versions of torch that the interpreter could install. index: URL; empty: pip's configured sources."""
     command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     try:
-        # A quiet pip would print nothing.
+        # Otherwise a pip that is configured as quiet would print nothing.
         return run([*command, *((f"--index-url={index}", *FAR) if index else ())], PIP_QUIET="0")
     except CommandError as error:
         return error.output

@@ -22,7 +22,7 @@ DRAWS = {
 """The description of what the model draws. In its training captions nearly always had small letters, and a colour for each shape, and all
 pictures had one size."""
 DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0, "draws": DRAWS}
-"""Sizes, steps and guidance were chosen by the scores of tools/pictures/score.py."""
+"""Defaults for drawing. Size, steps and guidance were chosen by the scores of tools/pictures/score.py."""
 OF_A_MACHINE = ("_name_or_path", "is_local", "local_files_only")
 """Keys that are removed from a saved part: the folder from which it was loaded, and how."""
 

@@ -23,14 +23,14 @@ def main() -> None:
     """Run the command line of this process; ends in SystemExit with the exit code."""
     interrupt.exit_at_once()
     _open_standard_streams()
-    if sys.argv[1:] in (["--version"], ["-V"]):  # Without the imports of all commands, because scripts ask for it.
+    if sys.argv[1:] in (["--version"], ["-V"]):  # Answered without importing all commands, because scripts ask for it often.
         from importlib.metadata import version
 
         print(f"omnistage {version('omnistage')}")
         return
     # The command itself reports a router that ends during a call; gRPC must not report it too.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    gc.disable()  # Imported objects stay to the end: a search for garbage among them takes a fifth of the time of a short command.
+    gc.disable()  # Imported objects stay to the end, and searching them for garbage takes a fifth of the time of a short command.
     try:
         from omnistage.cli.main import app
 
@@ -70,11 +70,12 @@ def _run(app: typer.Typer) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller closed: a file that is opened later must get neither their numbers nor
-    the output.
+    """Open /dev/null in place of standard streams that the caller closed: otherwise a file that is opened later would get the number of
+    such a stream, and the output.
 
-    Characters that a terminal cannot show become question marks, and control characters are shown as escapes."""
-    from omnistage.host.terminal import guard_standard_streams  # Not above: Ctrl-C is not handled yet while that is imported.
+    Characters that a terminal cannot show become question marks, and control characters are shown as escapes.
+    """
+    from omnistage.host.terminal import guard_standard_streams  # Imported only now that Ctrl-C is handled.
 
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

@@ -1,4 +1,4 @@
-"""Lines about a stack that serves, in the foreground or not."""
+"""Lines about a stack that serves, in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def page(http: str) -> str:
 
 
 def open_page(served: Served) -> str:
-    """The URL of a stack's page; empty if nobody listens: the stack has no gateway, or has given it up."""
+    """The URL of a stack's page; empty if nobody listens there: the stack has no gateway, or has given it up."""
     if not served.http:
         return ""
     try:

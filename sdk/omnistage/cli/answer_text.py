@@ -1,4 +1,4 @@
-"""The text of an answer in `omnistage chat` as far as it came, and whether its conversation was too long for the model."""
+"""The text of an answer in `omnistage chat`, as far as it has come, and whether the conversation was too long for the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnistage.client.errors import BadRequestError
 from omnistage.client.events import Event, TextDelta
 
 TOO_LONG = (["thinker.messages"], ["request"])
-"""Fields of a request whose conversation no longer fits into the model's context, or with its media into a request."""
+"""Fields of a refusal that mean that the conversation no longer fits: into the model's context, or with its media into a request."""
 
 
 class Said:
@@ -28,7 +28,7 @@ class Said:
 
 
 class TooLong(Exception):
-    """The conversation no longer fits."""
+    """The conversation no longer fits into the model's context, or into a request."""
 
 
 async def until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -1,4 +1,4 @@
-"""Pictures, sounds and films that were typed with a question, in their order."""
+"""Pictures, sounds and films that were typed with a question, in the order in which they were typed."""
 
 from __future__ import annotations
 

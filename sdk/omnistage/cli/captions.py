@@ -1,4 +1,4 @@
-"""Captions of a spoken answer: its words, some at a time, with the times at which they are spoken."""
+"""Captions of a spoken answer: a few of its words at a time, each with the times at which they are spoken."""
 
 from __future__ import annotations
 

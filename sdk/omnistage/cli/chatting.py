@@ -62,7 +62,7 @@ MOST_SHOWN = 16
 """The most files that one message may carry."""
 
 REMEMBERED = 4
-"""Turns of an old conversation that are shown before it goes on."""
+"""How many turns of an old conversation are shown when it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +483,7 @@ async def _heard(player: Player, notices: Notices) -> None:
         await player.afinish()
     except PlayerLostError as error:
         message = error.message
-        # Above the line that is being typed, if there is one.
+        # Prints above the line that is being typed, if there is one.
         await run_in_terminal(lambda: notices.tell(f"[yellow]{escape(message)}[/]"))
 
 

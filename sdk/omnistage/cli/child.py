@@ -1,4 +1,4 @@
-"""One server process of a stack: started, awaited until it serves, started again, and stopped."""
+"""One server process of a stack: starts it, waits until it serves, starts it again, and stops it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Child:
 
     @property
     def serves(self) -> bool:
-        """Whether the process said that it serves, and has not ended since."""
+        """Whether the process has said that it serves, and has not ended since."""
         return self._serves and self._process is not None and self._process.returncode is None
 
     @property
@@ -105,7 +105,7 @@ class Child:
             )
             ends.callback(transport.close)
             await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
-            writer.close()  # So that the end of the process is the end of the pipe.
+            writer.close()  # Now only the process has this end: the pipe ends with it.
             asked.close()
             line = await reader.readline()
             if line:
@@ -142,7 +142,7 @@ class Child:
         self._bounds.put_on(self._process.pid)
 
     async def _died_at_start(self, reason: str) -> StackError:
-        """The error of a process that did not get ready. reason: its own; empty if it gave none."""
+        """The error of a process that ended before it served. reason: from the process itself; empty if it gave none."""
         self._ask_no_more()
         code = await self.wait()
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."

@@ -45,7 +45,7 @@ class Configured(Command):
 
 
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
-"""Options of a single call, which do not describe the stack."""
+"""Options that describe this one call and not the stack: a file has none of them."""
 
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings whose variable holds several words, which may be paths."""
@@ -151,7 +151,7 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
 
 
 def _like(name: str, known: Iterable[str]) -> str:
-    """The known name with the most similar spelling, or nothing."""
+    """The known name with the most similar spelling; empty if none is similar."""
     from omnistage.client.guesses import near  # Not for a help text: the import of the client takes a while.
 
     return near(name, known)

@@ -36,7 +36,7 @@ class Console(rich.console.Console):
             return super().render_str(text, **{**options, "markup": False})
 
     def render(self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render, and clean also texts that do not come through `render_str`."""
+        """Render, and also make texts harmless that did not come through `render_str`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 

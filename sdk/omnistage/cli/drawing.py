@@ -1,4 +1,4 @@
-"""One drawing: asked for, shown while it comes, written to files, summed up in figures."""
+"""One drawing: asks for it, shows it while it comes, writes its files, and prints its figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLE = "a red heart on blue"
 """Example of a prompt."""
 
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
-"""Endings of files that can be written."""
+"""Kinds of files that can be written, by their endings."""
 
 MEDIA_TYPES = {ending: f"image/{name.lower()}" for ending, name in KINDS.items()}
 
@@ -152,7 +152,7 @@ def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> 
 
 
 async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, verbose: bool) -> None:
-    """Ask, show the progress, write the files, print the figures; a private stack ends after that.
+    """Ask for a drawing, show the progress, write the files, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr.
     """

@@ -94,7 +94,7 @@ class LiveDrawing(DrawingScreen):
                 self._has_colours, lines = False, []
                 _write("previews are shown with the package pillow, which is not installed: pip install pillow\n")
             if lines:
-                # Draw over the picture before, unless the window has changed: then its place is unknown.
+                # Draw over the earlier picture, unless the window has changed: then the place of that picture is unknown.
                 height, *size = self._shown
                 _write(f"\x1b[{height}A\r{ERASE_BELOW}" if height and size == [columns, rows] else "")
                 _write("".join(f"{line}\n" for line in lines))

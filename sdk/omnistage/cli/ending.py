@@ -95,7 +95,7 @@ class Ending:
             self._cancel()
 
     def _cancel(self) -> None:
-        """Cancel once: the clean-up of the stack must not be cancelled itself."""
+        """Cancel the task, but only once: the clean-up of the stack must not be cancelled too."""
         if not self._is_cancelled and not self._is_closed:
             self._is_cancelled = True
             self._task.cancel()

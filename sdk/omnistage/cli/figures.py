@@ -1,4 +1,4 @@
-"""An answer in numbers: a line for people, an object for scripts."""
+"""An answer in numbers: as a line for people, and as an object for scripts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SEGMENT, TRACKS, TRACK, VIDEO, WIDTH, HEIGHT = 0x18538067, 0x1654AE6B, 0xAE, 0xE
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a file with this beginning; None if it does not say, or not yet."""
+    """Width and height in pixels of a film whose file begins with these bytes; None if they do not say, or not yet."""
     return _of_mp4(data) if data[4:8] == b"ftyp" else _of_webm(data)
 
 

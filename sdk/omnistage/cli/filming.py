@@ -1,4 +1,4 @@
-"""One film: asked for, written while it comes, summed up in figures."""
+"""One film: asks for it, writes it while it comes, and prints its figures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
 
 
 async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose: bool) -> None:
-    """Ask, show the progress, write the file while it comes, print the figures; a private stack ends after that.
+    """Ask for a film, show the progress, write the file while it comes, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr. A film that broke off stays as far as it came.
     """

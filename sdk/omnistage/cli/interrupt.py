@@ -35,7 +35,7 @@ def exit_at_once() -> None:
 
 
 def raise_interrupts() -> None:
-    """From here Ctrl-C raises KeyboardInterrupt, for code without an event loop or with handlers of its own."""
+    """From here Ctrl-C raises KeyboardInterrupt: for code that has no event loop, or has handlers of its own."""
     for number in heeded_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -71,7 +71,7 @@ def call_once(interrupted: Callable[[int], None]) -> None:
 
 
 def ignore() -> None:
-    """From here signals are ignored: only the clean-up is left, and it is short."""
+    """From here signals are ignored: only a short clean-up is left."""
     _handle(lambda number: None)
 
 

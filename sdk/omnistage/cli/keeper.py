@@ -1,5 +1,5 @@
-"""The keeper of one process of a stack: if the process ends by itself, the keeper starts it again, at the same address. A process that does
-not answer any more is ended first."""
+"""The keeper of one process of a stack: if the process ends by itself, the keeper starts it again, at the same address. A process that no
+longer answers is killed first."""
 
 from __future__ import annotations
 

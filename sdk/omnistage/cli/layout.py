@@ -1,4 +1,4 @@
-"""The parts of a stack: which stages with which model, on which devices, and how many processes of each."""
+"""The layout of a stack: which stages with which models, on which devices, and how many processes of each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROUTER, GATEWAY = "router", "gateway"
 """Names of the two processes that are no stages."""
 
 DEFAULT_PIPELINES = ("smol", "picture")
-"""The pipelines that are served if none is named, as far as this machine can serve them; the first starts first. This is the only place
-that names them."""
+"""The pipelines that are served if none is named, as far as this machine can serve them; the first of them starts first. Only this place
+names them."""
 
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "[::1]"}
@@ -93,7 +93,7 @@ class StageServers:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole stack. pipelines: the first one starts first. notes: lines for the user who starts it."""
+    """A whole stack. pipelines: the first of them starts first. notes: lines for the user who starts the stack."""
 
     pipelines: Sequence[PipelineLayout]
     servers: ServerOptions = field(default_factory=ServerOptions)
@@ -101,12 +101,12 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """The pipelines, for people."""
+        """The names of the pipelines, for people."""
         return ", ".join(pipeline.name for pipeline in self.pipelines)
 
     @property
     def fronts(self) -> list[str]:
-        """The processes that clients ask."""
+        """The names of the processes that clients ask."""
         return [GATEWAY, ROUTER] if self.servers.http else [ROUTER]
 
     @property
@@ -170,18 +170,19 @@ class Layout:
         return words
 
     def gateway_arguments(self, router: str) -> list[str]:
-        """The command line of the gateway in front of the router at this address, without its own addresses."""
+        """The command line of the gateway, without its own addresses. router: HOST:PORT of the router that it asks."""
         return ["--router", reachable_address(router), "--grace", str(self.servers.grace_s)]
 
 
 def reachable_address(address: str) -> str:
-    """The address at which this machine reaches a server that listens at HOST:PORT: the same, or loopback if the host is all addresses."""
+    """The address by which this machine reaches a server that listens at HOST:PORT: the same, or loopback if it listens at all
+    addresses."""
     host, _, port = address.rpartition(":")
     try:
-        # All addresses have several spellings: 0, 0.0.0.0, [::], [::0].
+        # "All addresses" has several spellings: 0, 0.0.0.0, [::], [::0].
         [(family, *_, (numbers, *_)), *_] = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
-        return address  # A name.
+        return address  # The host is a name.
     return f"{LOOPBACK[family]}:{port}" if ipaddress.ip_address(str(numbers).partition("%")[0]).is_unspecified else address
 
 

@@ -10,7 +10,8 @@ import asyncio
 import socket
 
 PERIOD_S = 5.0
-"""Time between two questions, and the time to answer one. All servers are asked at the same moments, so that this process wakes once."""
+"""Seconds between two questions, and the time for an answer. All servers are asked at the same moments, so that this process wakes up
+once."""
 
 MAX_UNANSWERED = 6
 """After so many unanswered questions in a row the process is taken to hang. Questions are counted and not seconds: a time in which this
@@ -28,7 +29,7 @@ async def no_answer(asking: socket.socket) -> str:
     next_at = _moment_after(loop.time())
     while unanswered < MAX_UNANSWERED:
         await asyncio.sleep(next_at - loop.time())
-        # If this process itself is late, the other one gets half of a period more.
+        # If this process itself is late, the other one still gets at least half a period.
         next_at = _moment_after(loop.time() + PERIOD_S / 2)
         unanswered = 0 if await _answers(asking, next_at) else unanswered + 1
     return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"

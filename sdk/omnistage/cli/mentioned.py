@@ -14,7 +14,7 @@ from omnistage.client.media import KINDS, to_medium
 from omnistage.client.media_types import LOOK_BYTES, media_types
 
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|\S)+""")
-"""A word as a shell has it: a path that is dropped onto a terminal comes in quotes, or with a backslash before each space."""
+"""A word as a shell reads it: a path that is dropped onto a terminal comes in quotes, or with a backslash before each space."""
 
 BEGINNINGS = ("/", "./", "../", "~/")
 """Beginnings of a path that stands among words. A line that is only a path may begin in any way."""
@@ -32,7 +32,7 @@ class MentionedFile:
 
     @property
     def part(self) -> dict[str, str]:
-        """The part of a turn, as the client takes it."""
+        """The file as a part of a turn, in the client's form."""
         return {"type": self.kind, self.kind: self.path}
 
     def __str__(self) -> str:

@@ -12,9 +12,9 @@ from omnistage.cli.console import Console
 
 
 class Notices(Console):
-    """Prints to stderr, one line a call, as long as the terminal, the pipe or the disk behind it takes them.
+    """Prints to stderr, one line a call, as long as the lines can be written.
 
-    A stack outlives the terminal that it was started from and the `head` that its output went to.
+    A stack outlives the terminal from which it was started, and the program that reads its output, such as `head`.
     """
 
     def __init__(self) -> None:

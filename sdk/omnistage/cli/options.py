@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_TIMEOUT_S = 120.0
-"""Time limit of a call, the same as the Python client's, which takes a while to import."""
+"""Time limit of a call. It is the Python client's, whose import would take a while."""
 
 
 def _colour(typed: str | None) -> str | None:

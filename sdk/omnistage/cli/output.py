@@ -64,7 +64,7 @@ class OutputFile:
         the path; None if that fails too."""
         place = None
         try:
-            self._draft.path.unlink(missing_ok=True)  # It may be on the same disk.
+            self._draft.path.unlink(missing_ok=True)  # It may take the room on that disk.
             descriptor, name = tempfile.mkstemp(self.path.suffix, "omnistage-kept-")
             os.close(descriptor)
             place = Path(name)

@@ -15,7 +15,7 @@ RESET = "\x1b[0m"
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 BEHIND = (96, 96, 96)
-"""Colour behind transparent pixels: red, green, blue."""
+"""The colour on which transparent pixels are shown: red, green, blue."""
 
 
 def cells(data: bytes, columns: int, rows: int) -> list[str]:

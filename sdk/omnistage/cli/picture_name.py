@@ -14,7 +14,7 @@ from unicodedata import category, east_asian_width, normalize
 from omnistage.client.errors import RequestError
 
 MOST_COLUMNS = 28
-"""Most columns of a name without its ending: with "wrote " before it, it is one line of a narrow terminal."""
+"""Most columns of a name without its ending: "wrote " and the name fit on a line of a narrow terminal."""
 
 OTHERWISE = "picture"
 """Name for a prompt without letters."""
@@ -22,7 +22,7 @@ OTHERWISE = "picture"
 ARTICLES = ("a", "an", "the")
 
 _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+$")
-"""Endings that are added to the name of a picture."""
+"""Texts that are added to the name of a picture for layers, previews and numbers."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _cut(word: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """The width on a terminal; marks above a letter count too, so that the bytes are bounded as well."""
+    """The width of a text on a terminal. Marks above a letter count too, so that the number of bytes is bounded as well."""
     return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 

@@ -91,7 +91,7 @@ def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) ->
 
 
 def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
-    """The servers without a gateway if its packages are missing, and a line about that."""
+    """The options, without a gateway if its packages are missing, and a line about that."""
     missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
     if not missing:
         return servers, []
@@ -257,7 +257,7 @@ def _near(name: str) -> str:
 
 
 def check_named(source: str) -> None:
-    """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, here or by its name at a hub."""
+    """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, and cannot be the name of one at a hub."""
     if not _is_checkpoint(source):
         _read(source)
 

@@ -6,11 +6,12 @@ import socket
 
 
 class Ports:
-    """Addresses that are kept from other users of the host, whether or not a server listens there: a socket is bound to each, and never
-    listens. They are kept until `close`, and until the end of every process that inherits `fds`.
+    """Keeps addresses from other users of the host, whether or not a server listens there: a socket is bound to each, and never listens.
+    They are kept until `close`, and until the end of every process that inherits `fds`.
 
-    The socket has SO_REUSEPORT and nothing else: the system lets a second one share the port only if that has the option too and is of the
-    same user. With SO_REUSEADDR any user could listen there between two servers of ours. A server is told that its port is kept.
+    The socket has SO_REUSEPORT and nothing else: the system lets a second socket share the port only if it has that option too and belongs
+    to the same user. With SO_REUSEADDR any user could listen there in the time between two servers of ours. A server is told that its port
+    is kept.
     """
 
     def __init__(self) -> None:

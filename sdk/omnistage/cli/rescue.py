@@ -18,7 +18,7 @@ def pause(failover: Failover) -> str:
 
 
 def as_object(failover: Failover) -> dict[str, str | float]:
-    """A loss as a JSON object, for scripts."""
+    """The loss of a server as a JSON object, for scripts."""
     return {
         "stage": failover.stage,
         "lost": failover.lost,

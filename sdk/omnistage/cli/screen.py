@@ -233,7 +233,7 @@ class Below:
             _draw(self._terminal, f"{DIM}{text}{PLAIN}")
 
     def erase(self) -> None:
-        """Erase the drawn text."""
+        """Erase the word and the line."""
         if self.is_in_foreground():
             _draw(self._terminal, ERASE_BELOW)
 
@@ -241,10 +241,10 @@ class Below:
         return os.get_terminal_size(self._terminal.fileno())
 
     def is_in_foreground(self) -> bool:
-        """False for a job in the background."""
+        """Whether this process may write on the terminal; False for a job in the background."""
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
-        except OSError:  # a terminal that is not the one of this session has no foreground
+        except OSError:  # It is not the terminal of this session, and has no foreground job.
             return True
 
 
@@ -274,7 +274,7 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
         return Plain()
     if sys.stdout.isatty():
         return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
-    # The program that reads the pipe may write to this terminal itself.
+    # For a pipe nothing is drawn: the program that reads it may write to this terminal itself.
     return Silent() if _is_file(sys.stdout) else Plain()
 
 

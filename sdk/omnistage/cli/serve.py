@@ -1,4 +1,4 @@
-"""`omnistage serve`: a stack in the foreground, and the launcher of private stacks."""
+"""`omnistage serve`: runs a stack in the foreground; it is also the launcher of private stacks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Served:
 
 
 def folder() -> Path:
-    """This user's folder for the stacks that serve, which no other user may change. Raises NotAvailableError if another user may."""
+    """This user's folder for the stacks that serve. Raises NotAvailableError if another user may change it."""
     path = state_folder("run")
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:

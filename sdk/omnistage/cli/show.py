@@ -1,4 +1,4 @@
-"""Tables, or JSON, of a router's pipelines and the servers behind it. Nothing is started."""
+"""Shows the pipelines of a router and the servers behind it, as tables or as JSON. Nothing is started."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _pipeline_of(pipeline_name: str) -> Pipeline:
 
 
 def _console() -> Console:
-    """A console as wide as the terminal; without one, wide enough for every column."""
+    """A console as wide as the terminal; if there is none, wide enough for every column."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
 
@@ -190,7 +190,7 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Consol
 
 
 def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
-    """The replicas by pipeline, in the router's order."""
+    """The replicas, those of one pipeline after the other, in the router's order of pipelines."""
     order = list(dict.fromkeys(replica.pipeline for replica in replicas))
     return sorted(replicas, key=lambda replica: order.index(replica.pipeline))
 

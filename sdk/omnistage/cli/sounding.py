@@ -1,4 +1,4 @@
-"""One sound of a prompt: asked for, heard while it comes, written to a file, summed up in figures."""
+"""One sound of a prompt: asks for it, plays it while it comes, writes it to a file, and prints its figures."""
 
 from __future__ import annotations
 

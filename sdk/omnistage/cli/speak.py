@@ -1,4 +1,4 @@
-"""One spoken answer: asked for, shown while it comes, written to files, summed up in figures."""
+"""One spoken answer: asks for it, shows it while it comes, writes its files, and prints its figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from omnistage.client.request import Options, for_conversation, time_limit_s
 from omnistage.client.sound_file import write_sound
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
-"""Endings of names that `omnistage draw` writes."""
+"""Endings of the files that `omnistage draw` writes."""
 
 LOOK_S = 5.0
 """How long a router may take to list its pipelines after a refusal."""
@@ -135,7 +135,7 @@ def _read_schema(path: Path) -> str:
 
 
 async def speak(work: Interruptible, question: Question, where: Where, verbose: bool) -> None:
-    """Ask, show the answer while it comes, write the files, print the figures; a private stack ends after that.
+    """Ask a question, show the answer while it comes, write the files, print the figures; a private stack ends after that.
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """

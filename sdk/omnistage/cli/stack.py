@@ -31,7 +31,7 @@ from omnistage.host.addresses import host_and_port
 from omnistage.models.common.owned import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
-"""Arguments of a server whose port `Ports` keeps."""
+"""Arguments that tell a server that `Ports` keeps its port."""
 
 HTTP_PORT_TRIES = 20
 """The gateway tries so many ports, from its own on, if they are taken. After a restart it listens at the same port again."""
@@ -40,7 +40,7 @@ FAILURES = frozenset({"lost", "failed", "given up"})
 """Events of a process (keeper.py) that make the logs worth keeping."""
 
 Report = Callable[[str], None]
-"""Called with the name of a process when it serves for the first time."""
+"""Called with the name of a process when the process serves for the first time."""
 
 
 class Servers:

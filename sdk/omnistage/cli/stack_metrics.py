@@ -38,7 +38,7 @@ Addresses = Callable[[], Mapping[str, str]]
 
 
 def serve_stack_metrics(address: str, addresses: Addresses) -> str:
-    """Serve the page until this process ends; returns HOST:PORT. Raises StackError if the address cannot be listened on."""
+    """Serve the page until this process ends; returns its HOST:PORT. Raises StackError if the address cannot be listened on."""
     host, port = host_and_port(address)
     registry = CollectorRegistry()
     registry.register(StackCollector(addresses))

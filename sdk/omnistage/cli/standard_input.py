@@ -1,4 +1,4 @@
-"""Media from standard input, if a command is given - in place of a file."""
+"""Reads media from standard input, if - is typed in place of a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def medium(kind: str) -> bytes:
     if interrupts and not data:
         raise KeyboardInterrupt
     if interrupts:
-        Notices().say("")  # Off the line where the terminal shows the key.
+        Notices().say("")  # Ends the line on which the terminal shows ^C.
     return data
 
 

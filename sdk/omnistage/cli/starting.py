@@ -1,4 +1,4 @@
-"""The start of a stack, with a bar per process, and later lines on the console."""
+"""Starts a stack, with a bar per process, and prints lines about its processes later."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Talk:
         return cast("Options", {name: value for name, value in self.settings.items() if name != "system"})
 
     def ask(self, text: str, media: Sequence[Mapping[str, str]] = ()) -> None:
-        """Add the next question. media: parts that come before its text."""
+        """Add the next question. media: parts of the turn that come before its text."""
         words = [{"type": "text", "text": text}] if text else []
         self.turns.append({"role": "user", "content": [*media, *words] if media else text})
 
@@ -110,7 +110,7 @@ class Talk:
         return path.name
 
     def answered(self, text: str) -> None:
-        """Add the answer, as far as it came; without one the question is removed."""
+        """Add the answer to the last question, as far as it came; if it is empty, remove the question."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:

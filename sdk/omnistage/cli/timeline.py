@@ -66,7 +66,7 @@ def draw(path: Path, done: Done, text: str) -> None:
     from matplotlib.figure import Figure
 
     timing = done.timing
-    # A picture of a loss shows what covered it: the player then has a buffer, and the buffer is shown.
+    # If a server was lost, the picture supposes a player with a buffer, and shows how the buffer bridged the loss.
     start_buffer_s = START_BUFFER_S if done.failovers else 0.0
     played = play(timing.audio, start_buffer_s, timing.prebuffer_s or 0.0)
     rows = [Row(stage.stage, _work(stage, timing)) for stage in done.usage.stages]
@@ -121,7 +121,7 @@ def opened_at(done: Done) -> float:
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
-    """The losses after which this stage was opened again: its own, and those of the stages before it."""
+    """The losses after which this stage was opened again: of servers of this stage, of an earlier one, or of the router."""
     order = ["router", *(report.stage for report in done.usage.stages)]
     for failover in done.failovers:
         if failover.stage in order and order.index(failover.stage) <= order.index(stage.stage):
@@ -233,7 +233,7 @@ def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
 
 
 def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) -> None:
-    """Write words that end at the right edge of a row. lift: points above its middle."""
+    """Write a text that ends at the right edge of row y. lift: points above the middle of the row."""
     axes.annotate(
         text,
         (1, y),
@@ -330,7 +330,7 @@ def _work(stage: StageReport, timing: Timing) -> str:
 
 
 def _write_title(figure: Figure, x: float, y: float, text: str) -> None:
-    """Write the answer's words as the title, as many as fit."""
+    """Write the title: as many words of the answer as fit on one line."""
     words = text.split()[:TITLE_WORDS]
     title = figure.text(x, y, "", fontsize=11.5, fontweight="bold", color=INK, va="top", parse_math=False)
     for count in range(len(words), 0, -1):

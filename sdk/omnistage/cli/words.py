@@ -1,4 +1,4 @@
-"""The words that a command is to ask or to speak, typed or from standard input."""
+"""The text that a command is to ask or to speak, typed or from standard input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omnistage.client.errors import RequestError
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
 MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
-"""A character of UTF-8 has four bytes at most."""
+"""Most bytes of a text: a character has at most four in UTF-8."""
 
 
 def words(typed: str, example: str = "What is a kite?") -> str:

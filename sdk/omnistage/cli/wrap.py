@@ -1,4 +1,4 @@
-"""Breaks text that comes in pieces into the lines of a terminal; text that was written stays."""
+"""Breaks text that comes in pieces into lines of a terminal; text that has been written is never changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003fff
 
 TOKEN = re.compile(rf"\n|\s|[{WIDE}]|[^\s{WIDE}]+")
 OPEN = re.compile(rf"[^\s{WIDE}]+")
-"""A word that may go on with the next piece."""
+"""A word at the end of a piece, which the next piece may continue."""
 
 TAB = 4
 

@@ -1,4 +1,4 @@
-"""Arrival processes: when requests of an open loop come, however many are running."""
+"""Arrival processes: when the requests of an open loop come, whatever is running by then."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def bench(
         raise typer.BadParameter(str(error)) from None
     given: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
     given |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
-    given["max_retries"] = 0  # Refusals of the router are a result.
+    given["max_retries"] = 0  # A refusal is a result, and is not tried again.
     options = cast("Options", {name: value for name, value in given.items() if value is not None})
     task: Task = "say" if say else "draw" if draw else "ask"
     with errors_reported(verbose):
@@ -166,7 +166,7 @@ def _check_finite(option: str, value: float) -> None:
 
 
 def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) -> None:
-    """Measure, print and write. Exits with 1 if nothing was completed, and with the signal's code if one ended it early."""
+    """Measure, print and write. Exits with 1 if no answer was completed, and with the signal's code if a signal ended it early."""
     from contextlib import ExitStack
 
     from omnistage.cli.bench import table

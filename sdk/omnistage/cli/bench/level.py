@@ -1,4 +1,4 @@
-"""One level of load while it is measured: which request starts when, and how each ended."""
+"""Measures one level of load: starts each request at its time, and keeps how it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.cli.bench.arrivals import Process, due_times_s
 from omnistage.cli.bench.sample import Failure, Measured, Sample
 
 LONGEST_PAUSE_S = 5.0
-"""Longest pause of a simulated user after a refusal, however long the server's delay."""
+"""Longest pause of a simulated user after a refusal, even if the server asks for a longer one."""
 
 Take = Callable[[int, float, float], Coroutine[Any, Any, Sample]]
 """Sends the request with a number, and returns its sample. The second argument is when the request is due, in seconds; they count from the
@@ -30,7 +30,7 @@ class Closed:
 
     @property
     def amount(self) -> str:
-        """The amount for a table's column."""
+        """The load as a cell of a table."""
         return str(self.concurrency)
 
 
@@ -50,7 +50,7 @@ class Open:
 
     @property
     def amount(self) -> str:
-        """The amount for a table's column."""
+        """The load as a cell of a table."""
         return f"{self.rate:g}/s"
 
 
@@ -90,7 +90,7 @@ class Level:
         self.wall_s = 0.0
         """Seconds from the beginning to the end of the last request, or to the interrupt."""
         self.client_cpu_s = 0.0
-        """Seconds that this process computed meanwhile."""
+        """Seconds of processor time that this process used meanwhile."""
         self._take, self._first, self._seed = take, first, seed
         self._t0 = time.perf_counter()
 

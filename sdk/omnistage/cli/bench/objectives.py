@@ -1,4 +1,4 @@
-"""Limits that an answer must keep to, to count as good."""
+"""Limits that an answer must keep to in order to count as good."""
 
 from __future__ import annotations
 

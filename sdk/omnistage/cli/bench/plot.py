@@ -52,7 +52,7 @@ PANELS_OF_ONE = (FIRSTS, WHOLE, Panel("time per token, ms", ("tpot_s",)), RTF)
 
 
 def draw(path: Path, result: Result, kind: str) -> None:
-    """Write the picture, 1500 pixels wide as PNG. result: with one level at least. kind: png or svg, whatever the path ends in."""
+    """Write the picture; as PNG it is 1500 pixels wide. result: with at least one level. kind: png or svg, whatever the path ends in."""
     # Imported here, and without the global pyplot state, because most runs never draw.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
 
 
 def _throughput(axes: Axes, levels: Sequence[Summary]) -> None:
-    """Draw answers a second, good answers, and failures."""
+    """Draw answers, good answers and failures a second over the levels."""
     places = range(len(levels))
     axes.plot(places, [level.request_throughput for level in levels], marker="o", markersize=4, color=COLOURS["ttft_s"], label="completed")
     if levels[0].request_goodput is not None:

@@ -82,7 +82,7 @@ class BenchPrompt:
 
 
 class Prompts(Protocol):
-    """Gives one prompt for every number."""
+    """The prompts of a benchmark: `at` gives one for every number of a request."""
 
     @property
     def told(self) -> str:
@@ -108,7 +108,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """A number between two bounds, both included, each as likely as the others."""
+    """Whole numbers from `low` to `high`, both included; `draw` gives each with the same chance."""
 
     low: int
     high: int
@@ -143,9 +143,9 @@ def built_in(*, to_draw: bool) -> Listed:
 
 
 def of_file(path: Path) -> Listed:
-    """The prompts of a file, one a line, empty lines left out; a file that ends in .jsonl has an object a line, {"prompt": TEXT,
-    "max_tokens": N}, the second key optional. Raises RequestError for a file that has none or cannot be read, and for a line that is no
-    prompt."""
+    """The prompts of a file: one on each line, empty lines left out. In a file that ends in .jsonl a line is an object {"prompt": TEXT,
+    "max_tokens": N}, whose second key is optional. Raises RequestError for a file that has no prompt or cannot be read, and for a line that
+    is no prompt."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ from omnistage.client.events import Done, Picture, Progress, TextDelta, ThoughtD
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 RETRY_S = 0.5
-"""The pause after a refusal without a delay."""
+"""Seconds to wait after a refusal that names no delay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ def span_of(option: str, text: str, most: int) -> NumberRange:
 
 
 def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw: bool) -> Prompts:
-    """The prompts of the run. Raises RequestError for a file that holds no prompts."""
+    """The prompts of the run: of a file, or random words, or the built-in ones. to_draw: they are to be drawn. Raises RequestError for a
+    file without prompts."""
     if file is not None and input_words is not None:
         raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
     if input_words is not None:

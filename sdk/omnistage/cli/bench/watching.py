@@ -14,7 +14,7 @@ from omnistage.cli.bench.sample import Failure
 from omnistage.cli.notices import Notices
 
 SHOWN_S = 0.25
-"""Period of the display. Each update takes about a millisecond of the event loop that also measures."""
+"""Seconds between two updates of the display. Each takes about a millisecond from the event loop that also measures."""
 
 BAR = 24
 
@@ -27,7 +27,7 @@ async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
         yield
         return
     label, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=BAR))
-    # rich's own thread would take the interpreter from the thread that measures at any moment.
+    # No auto_refresh: at any moment rich's thread would take the interpreter away from the thread that measures.
     with Progress(label, bar, TextColumn("{task.fields[told]}"), console=notices, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(str(level.load), total=1.0, told="")
         showing = asyncio.create_task(_show(level, progress, task))
