@@ -48,7 +48,7 @@ def fresh(page: str) -> str:
 
 
 def main() -> int:
-    """Write or check; exit status 1 if the committed page is stale."""
+    """Write the page, or with --check compare it. Exit status 1 if the committed page is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     page = PAGE.read_text(encoding="utf-8")

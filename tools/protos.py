@@ -48,7 +48,7 @@ def read_stubs(folder: Path) -> dict[str, bytes]:
 
 
 def main() -> int:
-    """Generate or check; exit status 1 if the committed stubs are stale."""
+    """Generate the stubs, or with --check compare them. Exit status 1 if the committed ones are stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     options = parser.parse_args()

@@ -1,11 +1,12 @@
 """Finds the tests that a file reaches: by the imports of each test, the imports of the processes that it starts, and the files that all of
 these read.
 
-Files are nodes, and a fixture of a conftest.py is one of its own: a test has the imports of the fixtures that it asks for. The distance of
-a test from a file is the number of edges between, without those of helpers, which are a part of the tests. An edge is
+Each file is a node. So is each fixture of a conftest.py, because a test has the imports only of the fixtures that it asks for. The distance
+of a test from a file is the number of edges between them; edges from helpers do not count, because helpers are a part of the tests. An edge
+is
 
 - an import, wherever it stands; an import for the type checker alone does not count
-- a literal that names a module of ours, as the registry's do, or `-m` and the word behind it
+- a literal that names a module of ours, as the registry's do, or `-m` and the word after it
 - the imports of a program that is the text of a literal
 - a literal that names a file, as `ROOT / "docs" / "models.md"` does
 - a row of READ, for edges that no literal names

@@ -167,7 +167,7 @@ class Suite:
         return self._temporary[-1]
 
     def tidy(self) -> None:
-        """Remove the files of the tests."""
+        """Remove the temporary folders of the parts."""
         for folder in self._temporary:
             shutil.rmtree(folder, ignore_errors=True)
 

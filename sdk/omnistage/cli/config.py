@@ -40,7 +40,7 @@ class Configured(Command):
                 option.show_envvar = False
                 option.allow_from_autoenv = option.name not in OF_THE_CALL
             if option.name in PATHS:
-                option.split_envvar_value = _split  # Click has no other place for it.
+                option.split_envvar_value = _split  # Click itself would split paths at spaces.
         return params
 
 

@@ -74,8 +74,8 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
 
 
 def _new_log_folder() -> Path:
-    """Make a folder for this start, and return it. Older folders beside it are removed, except the newest ones, and those of stacks that
-    serve."""
+    """Make a folder for this start, and return it. Older folders beside it are removed, except the newest ones, and the folders of stacks
+    that serve."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}
     old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -45,8 +45,8 @@ NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 @dataclass(frozen=True, slots=True)
 class DrawingOrder:
     """A drawing as it was typed. prompt: - is standard input, until `checked` reads it. images: files; after `checked` their bytes.
-    preview_dir: the folder of previews; None: that of the picture. sized: width and height were typed by --size. is_unnamed: no file was
-    typed, and `out` gets a name from `named`."""
+    preview_dir: the folder of previews; None: the folder of the picture. sized: width and height were typed by --size. is_unnamed: no file
+    was typed, and `out` gets a name from `named`."""
 
     prompt: str
     out: Path

@@ -14,8 +14,8 @@ from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture,
 async def follow(
     events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
 ) -> tuple[Spoken, Done]:
-    """Show an answer while it comes; returns the answer and its account. keep_sound: keep the chunks of sound in the answer. ears: called
-    with each chunk; they must not wait. Raises ProtocolError if the account does not come."""
+    """Show an answer while it comes; returns the answer and its last event, `Done`. keep_sound: keep the chunks of sound in the answer.
+    ears: called with each chunk; they must not wait. Raises ProtocolError if `Done` does not come."""
     spoken = Spoken()
     async with aclosing(events):
         with screen:

@@ -187,13 +187,13 @@ def reachable_address(address: str) -> str:
 
 
 def apart(address: str, others: Collection[str]) -> str:
-    """The address, with the next port that none of the others has; unchanged if its own port is such a one."""
+    """HOST:PORT with the first port, from that of the address on, that none of the others has."""
     host, _, port = address.rpartition(":")
     return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
 
 
 def room(address: str, others: Collection[str], most: int) -> int:
-    """The number of ports, from that of the address on, up to the first one that another address has; at most `most`."""
+    """How many ports, counted from the address's own, come before the first one that another address has; at most `most`."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, most) if first + count in _ports(others)), most)
 

@@ -79,8 +79,8 @@ def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
 
 
 def _shown(typed: str) -> MentionedFile | None:
-    """The file that was typed, if it is a picture, a sound or a film by its content; a container's name tells whether it is a sound or a
-    film."""
+    """The file that was typed, if its content is a picture, a sound or a film; if the content may be of several kinds, the file's name
+    decides."""
     try:
         path = _path(typed)
         if not S_ISREG(path.stat().st_mode):

@@ -1,5 +1,5 @@
-"""A file that appears only when it is whole. Before anything is asked, it is tried whether it can be written; then it is written beside its
-place, and renamed.
+"""A file that appears only when it is whole. Before anything is asked, a trial shows whether it can be written; later it is written beside
+its place, and renamed.
 
 A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the new contents are copied into it.
 """

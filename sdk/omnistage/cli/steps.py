@@ -14,8 +14,8 @@ from omnistage.client.events import Done, Event, Progress
 
 
 async def follow(events: AsyncGenerator[Event, None], screen: DrawingScreen, take: Callable[[Event], None]) -> tuple[int, Done]:
-    """Show the progress; returns how many steps were done, and the account. take: called with every other event. Raises ProtocolError if
-    the account does not come."""
+    """Show the progress; returns how many steps were done, and the last event, `Done`. take: called with every other event. Raises
+    ProtocolError if `Done` does not come."""
     steps = 0
     async with aclosing(events):
         with screen:

@@ -93,7 +93,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list of prompts, from the beginning again after its last. source: what they are, for people."""
+    """A list of prompts. Requests use them in turn, and begin again after the last. source: describes them, for people."""
 
     prompts: Sequence[BenchPrompt]
     source: str
