@@ -62,8 +62,8 @@ SERIAL = SuitePart("serial", "serial")
 
 CRASHED = "???"
 """The phase that xdist names for a test whose process ended."""
-LIMIT_S = 4800
-"""A part that runs longer is taken to hang: working parts end earlier, and so does CI."""
+LIMIT_S = 4200
+"""Seconds for a part. A part that takes longer hangs; it is ended before CI ends the whole run, so that the run tells what it knows."""
 SHOWN = 300
 """Most characters of a message that are shown."""
 
