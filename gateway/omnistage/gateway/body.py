@@ -79,6 +79,29 @@ Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
+class ConversationBody(StrictBody):
+    """Fields of chat and of responses."""
+
+    model: str
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    parallel_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
+
+    moderation: Refused = None
+    tools: Refused = None
+    tool_choice: ToolChoice = None
+
+
 def refuse(asked: Body, *names: str) -> None:
     """Raises ApiError if one of these fields has a value: each would change the answer."""
     for name in names:

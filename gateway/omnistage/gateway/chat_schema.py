@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, Voice, refuse, seed_of
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, ToolChoice, Voice, refuse, seed_of
 from omnistage.gateway.failure import invalid
 
 MAX_CHOICES = 8
@@ -58,10 +58,8 @@ class ResponseFormat(StrictBody):
         return (self.json_schema.schema_ if self.json_schema else None) or {"type": "object"}
 
 
-class ChatRequest(StrictBody):
-    model: str
+class ChatRequest(ConversationBody):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
     audio: SpeechOptions | None = None
@@ -69,14 +67,11 @@ class ChatRequest(StrictBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Seed | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     # Our own options; docs/client.md explains them.
     top_k: int | None = None
@@ -92,25 +87,13 @@ class ChatRequest(StrictBody):
     background: str | None = None
 
     metadata: Ignored = None
-    parallel_tool_calls: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
     reasoning_effort: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
-    store: Ignored = None
-    user: Ignored = None
     verbosity: Ignored = None
 
     functions: Refused = None
     logit_bias: Refused = None
-    moderation: Refused = None
     prediction: Refused = None
-    tools: Refused = None
     web_search_options: Refused = None
-
-    tool_choice: ToolChoice = None
     function_call: ToolChoice = None
 
     def check(self) -> None:

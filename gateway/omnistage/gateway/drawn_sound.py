@@ -14,12 +14,12 @@ from starlette.responses import Response
 from omnistage.client.events import Done, Event, Failover, Progress
 from omnistage.gateway import additions
 from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
-from omnistage.gateway.body import Body, Seed
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
+from omnistage.gateway.offer import SOUND
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_schema import PipelineOptions
+from omnistage.gateway.pictures_schema import DrawnBody
 from omnistage.gateway.sound import MEDIA_TYPES, check_format, encode_sound, file_of
 
 MOST_SECONDS = 3600
@@ -29,18 +29,13 @@ FIELDS = fields_of("prompt", {})
 """The field of this interface, by the name that the client library and the stages use."""
 
 
-class SoundRequest(Body):
+class SoundRequest(DrawnBody):
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
     seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
     begin_s: Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "wav"
     stream_format: Literal["audio", "sse"] = "audio"
-    steps: int | None = None
-    seed: Seed | None = None
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
-    options: PipelineOptions | None = None
 
 
 def routes(door: Door) -> APIRouter:
@@ -53,14 +48,10 @@ def routes(door: Door) -> APIRouter:
         check_format(asked.response_format, 0, FORMAT)
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.sound_model(asked.model)),
+            pipeline=await unless_gone(request, door.offer.model_that_can(SOUND, asked.model)),
             seconds=asked.seconds,
             begin_s=asked.begin_s or None,
-            steps=asked.steps,
-            seed=asked.seed,
-            negative_prompt=asked.negative_prompt,
-            guidance_scale=asked.guidance_scale,
-            options=asked.options,
+            **asked.drawn,
         )
         with in_words_of(FIELDS):
             outputs = ["audio", "progress"] if asked.stream_format == "sse" else ["audio"]

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from omnistage.client.film_file import MEDIA_TYPES
 from omnistage.host.errors import StartError
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
@@ -26,8 +27,8 @@ DATABASE, LOCK = "jobs.sqlite3", ".lock"
 BUSY_S = 5.0
 """Seconds to wait while another program holds the database."""
 
-ENDS = {"video/webm": "webm", "video/mp4": "mp4"}
-"""The suffix of a film's file, by its media type."""
+ENDS = {media_type: ending.removeprefix(".") for ending, media_type in MEDIA_TYPES.items()}
+"""The suffix of a file, by its media type."""
 GROWING, BEGINNING = "part", "picture"
 """Suffixes of a job's other files: the growing film, and the picture that it begins with."""
 

@@ -19,11 +19,12 @@ from omnistage.gateway.answering import begin_pieces, stream_response, unless_go
 from omnistage.gateway.body import MOST_SEED
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
-from omnistage.gateway.film_growing import ask_for_film as film_asked
+from omnistage.gateway.film_growing import ask_for_film
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
-from omnistage.gateway.film_store import FilmJob
+from omnistage.gateway.film_store import ENDS, FilmJob
 from omnistage.gateway.films_schema import MEDIA_TYPES, FilmRequest, FilmRequestJson, film_bodies
 from omnistage.gateway.form import form_of, is_form, validate_body
+from omnistage.gateway.offer import FILM
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_body import fetch_pictures, url_of
 from omnistage.gateway.pictures_schema import sides_of
@@ -39,8 +40,7 @@ RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 AUTO = "auto"
 """Shown as size or length while the model chooses them; a whole film shows its own."""
 
-FILM: dict[int | str, dict[str, Any]] = {200: {"content": {"video/webm": {}, "video/mp4": {}}}}
-"""The answer in our document."""
+CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {} for media_type in ENDS}}}
 
 FILE_HEADERS = {
     "Cache-Control": "private, no-store",
@@ -89,7 +89,7 @@ def routes(door: Door) -> APIRouter:
         await jobs.delete(jobs.find(visitor_of(request).who, video_id))
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
-    @router.get("/{video_id}/content", response_class=Response, responses=FILM)
+    @router.get("/{video_id}/content", response_class=Response, responses=CONTENT)
     async def content(
         request: Request, video_id: str, stream: bool = False, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
     ) -> Response:
@@ -130,7 +130,9 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         raise invalid("seconds", "frames say how long it is; give one of them")
     picture = None if reference is None else await unless_gone(request, _picture(door, visitor, reference))
     width, height = sides_of(asked.size)
-    pipeline = await unless_gone(request, door.offer.film_model(asked.model))
+    if asked.seed is None:
+        asked.seed = secrets.randbelow(MOST_SEED + 1)
+    pipeline = await unless_gone(request, door.offer.model_that_can(FILM, asked.model))
     options = door.options(
         visitor,
         pipeline=pipeline,
@@ -139,19 +141,15 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         seconds=asked.seconds,
         frames=asked.frames,
         frames_per_second=asked.frames_per_second,
-        steps=asked.steps,
-        seed=secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed,
-        negative_prompt=asked.negative_prompt,
-        guidance_scale=asked.guidance_scale,
         guidance_scale_2=asked.guidance_scale_2,
         flow_shift=asked.flow_shift,
         media_type=asked.format and MEDIA_TYPES[asked.format],
-        options=asked.options,
+        **asked.drawn,
     )
     del options["timeout_s"]  # The time limit begins when the job does.
     with in_words_of(FIELDS):  # The router is not asked yet, but the client library already refuses wrong options.
         _check(options)
-        await film_asked(visitor.omni, asked.prompt, picture, options).aclose()
+        await ask_for_film(visitor.omni, asked.prompt, picture, options).aclose()
     seconds = asked.seconds
     if asked.frames and asked.frames_per_second:
         seconds = asked.frames / asked.frames_per_second

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from omnistage.gateway.body import Body, Ignored, Seed
-from omnistage.gateway.pictures_schema import FILE, SIZE, PictureReference, PipelineOptions, size_of
+from omnistage.gateway.body import Ignored
+from omnistage.gateway.pictures_schema import FILE, SIZE, DrawnBody, PictureReference, size_of
 
 MOST_SECONDS = 3600
 MOST_FRAMES = 1 << 16
@@ -17,7 +17,7 @@ MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4;
 """The media type that stages know a format by."""
 
 
-class FilmRequest(Body):
+class FilmRequest(DrawnBody):
     """Fields that both forms of the body have."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=32000)]
@@ -30,14 +30,9 @@ class FilmRequest(Body):
 
     frames: Annotated[int, Field(ge=1, le=MOST_FRAMES)] | None = None
     frames_per_second: Annotated[float, Field(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ, allow_inf_nan=False)] | None = None
-    steps: int | None = None
-    seed: Seed | None = None
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
     guidance_scale_2: float | None = None
     flow_shift: float | None = None
     format: Literal["webm", "mp4", "mp4-h264"] | None = None
-    options: PipelineOptions | None = None
 
 
 class FilmRequestJson(FilmRequest):

@@ -114,25 +114,9 @@ class Offer:
             raise self._unknown(model)
         return self._able(found, ANSWER).name
 
-    async def speech_model(self, model: str | None) -> str | None:
-        """The name of the pipeline that speaks for a model; None: the router chooses."""
-        return await self._one_that(model, SPEAK)
-
-    async def picture_model(self, model: str | None) -> str | None:
-        """The name of the pipeline that draws for a model; None: the router chooses."""
-        return await self._one_that(model, DRAW)
-
-    async def film_model(self, model: str | None) -> str | None:
-        """The name of the pipeline that makes films for a model; None: the router chooses."""
-        return await self._one_that(model, FILM)
-
-    async def sound_model(self, model: str | None) -> str | None:
-        """The name of the pipeline that makes sound of a description for a model; None: the router chooses."""
-        return await self._one_that(model, SOUND)
-
-    async def _one_that(self, model: str | None, ability: Ability) -> str | None:
-        """The name of the pipeline for a model; None: the router chooses. Raises ApiError if it lacks the ability, or no pipeline has
-        it."""
+    async def model_that_can(self, ability: Ability, model: str | None) -> str | None:
+        """The name of the pipeline that does this for a model; None: the router chooses. Raises ApiError: 404, or 400 if the pipeline lacks
+        the ability, or no pipeline has it."""
         found = None if model is None else await self._resolved(model)
         if found is not None:
             return self._able(found, ability).name

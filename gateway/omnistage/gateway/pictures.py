@@ -22,6 +22,7 @@ from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, ExpiringCache
+from omnistage.gateway.offer import DRAW
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, guides_of, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
@@ -116,21 +117,17 @@ async def _drawn(
     width, height = asked.sides
     options = door.options(
         visitor,
-        pipeline=await unless_gone(request, door.offer.picture_model(asked.model)),
+        pipeline=await unless_gone(request, door.offer.model_that_can(DRAW, asked.model)),
         outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
         width=width,
         height=height,
         results=asked.n,
         media_type=asked.output_format and f"image/{asked.output_format}",
         previews=(asked.partial_images or None) if asked.stream else None,
-        seed=asked.seed,
-        steps=asked.steps,
-        guidance_scale=asked.guidance_scale,
-        negative_prompt=asked.negative_prompt,
         layers=asked.layers,
         sigmas=asked.sigmas,
         strength=asked.strength,
-        options=asked.options,
+        **asked.drawn,
         **{GUIDES[name]: picture for name, picture in zip(guides, others, strict=True)},
     )
     fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS

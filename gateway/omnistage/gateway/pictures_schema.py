@@ -57,7 +57,22 @@ Sigmas = Annotated[list[float], BeforeValidator(_of_json), Field(min_length=1, m
 PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(_of_json), Field(max_length=MOST_OPTIONS)]
 
 
-class PictureRequest(Body):
+class DrawnBody(Body):
+    """Options of pictures, films and sound of a prompt that have the same names in the client library."""
+
+    steps: int | None = None
+    seed: Seed | None = None
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    options: PipelineOptions | None = None
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """These options by name; None: not given."""
+        return {name: getattr(self, name) for name in DrawnBody.model_fields}
+
+
+class PictureRequest(DrawnBody):
     """Fields that both bodies have."""
 
     prompt: Annotated[str, Field(min_length=1)]
@@ -79,15 +94,10 @@ class PictureRequest(Body):
     style: Ignored = None
     user: Ignored = None
 
-    seed: Seed | None = None
-    steps: int | None = None
-    guidance_scale: float | None = None
-    negative_prompt: str | None = None
     layers: int | None = None
     sigmas: Sigmas | None = None
     strength: float | None = None
     control_image: PictureReference | None = None
-    options: PipelineOptions | None = None
     include_events: bool | None = None
 
     @property

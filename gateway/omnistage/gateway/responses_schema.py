@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, few, refuse
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, few, refuse
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for logprobs; other values ask for things that no answer here has."""
@@ -49,8 +49,7 @@ class ResponseStreamOptions(StrictBody):
     include_obfuscation: Ignored = None
 
 
-class ResponsesRequest(StrictBody):
-    model: str
+class ResponsesRequest(ConversationBody):
     input: Annotated[
         list[dict[str, Any]],
         BeforeValidator(_asked, json_schema_input_type=str | list[dict[str, Any]]),
@@ -59,36 +58,21 @@ class ResponsesRequest(StrictBody):
     ]
     instructions: str | None = None
     text: Text | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[str], Field(max_length=MAX_INCLUDED)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_few)] | None = None
     seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
 
     max_tool_calls: Ignored = None
-    parallel_tool_calls: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
     reasoning: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
-    store: Ignored = None
     truncation: Ignored = None
-    user: Ignored = None
 
     background: Refused = None
     context_management: Refused = None
     conversation: Refused = None
-    moderation: Refused = None
     previous_response_id: Refused = None
     prompt: Refused = None
-    tool_choice: ToolChoice = None
-    tools: Refused = None
 
     def check(self) -> None:
         """Raises ApiError if the gateway cannot do what is asked."""

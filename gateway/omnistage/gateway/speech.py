@@ -18,6 +18,7 @@ from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
+from omnistage.gateway.offer import SPEAK
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, encode_sound, file_of
 from omnistage.gateway.usage import speech_usage
@@ -62,7 +63,7 @@ def routes(door: Door) -> APIRouter:
             rate_hz = RATE_HZ
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.speech_model(asked.model)),
+            pipeline=await unless_gone(request, door.offer.model_that_can(SPEAK, asked.model)),
             voice=await unless_gone(request, door.offer.voice(asked.voice)),
             speed=asked.speed,
             seed=asked.seed,
