@@ -9,10 +9,8 @@ import typer
 
 from omnistage.cli.attached import ATTACHED, Attached
 from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, Background, Json, MaxRetries, PipelineName, Seed, Timeout, Verbose
-from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
-    from omnistage.cli.speak import Question
     from omnistage.client.request import Options
 
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")]
@@ -111,7 +109,7 @@ def ask(
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
-    sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    sound = given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
     if text_only and sound:
         raise typer.BadParameter(
             "--voice, --speed, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out"
@@ -129,11 +127,11 @@ def ask(
     if top_p == 0:
         raise typer.BadParameter("--top-p is above 0; 1 is all tokens, --temperature 0 the likeliest alone")
     check_play(play, out, json)
-    from omnistage.cli.speak import Question
+    from omnistage.cli.orders import carry_out
+    from omnistage.cli.speak import Question, speak
 
-    said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
-    said |= _given(background=background)
-    options = cast("Options", {**_options(seed, timeout, max_retries, sound), **said})
+    options = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
+    options |= sound | given(background=background, seed=seed, timeout_s=timeout, max_retries=max_retries)
     if text_only:
         options["outputs"] = ["text"]
     elif captions is not None:
@@ -153,7 +151,7 @@ def ask(
         captions=captions,
         play=False if text_only else play,
     )
-    _speak(question, address, pipeline, api_key, verbose)
+    carry_out(question, speak, address, pipeline, api_key, verbose)
 
 
 def say(
@@ -179,14 +177,15 @@ def say(
 ) -> None:
     """Speak exactly this text."""
     check_play(play, out, json)
-    from omnistage.cli.speak import Question
+    from omnistage.cli.orders import carry_out
+    from omnistage.cli.speak import Question, speak
 
-    sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options = _options(seed, timeout, max_retries, sound)
+    options = given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    options |= given(seed=seed, timeout_s=timeout, max_retries=max_retries)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
-    _speak(question, address, pipeline, api_key, verbose)
+    carry_out(question, speak, address, pipeline, api_key, verbose)
 
 
 def _check_standard_input(*typed: str | None) -> None:
@@ -204,28 +203,6 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
             raise typer.BadParameter("--out - is for the program that reads it; leave --play out")
 
 
-def _given(**typed: object) -> Options:
-    """The options that were typed, which are not None, by their names in a call."""
+def given(**typed: object) -> Options:
+    """The options that were typed, by their names in a call."""
     return cast("Options", {name: value for name, value in typed.items() if value is not None})
-
-
-def _options(seed: int | None, timeout: float, max_retries: int | None, sound: Options) -> Options:
-    """The options that both commands send to a router."""
-    options = cast("Options", {"timeout_s": timeout, **sound})
-    if seed is not None:
-        options["seed"] = seed
-    if max_retries is not None:
-        options["max_retries"] = max_retries
-    return options
-
-
-def _speak(question: Question, address: str | None, pipeline: str, api_key: str | None, verbose: bool) -> None:
-    """Check the question, choose the router or the stack to ask, and ask it."""
-    from omnistage.cli.interruptible import Interruptible
-    from omnistage.cli.speak import speak
-    from omnistage.cli.targets import Need, target_for
-
-    with errors_reported(verbose):
-        complete = question.checked()
-        where = target_for(Need(complete.inputs, complete.outputs, "thinker"), address, pipeline, api_key, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: speak(work, complete, where, verbose))

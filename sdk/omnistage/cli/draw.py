@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
+from omnistage.cli.ask import given
 from omnistage.cli.options import Address, ApiKey, Background, DrawingSeed, Json, MaxRetries, PipelineName, Timeout, Verbose
-from omnistage.cli.report import errors_reported
-
-if TYPE_CHECKING:
-    from omnistage.cli.drawing import DrawingOrder
-    from omnistage.client.request import Options
 
 MAX_SIDE = 16384
 
@@ -102,25 +98,26 @@ def draw(
 
     Several pictures get -1, -2 ... behind the name of the file, layers -layer-0, -layer-1 ..., previews -preview- and their step.
     """
-    for option, given in (("--preview-dir", preview_dir), ("--preview-side", preview_side)):
-        if given is not None and not previews:
+    for option, value in (("--preview-dir", preview_dir), ("--preview-side", preview_side)):
+        if value is not None and not previews:
             raise typer.BadParameter(f"{option} is for previews; say how many with --previews")
     if background and not images:
         raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
     if (prompt, *(images or ()), mask, control).count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     width, height, sized = sides(size, width, height)
-    typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
-    typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
-    typed |= {"sigmas": numbers(sigmas), "strength": strength, "mask_image": mask, "control_image": control}
-    typed |= {"options": own_options(own or ()), "seed": seed, "results": count, "layers": layers}
-    typed |= {"timeout_s": timeout, "max_retries": max_retries}
-    options = cast("Options", {name: value for name, value in typed.items() if value is not None})
+    options = given(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
+    options |= given(step_cache=step_cache, previews=previews, preview_side=preview_side, sigmas=numbers(sigmas), strength=strength)
+    options |= given(mask_image=mask, control_image=control, options=own_options(own or ()), seed=seed, results=count, layers=layers)
+    options |= given(timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
-    from omnistage.cli.drawing import DrawingOrder
+    from omnistage.cli.drawing import MEDIA_TYPES, DrawingOrder, draw_order
+    from omnistage.cli.orders import carry_out
 
-    order = DrawingOrder(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=sized, is_unnamed=out is None)
-    _draw(order, address, pipeline, api_key, devices, verbose)
+    path = out or Path("picture.png")
+    options |= given(media_type=MEDIA_TYPES.get(path.suffix.lower()))
+    order = DrawingOrder(prompt, path, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None, preview_dir=preview_dir)
+    carry_out(order, draw_order, address, pipeline, api_key, verbose, devices)
 
 
 def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
@@ -162,18 +159,3 @@ def sides(size: str | None, width: int | None, height: int | None) -> tuple[int 
     if not 1 <= width <= MAX_SIDE or not 1 <= height <= MAX_SIDE:
         raise typer.BadParameter(f"--size {size}: give width and height in pixels, such as 512x512, each at most {MAX_SIDE}")
     return width, height, True
-
-
-def _draw(order: DrawingOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
-    """Check the order, choose the router or the stack to ask, and draw."""
-    from omnistage.cli.drawing import draw_order
-    from omnistage.cli.interruptible import Interruptible
-    from omnistage.cli.targets import Need, target_for
-    from omnistage.client.options import GUIDES
-
-    with errors_reported(verbose):
-        complete = order.checked()
-        shows = complete.images or any(name in complete.options for name in GUIDES)
-        need = Need(["text", *(["image"] if shows else [])], ["image"], "diffusion")
-        where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: draw_order(work, complete, where, verbose))

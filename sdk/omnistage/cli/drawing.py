@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from omnistage.cli.connect import connect_client
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
+from omnistage.cli.orders import TypedOrder
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
 from omnistage.cli.picture_name import new_name
 from omnistage.cli.standard_input import STDIN, medium
 from omnistage.cli.steps import follow, report
+from omnistage.cli.targets import Need
 from omnistage.cli.where import Where
 from omnistage.cli.wording import SHELL, TYPED
 from omnistage.cli.words import words
@@ -41,58 +44,90 @@ SIZE = ("diffusion.width", "diffusion.height")
 
 NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
+F = TypeVar("F", bound=OutputFile)
+
 
 @dataclass(frozen=True, slots=True)
-class DrawingOrder:
-    """A drawing as it was typed. prompt: - is standard input, until `checked` reads it. images: files; after `checked` their bytes.
-    preview_dir: the folder of previews; None: the folder of the picture. sized: width and height were typed by --size. is_unnamed: no file
-    was typed, and `out` gets a name from `named`."""
+class PictureOrder(TypedOrder):
+    """A drawing or a film. prompt: until checked, - is standard input. images: files, and when checked, their bytes. sized: width and
+    height were typed as one. is_unnamed: no file was typed; `out` is only an ending until `named` names the file. output: the port of what
+    is made."""
 
     prompt: str
     out: Path
     images: Sequence[str | bytes]
     options: Options
-    preview_dir: Path | None = None
     as_json: bool = False
     sized: bool = False
     is_unnamed: bool = False
 
-    def checked(self) -> DrawingOrder:
-        """The order with its words and pictures read, standard input included. Raises RequestError for an impossible order, before anything
-        is fetched, started or asked."""
+    output: ClassVar[str]
+
+    @property
+    def need(self) -> Need:
+        shows = self.images or any(name in self.options for name in GUIDES)
+        return Need(["text", *(["image"] if shows else [])], [self.output], "diffusion")
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders in which its name must be new."""
+        return [Path()]
+
+    def checked(self) -> Self:
         check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
-            named = known.named(tried)
-            named.open_files(tried)
-        if self.preview_dir is not None and not self.preview_dir.is_dir():
-            raise RequestError(
-                f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
-            )
-        images, options = read_pictures(self.images, {**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
-        prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
-        whole = replace(named, prompt=prompt, images=images, options=options)
-        for_drawing(whole.prompt, images, options).complete()
-        return whole
+            known.named(tried).open_files(tried)
+        images, options = read_pictures(self.images, self.options)
+        prompt = known.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
+        for_drawing(prompt, images, options).complete()
+        return replace(known, prompt=prompt, images=images, options=options)
 
-    def named(self, files: ExitStack) -> DrawingOrder:
-        """The order with a file named after its prompt, if no file was typed; no other call of omnistage takes that name until `files`
-        ends. Raises RequestError."""
+    def named(self, files: ExitStack) -> Self:
+        """The order with a file named after its prompt if no file was typed; no other call gets that name until `files` ends. Raises
+        RequestError."""
         if not self.is_unnamed:
             return self
-        folders = [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
-        return replace(self, out=files.enter_context(new_name(self.prompt, next(iter(KINDS)), folders)))
+        return replace(self, out=files.enter_context(new_name(self.prompt, self.out.suffix, self.folders)))
 
-    def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
-        """Open the files of all expected pictures until `files` ends; returns them by path. Raises RequestError."""
-        layers, count = self.options.get("layers", 0), self.options.get("results", 1)
-        paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
+    @abstractmethod
+    def open_files(self, files: ExitStack) -> object:
+        """Open the expected files of a named order. Raises RequestError."""
+
+    def open_file(self, kind: type[F], path: Path, kinds: Mapping[str, str], files: ExitStack) -> F:
+        """Open one file. Raises RequestError."""
         try:
-            return {path: files.enter_context(OutputFile(path, "--out", KINDS)) for path in paths}
+            file = kind(path, "--out", kinds)
         except RequestError as error:
             if self.is_unnamed:
                 error.hint = f"Say where it goes: --out FOLDER/{self.out}"
             raise
+        files.enter_context(file)
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingOrder(PictureOrder):
+    """A drawing. preview_dir: the folder of previews; None: beside the picture."""
+
+    preview_dir: Path | None = None
+
+    output = "image"
+
+    @property
+    def folders(self) -> list[Path]:
+        return [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
+
+    def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
+        """The opened files by path."""
+        layers, count = self.options.get("layers", 0), self.options.get("results", 1)
+        paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
+        opened = {path: self.open_file(OutputFile, path, KINDS, files) for path in paths}
+        if self.preview_dir is not None and not self.preview_dir.is_dir():
+            raise RequestError(
+                f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
+            )
+        return opened
 
     def path(self, result: int, layer: int, results: int, layers: int) -> Path:
         """The path of one picture. result, layer: its numbers, from 0. results, layers: how many there are of each; layers 0: the model

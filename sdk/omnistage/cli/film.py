@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Literal
 
 import typer
 
+from omnistage.cli.ask import given
 from omnistage.cli.draw import (
     Control,
     Device,
@@ -15,6 +15,7 @@ from omnistage.cli.draw import (
     Mask,
     Negative,
     Own,
+    Prompt,
     Side,
     Sigmas,
     Size,
@@ -28,25 +29,12 @@ from omnistage.cli.draw import (
 from omnistage.cli.options import Address, ApiKey, Background, Json, MaxRetries, PipelineName, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
-if TYPE_CHECKING:
-    from omnistage.cli.filming import FilmOrder
-    from omnistage.client.request import Options
-
-
-class Codec(StrEnum):
-    """A codec that can be typed."""
-
-    VP9 = "vp9"
-    AV1 = "av1"
-    H264 = "h264"
-
-
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to show; - reads it from standard input.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="F", help="The film's file: .webm or .mp4; default: a new .webm named by the prompt.")
 ]
-Coded = Annotated[
-    Codec | None, typer.Option("--codec", metavar="NAME", help="vp9 of .webm; av1 of .mp4, or h264, which more players know.")
+Codec = Annotated[
+    Literal["vp9", "av1", "h264"] | None,
+    typer.Option("--codec", metavar="NAME", help="vp9 of .webm; av1 of .mp4, or h264, which more players know."),
 ]
 Images = Annotated[
     list[str] | None,
@@ -67,7 +55,7 @@ Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, metava
 def film(
     prompt: Prompt,
     out: Out = None,
-    codec: Coded = None,
+    codec: Codec = None,
     images: Images = None,
     background: Background = None,
     frames: Frames = None,
@@ -105,29 +93,15 @@ def film(
     if (prompt, *(images or ()), mask, control).count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     width, height, sized = sides(size, width, height)
-    typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
-    typed |= {"frames": frames, "seconds": seconds, "frames_per_second": rate, "guidance_scale_2": guidance_2, "flow_shift": flow_shift}
-    typed |= {"background": background, "step_cache": step_cache, "sigmas": numbers(sigmas), "options": own_options(own or ())}
-    typed |= {"mask_image": mask, "control_image": control, "seed": seed, "timeout_s": timeout, "max_retries": max_retries}
-    options = cast("Options", {name: value for name, value in typed.items() if value is not None})
+    options = given(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
+    options |= given(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
+    options |= given(step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(own or ()), mask_image=mask, control_image=control)
+    options |= given(seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
-    from omnistage.cli.filming import FilmOrder, out_of
+    from omnistage.cli.filming import FilmOrder, make_film, out_of
+    from omnistage.cli.orders import carry_out
 
     with errors_reported(verbose):
-        path, media_type = out_of(out, codec)
-        order = FilmOrder(prompt, path, media_type, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
-        _film(order, address, pipeline, api_key, devices, verbose)
-
-
-def _film(order: FilmOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
-    """Check the order, choose the router or the stack to ask, and make the film."""
-    from omnistage.cli.filming import make_film
-    from omnistage.cli.interruptible import Interruptible
-    from omnistage.cli.targets import Need, target_for
-    from omnistage.client.options import GUIDES
-
-    complete = order.checked()
-    shows = complete.images or any(name in complete.options for name in GUIDES)
-    need = Need(["text", *(["image"] if shows else [])], ["video"], "diffusion")
-    where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
-    Interruptible().run(lambda work: make_film(work, complete, where, verbose))
+        path, options["media_type"] = out_of(out, codec)
+    order = FilmOrder(prompt, path, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
+    carry_out(order, make_film, address, pipeline, api_key, verbose, devices)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.cli.connect import connect_client
-from omnistage.cli.drawing import EXAMPLE, check_numbers, read_pictures, refusals
+from omnistage.cli.drawing import PictureOrder, refusals
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.figures import tell
 from omnistage.cli.film_size import size_of
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.output import GrowingFile
-from omnistage.cli.picture_name import new_name
 from omnistage.cli.steps import follow, report
 from omnistage.cli.where import Where
-from omnistage.cli.words import words
 from omnistage.client.errors import RequestError
 from omnistage.client.events import Event, VideoDelta
 from omnistage.client.film_file import KINDS
-from omnistage.client.request import Options, for_drawing, time_limit_s
+from omnistage.client.request import time_limit_s
 
 CODECS = {"vp9": (".webm", "video/webm"), "av1": (".mp4", "video/mp4"), "h264": (".mp4", 'video/mp4; codecs="avc1"')}
 """The codecs by the names that can be typed: the ending of the file, and the media type to ask for."""
@@ -32,42 +29,14 @@ USUAL = {".webm": "vp9", ".mp4": "av1"}
 
 
 @dataclass(frozen=True, slots=True)
-class FilmOrder:
-    """A film as it was typed. prompt: - is standard input, until `checked` reads it. media_type: to ask for. images: files; after `checked`
-    their bytes. sized: width and height were typed by --size. is_unnamed: no file was typed; `out` has only the right ending, and `opened`
-    names the file."""
+class FilmOrder(PictureOrder):
+    """A film."""
 
-    prompt: str
-    out: Path
-    media_type: str
-    images: Sequence[str | bytes]
-    options: Options
-    as_json: bool = False
-    sized: bool = False
-    is_unnamed: bool = False
+    output = "video"
 
-    def checked(self) -> FilmOrder:
-        """The order with its words and pictures read, standard input included. Raises RequestError for an impossible order, before anything
-        is fetched, started or asked."""
-        check_numbers(self.options)
-        known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
-        with ExitStack() as tried:
-            known.opened(tried)
-        images, options = read_pictures(self.images, {**self.options, "media_type": self.media_type})
-        whole = replace(known, prompt=words(known.prompt, EXAMPLE), images=images, options=options)
-        for_drawing(whole.prompt, images, options).complete()
-        return whole
-
-    def opened(self, files: ExitStack) -> GrowingFile:
-        """The opened file of the film, until `files` ends. If none was typed, it is named after the prompt, and no other call of omnistage
-        takes that name meanwhile. Raises RequestError."""
-        out = files.enter_context(new_name(self.prompt, self.out.suffix, [Path()])) if self.is_unnamed else self.out
-        try:
-            return files.enter_context(GrowingFile(out, "--out", KINDS))
-        except RequestError as error:
-            if self.is_unnamed:
-                error.hint = f"Say where it goes: --out FOLDER/{out}"
-            raise
+    def open_files(self, files: ExitStack) -> GrowingFile:
+        """The one opened file."""
+        return self.open_file(GrowingFile, self.out, KINDS, files)
 
 
 @dataclass(slots=True)
@@ -98,8 +67,8 @@ async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
-        # Opened before anything is started or asked: a film that cannot be kept would be lost.
-        file, made = order.opened(files), FilmSoFar()
+        # Before anything is started or asked: a film that cannot be kept is lost.
+        file, made = order.named(files).open_files(files), FilmSoFar()
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
             done = None

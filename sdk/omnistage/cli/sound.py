@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from omnistage.cli.ask import Play, check_play
+from omnistage.cli.ask import Play, check_play, given
 from omnistage.cli.draw import Device, Guidance, Own, Steps, devices_of, own_options
 from omnistage.cli.options import Address, ApiKey, Json, MaxRetries, PipelineName, Timeout, Verbose
-from omnistage.cli.report import errors_reported
 
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What is to be heard; - reads it from standard input.")]
 Out = Annotated[
@@ -55,18 +54,10 @@ def sound(
     It takes a checkpoint that makes sound, such as Stable Audio Open: --pipeline.
     """
     check_play(play, out, json)
-    typed: dict[str, object] = {"seconds": seconds, "begin_s": begin, "steps": steps, "guidance_scale": guidance}
-    typed |= {"negative_prompt": negative, "options": own_options(own or ()), "seed": seed}
-    typed |= {"timeout_s": timeout, "max_retries": max_retries}
-    options = {name: value for name, value in typed.items() if value is not None}
+    options = given(seconds=seconds, begin_s=begin, steps=steps, guidance_scale=guidance, negative_prompt=negative)
+    options |= given(options=own_options(own or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
-    from omnistage.cli.interruptible import Interruptible
+    from omnistage.cli.orders import carry_out
     from omnistage.cli.sounding import SoundOrder, make_sound
-    from omnistage.cli.targets import Need, target_for
-    from omnistage.client.request import Options
 
-    with errors_reported(verbose):
-        order = SoundOrder(prompt, out, cast("Options", options), json, play).checked()
-        need = Need(["text"], ["audio"], "diffusion")
-        where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=json)
-        Interruptible().run(lambda work: make_sound(work, order, where, verbose))
+    carry_out(SoundOrder(prompt, out, options, json, play), make_sound, address, pipeline, api_key, verbose, devices)

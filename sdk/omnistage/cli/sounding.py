@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,12 @@ from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.listening import listening
+from omnistage.cli.orders import HeardOrder
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_name import new_name
 from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.steps import follow, report
+from omnistage.cli.targets import Need
 from omnistage.cli.where import Where
 from omnistage.cli.words import words
 from omnistage.client.encoder import FORMATS, Samples, format_of
@@ -33,10 +34,9 @@ EXAMPLE = "rain on a tin roof"
 
 
 @dataclass(frozen=True, slots=True)
-class SoundOrder:
-    """A sound as it was typed. prompt: - is standard input, until `checked` reads it. out: a file, or - for standard output; None: the
-    sound is played, or if nothing plays it, written to a file named after the prompt. play: whether to play it while it comes; None: if a
-    person is there to hear it."""
+class SoundOrder(HeardOrder):
+    """A sound of a prompt. prompt: until checked, - is standard input. out: None: the sound is heard, or written to a file named after the
+    prompt."""
 
     prompt: str
     out: Path | None
@@ -45,21 +45,13 @@ class SoundOrder:
     play: bool | None = None
 
     @property
-    def is_piped(self) -> bool:
-        """Whether standard output is for the sound."""
-        return self.out is not None and str(self.out) == "-"
-
-    @property
-    def is_to_be_heard(self) -> bool:
-        """Whether to play the sound while it comes."""
-        return self.play if self.play is not None else self.out is None and not self.as_json and sys.stderr.isatty()
+    def need(self) -> Need:
+        return Need(["text"], ["audio"], "diffusion")
 
     def checked(self) -> SoundOrder:
-        """The order with its words read, standard input included. Raises RequestError for an impossible order, before anything is fetched,
-        started or asked."""
         check_numbers(self.options)
         whole = replace(self, prompt=words(self.prompt, EXAMPLE))
-        if self.out is not None and not self.is_piped:
+        if self.out is not None and not self.is_sound_piped:
             with ExitStack() as tried:
                 open_sound_file(self.out, tried)
             format_of(self.out).check()
@@ -94,8 +86,8 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
         # Opened before anything is started or asked: a sound that cannot be kept would be lost.
         hearing = await listening(order.is_to_be_heard)
         files.callback(hearing.stop)
-        pipe = SoundPipe() if order.is_piped else None
-        path = None if order.is_piped else order.out
+        pipe = SoundPipe() if order.is_sound_piped else None
+        path = None if order.is_sound_piped else order.out
         if path is None and pipe is None and hearing.is_silent and not order.as_json:
             path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
         file = None if path is None else open_sound_file(path, files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,10 +18,12 @@ from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.listening import Listening, listening
+from omnistage.cli.orders import HeardOrder
 from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Keeping, Spoken, screen_for
 from omnistage.cli.sound_pipe import SoundPipe
+from omnistage.cli.targets import Need
 from omnistage.cli.timeline import draw
 from omnistage.cli.where import Where
 from omnistage.cli.wording import SHELL
@@ -54,11 +55,10 @@ OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sou
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question as it was typed. text: - is standard input, until `checked` reads it. verbatim: speak the text instead of answering it.
-    out, timeline, captions: files to write; out may be -, standard output. system: the instructions before the conversation. attached:
-    media that stand before the text. parts: these media when `checked` has read them. schema: the file of a JSON schema, until `checked`
-    reads it. play: whether to play the answer while it comes; None: if a person is there to hear it."""
+class Question(HeardOrder):
+    """A question. text: until checked, - is standard input. verbatim: speak it instead of answering. timeline, captions: files to write.
+    system: the instructions before the conversation. attached: goes before the text. parts: of these, when they are read. schema: a file to
+    read, until checked."""
 
     text: str
     verbatim: bool
@@ -74,26 +74,9 @@ class Question:
     play: bool | None = None
 
     @property
-    def is_sound_piped(self) -> bool:
-        """Whether standard output is for the sound."""
-        return self.out is not None and str(self.out) == "-"
-
-    @property
-    def is_to_be_heard(self) -> bool:
-        """Whether to play the answer while it comes."""
-        if self.play is not None:
-            return self.play
-        return self.out is None and not self.as_json and sys.stderr.isatty() and "audio" in self.options.get("outputs", ("audio",))
-
-    @property
-    def inputs(self) -> list[str]:
-        """Inputs that a pipeline must take."""
-        return ["text", *dict.fromkeys(one.kind for one in self.attached)]
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Outputs that a pipeline must give."""
-        return self.options.get("outputs", ["audio"] if self.verbatim else ())
+    def need(self) -> Need:
+        inputs = ["text", *dict.fromkeys(one.kind for one in self.attached)]
+        return Need(inputs, self.options.get("outputs", ["audio"] if self.verbatim else ()), "thinker")
 
     @property
     def conversation(self) -> Conversation:
@@ -103,10 +86,6 @@ class Question:
         return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
     def checked(self) -> Question:
-        """The question with its words, media and schema read, standard input included.
-
-        Raises RequestError for an impossible question, before anything is fetched, started or asked.
-        """
         check_numbers(self.options, example=0.5)
         with ExitStack() as tried:
             _open_files(self, tried)

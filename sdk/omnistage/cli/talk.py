@@ -187,25 +187,16 @@ def _checked(content: Any) -> str | list[dict[str, str]]:
     return parts
 
 
-def _speed(text: str) -> float:
-    value = float(text)
-    if not 0.5 <= value <= 2.0:
-        raise ValueError
-    return value
+def _between(kind: type[float], least: float, most: float) -> Callable[[str], float]:
+    """Reads a number in these bounds. kind: int: a whole number. The reader raises ValueError for any other text."""
 
+    def read(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
 
-def _seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**64:
-        raise ValueError
-    return value
-
-
-def _tokens(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 32768:
-        raise ValueError
-    return value
+    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +211,9 @@ class Setting:
 
 SETTINGS: Mapping[str, Setting] = {
     "/voice": Setting("voice", str, "NAME, who speaks"),
-    "/speed": Setting("speed", _speed, "X, 0.5 to 2, how fast"),
-    "/seed": Setting("seed", _seed, "N, the same answer again"),
-    "/max-tokens": Setting("max_tokens", _tokens, "N, longest answer"),
+    "/speed": Setting("speed", _between(float, 0.5, 2.0), "X, 0.5 to 2, how fast"),
+    "/seed": Setting("seed", _between(int, 0, 2**64 - 1), "N, the same answer again"),
+    "/max-tokens": Setting("max_tokens", _between(int, 1, 32768), "N, longest answer"),
     "/system": Setting("system", str, "TEXT, what the model is told first"),
 }
 """The settings by their commands. With `off` after it, a command restores the default; alone, it shows the value."""

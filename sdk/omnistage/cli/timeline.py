@@ -92,7 +92,7 @@ def draw(path: Path, done: Done, text: str) -> None:
         y = len(done.usage.stages)
         _draw_playback(axes, y, played)
         if heard_s > shown_s:
-            _at_right_edge(axes, y, 0, f"plays on until {heard_s:.1f} s  →", INK)
+            _annotate(axes, (1, y), 0, f"plays on until {heard_s:.1f} s  →", INK)
     if levels:
         _draw_buffer(axes, len(rows) - 1, levels, done, top_s, shown_s)
     _draw_pauses(axes, done.failovers, len(rows))
@@ -181,7 +181,7 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
             axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=LOST, linewidth=0)
     silence_s = sum(chunk.gap_s for chunk in played)
     if silence_s > 0:
-        _at_right_edge(axes, y, -17, f"{silence_s:.2f} s of silence while waiting for sound", LOST)
+        _annotate(axes, (1, y), -17, f"{silence_s:.2f} s of silence while waiting for sound", LOST)
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
@@ -232,17 +232,17 @@ def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
         axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOST, alpha=0.14, linewidth=0, zorder=0)
 
 
-def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) -> None:
-    """Write a text that ends at the right edge of row y. lift: points above the middle of the row."""
+def _annotate(axes: Axes, at: tuple[float, float], lift: float, text: str, colour: str, size: float = 9) -> None:
+    """Write words that end at the left edge of a row, at (0, y), or at the right edge, at (1, y). lift: points above the row's middle."""
     axes.annotate(
         text,
-        (1, y),
+        at,
         xycoords=("axes fraction", "data"),
         xytext=(-6, lift),
         textcoords="offset points",
         ha="right",
         va="center",
-        fontsize=9,
+        fontsize=size,
         color=colour,
     )
 
@@ -282,17 +282,7 @@ def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
     axes.set_yticks([])
     for y, row in enumerate(rows):
         for text, size, colour, lift in ((row.name, 10, INK, 5.5), (row.note, 8, FAINT, -6.5)):
-            axes.annotate(
-                text,
-                (0, y),
-                xycoords=("axes fraction", "data"),
-                xytext=(-6, lift),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=size,
-                color=colour,
-            )
+            _annotate(axes, (0, y), lift, text, colour, size)
     axes.set_xlabel("seconds after the question", fontsize=8.5, color=FAINT, loc="left", labelpad=2)
     axes.tick_params(axis="x", labelsize=8.5, labelcolor=FAINT, color=GRID)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
