@@ -173,7 +173,8 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
         what = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
         raise BadRequestError.of(where, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {what}")
     if isinstance(source, str | PathLike):
-        _checked_path(source, where)
+        if not fspath(source):  # It would mean the folder that this process is in.
+            raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
         path = Path(source)
         data = _read_or_refuse(where, str(path), lambda: _read_path(path, where))
         return data, f"{path} ", mimetypes.guess_type(path.name)[0]
@@ -234,14 +235,8 @@ def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
     raise _too_large(where, name, "is more")
 
 
-def _checked_path(path: str | PathLike[str], where: str) -> None:
-    """Raises BadRequestError for an empty name, which would mean the folder that this process is in."""
-    if not fspath(path):
-        raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
-
-
-def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`. name: of the file, for the error. Raises BadRequestError if the system or the file itself refuses."""
+def _told(where: str, name: str, read: Callable[[], T]) -> T:
+    """Return the result of `read`. Raises BadRequestError if the system or the file itself refuses."""
     try:
         return read()
     except (OSError, ValueError) as error:

@@ -35,8 +35,7 @@ export function chatRequest({ id, inputs }, turns, { isSpoken, voice, speed, see
   const body = { model: id, messages, stream: true, stream_options: { include_usage: true, include_events: true } };
   if (isSpoken) Object.assign(body, { modalities: ["text", "audio"], audio: { voice: voice || DEFAULT_VOICE, format: "pcm16" } });
   if (isSpoken && speed !== 1) body.speed = speed;
-  if (seed !== null) body.seed = seed;
-  return { path: CHAT, body, unsent };
+  return { path: CHAT, body: filled(body, { seed }), unsent };
 }
 
 function question(text, pictures) {
@@ -45,32 +44,28 @@ function question(text, pictures) {
   return { role: "user", content: text ? [...parts, { type: "text", text }] : parts };
 }
 
+/** A body with the fields that the user has filled in. */
+function filled(body, fields) {
+  const chosen = Object.entries(fields).filter(([, value]) => value !== null && value !== "" && value !== "auto");
+  return { ...body, ...Object.fromEntries(chosen) };
+}
+
 /** The request of a drawing. files: pictures that it begins from. */
 export function drawRequest(model, prompt, files, { size, steps, seed }) {
-  const body = { model, prompt, stream: true, partial_images: PREVIEWS, include_events: true };
-  if (size && size !== "auto") body.size = size;
-  if (steps !== null) body.steps = steps;
-  if (seed !== null) body.seed = seed;
+  const body = filled({ model, prompt, stream: true, partial_images: PREVIEWS, include_events: true }, { size, steps, seed });
   return files.length ? { path: EDIT, body, files } : { path: DRAW, body };
 }
 
 /** The request of a film. files: a picture that it begins with. */
 export function filmRequest(model, prompt, files, { size, seconds, steps, seed }) {
-  const body = { model, prompt };
-  if (size && size !== "auto") body.size = size;
-  if (seconds !== null) body.seconds = seconds;
-  if (steps !== null) body.steps = steps;
-  if (seed !== null) body.seed = seed;
+  const body = filled({ model, prompt }, { size, seconds, steps, seed });
   return files.length ? { path: FILM, body, files: files.slice(0, 1) } : { path: FILM, body };
 }
 
 /** The request of the sound that a prompt describes. */
 export function soundRequest(model, prompt, { seconds, steps, seed }) {
   const body = { model, prompt, response_format: "wav", stream_format: "sse" };
-  if (seconds !== null) body.seconds = seconds;
-  if (steps !== null) body.steps = steps;
-  if (seed !== null) body.seed = seed;
-  return { path: SOUND, body };
+  return { path: SOUND, body: filled(body, { seconds, steps, seed }) };
 }
 
 /** The events of an answer. Raises Failure, AbortError. */

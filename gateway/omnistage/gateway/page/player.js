@@ -38,7 +38,7 @@ export class Player {
       if (context.state !== "closed") this.hasNoWorklet();
       return new ScheduledSink(context, report);
     });
-    return new LoadedSink(loaded);
+    return loadedSink(loaded);
   }
 
   /** Begin a new sound. prebufferS: seconds that it waits after its first samples, unless it is whole before. */
@@ -102,34 +102,16 @@ async function workletSink(context, report) {
   };
 }
 
-/** Passes all calls on to a sink in order, even those that came while it was still being loaded. */
-class LoadedSink {
-  constructor(loaded) {
-    this.sink = loaded;
-  }
-
-  tell(deed, value) {
-    this.sink = this.sink.then((sink) => {
+/** A sink that passes all calls on to another one in order, even those that came while that was still being loaded. */
+function loadedSink(loaded) {
+  let last = loaded;
+  const passOn = (deed) => (value) => {
+    last = last.then((sink) => {
       sink[deed](value);
       return sink;
     });
-  }
-
-  clear(turn) {
-    this.tell("clear", turn);
-  }
-
-  push(samples) {
-    this.tell("push", samples);
-  }
-
-  start() {
-    this.tell("start");
-  }
-
-  end() {
-    this.tell("end");
-  }
+  };
+  return { clear: passOn("clear"), push: passOn("push"), start: passOn("start"), end: passOn("end") };
 }
 
 class ScheduledSink {

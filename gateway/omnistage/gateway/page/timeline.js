@@ -50,25 +50,25 @@ export class Timeline {
     return at;
   }
 
+  /** Mark that output of this kind came. output: what is known of that kind. */
+  came(kind, output) {
+    output.last = this.mark(kind);
+    output.first ??= output.last;
+  }
+
   gotText(text) {
-    const at = this.mark("text");
-    this.text.first ??= at;
-    this.text.last = at;
+    this.came("text", this.text);
     this.text.pieces += 1;
     this.text.characters += text.length;
   }
 
   gotSound(durationS) {
-    const at = this.mark("sound");
-    this.sound.first ??= at;
-    this.sound.last = at;
+    this.came("sound", this.sound);
     this.sound.received += durationS;
   }
 
   gotPicture(isPreview) {
-    const at = this.mark("picture");
-    this.pictures.first ??= at;
-    this.pictures.last = at;
+    this.came("picture", this.pictures);
     this.pictures[isPreview ? "previews" : "whole"] += 1;
   }
 
@@ -76,8 +76,7 @@ export class Timeline {
   gotFilm(isWhole) {
     const { pictures } = this;
     if (isWhole) pictures.whole = 1;
-    else pictures.last = this.mark("picture");
-    pictures.first ??= pictures.last;
+    else this.came("picture", pictures);
     pictures.film += !isWhole;
   }
 
