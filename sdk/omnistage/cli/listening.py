@@ -1,16 +1,20 @@
-"""Plays an answer while it is made, if there is a loudspeaker and a person at a terminal."""
+"""Gives an answer's sound away while it is made: to a loudspeaker, if there is one and a person at a terminal, and to the program behind a
+pipe."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import ExitStack
 
 from rich.markup import escape
 from rich.text import Text
 
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.notices import Notices
+from omnistage.cli.orders import HeardOrder
 from omnistage.cli.screen import Below
+from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.client.errors import PlayerLostError
 from omnistage.client.events import AudioChunk
 from omnistage.client.loudspeaker import find_loudspeaker, is_silenced
@@ -21,16 +25,17 @@ STEP_S = 0.25
 
 
 class Listening:
-    """Plays the sound of one answer. player: None: there is no loudspeaker, or the sound is not wanted, and nothing is played."""
+    """The sound of one answer; without a loudspeaker nothing is played, and without a pipe nothing is written."""
 
-    def __init__(self, player: Player | None) -> None:
+    def __init__(self, player: Player | None, pipe: SoundPipe | None) -> None:
         self._player = player
+        self._pipe = pipe
         self._came = False
 
     @property
-    def is_silent(self) -> bool:
-        """Whether nothing plays the sound."""
-        return self._player is None
+    def is_lost(self) -> bool:
+        """Whether nothing plays it or reads it."""
+        return self._player is None and self._pipe is None
 
     @property
     def lacks_loudspeaker(self) -> bool:
@@ -38,10 +43,12 @@ class Listening:
         return self._came and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
-        """Take the next piece; never waits."""
+        """Take the next piece; never waits. Raises OSError if the reader of the pipe is gone."""
         self._came = True
         if self._player is not None:
             self._player.write(chunk)
+        if self._pipe is not None:
+            self._pipe.write(chunk)
 
     def stop(self) -> None:
         """Silence the player, at once and for good."""
@@ -49,7 +56,10 @@ class Listening:
             self._player.stop()
 
     async def finish(self, work: Interruptible) -> None:
-        """Wait until everything has been played; an interrupt stops the sound. Raises Interrupted."""
+        """Wait until all is read and heard; an interrupt silences it. Raises Interrupted, and OSError if the reader of the pipe is gone."""
+        if self._pipe is not None:
+            self._pipe.end()
+            await work.unless_interrupted(self._pipe.taken())
         if self._player is None:
             return
         if not self._came:
@@ -63,11 +73,14 @@ class Listening:
             self._player.stop()
 
 
-async def listening(is_wanted: bool) -> Listening:
-    """The player for one answer. is_wanted: False for an answer that is not to be played. Raises the errors of `find_loudspeaker`, for a
-    variable that names no player."""
-    loudspeaker = await asyncio.to_thread(find_loudspeaker) if is_wanted else None
-    return Listening(Player(loudspeaker) if loudspeaker is not None else None)
+async def listening(order: HeardOrder, files: ExitStack) -> Listening:
+    """The sound of an order, which is silenced when `files` ends. Raises the errors of `find_loudspeaker` for a variable that names no
+    player, and RequestError if the sound would be written on a terminal."""
+    pipe = SoundPipe() if order.is_sound_piped else None
+    loudspeaker = await asyncio.to_thread(find_loudspeaker) if order.is_to_be_heard else None
+    hearing = Listening(Player(loudspeaker) if loudspeaker is not None else None, pipe)
+    files.callback(hearing.stop)
+    return hearing
 
 
 async def _shown(player: Player) -> None:

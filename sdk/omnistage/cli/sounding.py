@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +13,10 @@ from omnistage.cli.drawing import check_numbers
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
-from omnistage.cli.listening import listening
+from omnistage.cli.listening import Listening, listening
 from omnistage.cli.orders import HeardOrder
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_name import new_name
-from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.steps import follow, report
 from omnistage.cli.targets import Need
 from omnistage.cli.where import Where
@@ -83,19 +81,16 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
     with ExitStack() as files:
-        # Opened before anything is started or asked: a sound that cannot be kept would be lost.
-        hearing = await listening(order.is_to_be_heard)
-        files.callback(hearing.stop)
-        pipe = SoundPipe() if order.is_sound_piped else None
+        # Before anything is started or asked: a sound that cannot be kept is lost.
+        hearing = await listening(order, files)
         path = None if order.is_sound_piped else order.out
-        if path is None and pipe is None and hearing.is_silent and not order.as_json:
+        if path is None and hearing.is_lost and not order.as_json:
             path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
         file = None if path is None else open_sound_file(path, files)
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
-            ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
             screen, made = drawing_screen_for(order.as_json), SoundSoFar()
             events = omni.stream_sound(order.prompt, **where.options(order.options))
-            steps, done = await follow(events, screen, lambda event: _take(event, made, ears, screen))
+            steps, done = await follow(events, screen, lambda event: _take(event, made, hearing, screen))
             work.complete()
             if file is not None:
                 file.write(lambda place: _write(place, made, file.path.suffix))
@@ -103,18 +98,14 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
             facts = {"path": None if path is None else str(path), "audio_s": round(made.seconds, 6), "sample_rate_hz": rate_hz}
             figures = ["" if path is None else f"wrote {path}", f"audio {made.seconds:.2f} s", f"e2e {done.timing.e2e_s:.2f} s"]
             report(facts, figures, steps, done, as_json=order.as_json)
-            if pipe is not None:
-                pipe.end()
-                await work.unless_interrupted(pipe.taken())
             await hearing.finish(work)
 
 
-def _take(event: Event, made: SoundSoFar, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen) -> None:
-    """Keep and play a piece of sound, and show how much there is. ears: get each piece."""
+def _take(event: Event, made: SoundSoFar, hearing: Listening, screen: DrawingScreen) -> None:
+    """Play and keep a piece of sound, and show how much there is."""
     if isinstance(event, AudioChunk):
         made.chunks.append(event)
-        for ear in ears:
-            ear(event)
+        hearing.write(event)
         screen.came(f"{made.seconds:.1f} s of sound")
 
 

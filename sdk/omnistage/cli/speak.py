@@ -22,7 +22,6 @@ from omnistage.cli.orders import HeardOrder
 from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Keeping, Spoken, screen_for
-from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.targets import Need
 from omnistage.cli.timeline import draw
 from omnistage.cli.where import Where
@@ -125,18 +124,15 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
     with ExitStack() as files:
         # Opened before anything is started or asked: an answer that cannot be kept would be lost.
         out = _open_files(question, files)
-        hearing = await listening(question.is_to_be_heard)
-        files.callback(hearing.stop)
-        pipe = SoundPipe() if question.is_sound_piped else None
+        hearing = await listening(question, files)
         async with connect_client(where, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
             screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
             options = where.options(question.options)
             events = omni.stream_say(question.text, **options) if question.verbatim else omni.stream_chat(question.conversation, **options)
-            ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
             try:
                 with _refusals(question):
-                    spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)
+                    spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=[hearing.write])
             except RequestError as error:
                 if not question.verbatim and (drawn := await _drawn(omni, where.pipeline)):
                     error.hint = DRAW[drawn]
@@ -152,11 +148,8 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 print(as_json(spoken, done), flush=True)
             elif written:
                 tell(f"wrote {', '.join(written)}")
-            if pipe is not None:
-                if not spoken.audio_s:
-                    raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
-                pipe.end()
-                await work.unless_interrupted(pipe.taken())
+            if question.is_sound_piped and not spoken.audio_s:
+                raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
             await hearing.finish(work)
             if keeping is not None and keeping.lost is not None:
                 raise keeping.lost

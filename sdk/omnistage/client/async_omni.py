@@ -40,31 +40,10 @@ RESUME_TIMEOUT_S = 10.0
 
 @takes(SETTINGS)
 class AsyncOmni:
-    """Asks a router from asyncio. Use it as `async with`, on one event loop.
+    """Asks a router from asyncio. Use it as `async with`, on one event loop; any number of calls may run at once.
 
-    to_start: the stack to start, as an unnamed first argument in the form that `omnistage serve` takes: the name or YAML file of a
-    pipeline, the folder of a checkpoint, or the name of one at a hub; `AsyncOmni("smol")` is `AsyncOmni(pipeline="smol")`.
-
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without a
-    stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
-    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack, which ends
-    with this client. The stack serves the default pipelines, the first at once and the others when they are asked; or the checkpoint in
-    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Any number of
-    calls may run at once.
-
-    api_key: tells the router which client asks; by default the key in `OMNISTAGE_API_KEY`, or none. The client sends it with every call,
-    and shows it in no message, repr or log. Before it goes to another host over a connection that is not encrypted, there is an
-    `UnencryptedKeyWarning`.
-
-    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so many seconds for the same
-    router, started again, or for the next one, and goes on with the answer without gap or repeat. It does so once for each answer. 0:
-    never; the loss is an error.
-
-    max_retries: how often a call is retried, within its time limit, if the server gives a delay (`retry_delay_s`) and you have no part of
-    the answer yet: no event of a stream, or an answer that comes whole and is not whole yet. 0: never. A call may set its own number.
-
-    Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
-    `omnistage.client.errors`."""
+    Its arguments, the router that it asks and the time limit of a call are as `help(Omni)` tells. A private stack ends with this client.
+    """
 
     @explain_calls
     def __init__(
