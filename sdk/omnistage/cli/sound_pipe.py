@@ -31,13 +31,9 @@ class SoundPipe:
         self._encoder: SoundEncoder | None = None
         self._waiting = queue.SimpleQueue[bytes | None]()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when all that was written has been read, after `end`, or with the OSError of a reader that went away."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._write_all, name="omnistage-sound-pipe", daemon=True).start()
-
-    @property
-    def over(self) -> asyncio.Future[None]:
-        """Done when everything has been written to the pipe, after `end`; fails with an OSError if the reader has gone."""
-        return self._over
 
     def write(self, chunk: AudioChunk) -> None:
         """Write the next piece. Raises BrokenPipeError, or another OSError, if the reader is gone."""
