@@ -235,7 +235,7 @@ def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
     raise _too_large(where, name, "is more")
 
 
-def _told(where: str, name: str, read: Callable[[], T]) -> T:
+def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
     """Return the result of `read`. Raises BadRequestError if the system or the file itself refuses."""
     try:
         return read()
