@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
-from transformers import WhisperConfig
 from transformers.models.qwen2_moe.configuration_qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeTextConfig
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
-from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from helpers import lengths
-from helpers.parts import CROSSING, EXPERTS, MIXED, POSITIONS, SECTIONS, STACKED, TOYS, ToyPart, mixed_shapes, requests
+from helpers.parts import EXPERTS, MIX, MIXED, SECTIONS, STACKED, ToyPart, mixed_shapes, requests
 from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import DrawnItem, StepRows
@@ -31,26 +29,23 @@ from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.entry import Enter
 from omnistage.engine.experts import Experts, ExpertSizes, experts
-from omnistage.engine.feed_forward import FeedForward, feed_forward_with, swiglu
+from omnistage.engine.feed_forward import Activation, FeedForward, activated_product, swiglu
 from omnistage.engine.group import ALONE
 from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import Linears, build_exact
 from omnistage.engine.materials import Materials
-from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.scheduler import SchedulerLimits
-from omnistage.engine.sequence import Sequence
 from omnistage.engine.tap import embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.types import Sampling, Unfit
 
-CASES = {f"{name}, {dtype}": (name, dtype) for name in TOYS for dtype in (torch.float32, torch.bfloat16)}
+CASES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
 SEED = 5
 """The seed of weights whose results are compared with those of another implementation, which rounds differently: if two experts, or two
 tokens, are almost equally good for a row, that one would now and then choose the other."""
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
-BESIDE, MIX = TOYS["beside an encoder"], TOYS["experts"]
 UNSHARED = replace(EXPERTS, shared=0)
 PLAIN = replace(MIX, parts=replace(MIX.parts, feed_forward=experts(UNSHARED)), shapes=mixed_shapes(UNSHARED))
 """The mixture of experts as the reference has it, without a shared expert."""
@@ -69,45 +64,6 @@ async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[Se
 
 
 # Results of Transformers with the same weights -----------------------------------------------------------------------------------------
-
-
-def beside_reference(weights: dict[str, torch.Tensor]) -> WhisperDecoder:
-    config = WhisperConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
-        vocab_size=CROSSING.vocab_size,
-        d_model=CROSSING.hidden_size,
-        decoder_layers=CROSSING.layers,
-        decoder_attention_heads=CROSSING.query_heads,
-        decoder_ffn_dim=CROSSING.ffn_size,
-        max_target_positions=POSITIONS,
-        activation_function="gelu",
-        pad_token_id=0,
-        attn_implementation="sdpa",
-    )
-    renamed = {".input_layernorm.": ".self_attn_layer_norm.", ".post_attention_layernorm.": ".final_layer_norm.", "o_proj": "out_proj"}
-    state = {}
-    for name, value in weights.items():
-        for ours, theirs in renamed.items():
-            name = name.replace(ours, theirs)
-        state["layer_norm." + name.removeprefix("norm.") if name.startswith("norm.") else name] = value
-    model = WhisperDecoder(config).eval()
-    model.load_state_dict({name: value for name, value in state.items() if not name.endswith("k_proj.bias")})
-    return cast(WhisperDecoder, model)
-
-
-async def test_a_decoder_beside_an_encoder_says_what_transformers_says() -> None:
-    """Cross-attention, layer norms with biases, learned positions, biases of attention and GELU."""
-    weights, asked = BESIDE.weights(SEED), requests(BESIDE, SEED, (1, 4, 33, 70), 30)
-    engine, reference = running(BESIDE.decoder(SEED)), beside_reference(weights)
-    for each, events in zip(asked, await answered(engine, asked), strict=True):
-        prompt, said = each.prompt, [item[0] for item in items(events)]
-        whole = PAGE_ROWS * pages_for(prompt.encoded)
-        ids = torch.tensor([[*prompt.items[whole:, 0], *said[:-1]]])
-        with torch.no_grad():
-            expected = reference(ids, encoder_hidden_states=prompt.given[0].rows[None, : prompt.encoded]).last_hidden_state[0]
-        logits = expected @ weights["embed_tokens.weight"].T
-        assert said == logits[-len(said) :].argmax(-1).tolist()
-        torch.testing.assert_close(taps(events)[whole:], expected[: len(ids[0])][: len(taps(events)) - whole], atol=1e-5, rtol=1e-5)
-    await engine.close()
 
 
 def mixed_reference(weights: dict[str, torch.Tensor]) -> Qwen3VLMoeTextModel:
@@ -246,14 +202,12 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
 async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> None:
     """The sequence runs beside others, with so little room that they take each other's pages, and is read in small pieces; alone; with
     pages that are found again; and cut anywhere, with its history read as a prompt."""
-    name, dtype = CASES[lengths.draw(case, CASES, seed)]
-    toy, rng = TOYS[name], random.Random(seed)
+    dtype, rng = CASES[lengths.draw(case, CASES, seed)], random.Random(seed)
     # The prompts are as long as in test_team, for the same reason: there is no room for the pages of both, however late the second one
     # comes.
-    long, short = requests(toy, seed, (61, 60), 80, DRAWN), requests(toy, seed + 2, (1, 7, 40), 24, DRAWN)
-    decoder, asked = toy.decoder(seed, dtype), [*long, *short]
-    pages = 8 + sum(pages_for(each.prompt.encoded) for each in long)
-    narrow = running(decoder, pages=pages, max_rows=rng.choice((33, 50)))
+    long, short = requests(MIX, seed, (61, 60), 80, DRAWN), requests(MIX, seed + 2, (1, 7, 40), 24, DRAWN)
+    decoder, asked = MIX.decoder(seed, dtype), [*long, *short]
+    narrow = running(decoder, pages=8, max_rows=rng.choice((33, 50)))
     beside = await answered(narrow, asked)
     assert narrow.stats().preemptions
     await narrow.close()
@@ -301,19 +255,38 @@ def test_padding_is_given_to_no_expert(seed: int) -> None:
     assert bool(made[0].any()) and not made[1:].any()
 
 
-def test_pages_beside_another_number_of_rows_of_an_encoder_are_others() -> None:
-    """The pages differ even if the vectors, filled up to pages, have one digest."""
-    rows = torch.zeros(6, CROSSING.hidden_size)
-    prompts = [Prompt.beside_encoder(rows[:count], b"same", range(40)) for count in (5, 6, 6)]
-    five, six, again = (Sequence(SequenceRequest(prompt, 0, 1)).page_keys(72) for prompt in prompts)
-    assert len(five) == 2 and six == again and not set(five) & set(six)
+def plain(activation: Activation) -> Callable[[Materials, int], FeedForward]:
+    """Builds fc2(activation(fc1(x))) as the feed-forward of a layer."""
+
+    def build(materials: Materials, layer: int) -> FeedForward:
+        widths = (materials.config.hidden_size, materials.config.ffn_size, materials.config.hidden_size)
+        computed = activated_product(materials, f"layers.{layer}", ("fc1", "fc2"), widths, activation)
+        return lambda rows, x: computed(x)
+
+    return build
+
+
+def feed_forward(
+    build: Callable[[Materials, int], FeedForward], hidden: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> FeedForward:
+    """The feed-forward with random weights, and with products that keep their claims."""
+    first, second = ("mlp.gate_proj", "mlp.up_proj", "fc1"), ("mlp.down_proj", "fc2")
+    shapes = {**dict.fromkeys(first, (size, hidden)), **dict.fromkeys(second, (hidden, size))}
+    drawn = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+    weights = {f"layers.0.{name}.weight": value.to(dtype) for name, value in drawn.items()}
+    config = replace(TINY, hidden_size=hidden, ffn_size=size)
+
+    def built(linear: Linears) -> FeedForward:
+        return build(Materials(config, weights.get, linear, ALONE, dtype, torch.device("cpu")), 0)
+
+    return build_exact(built, dtype, torch.device("cpu"))[0]
 
 
 def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype: torch.dtype, seed: int) -> None:
     """The processor takes 16 columns at a time, so some of 88 columns are left over: in the last row of a step, another one each time."""
-    built = feed_forward_with(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
-    x = torch.randn(40, CROSSING.hidden_size, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    nothing = torch.zeros(1, 40, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(seed)
+    built = feed_forward(plain(lambda x: functional.gelu(x, approximate="tanh")), 144, 88, dtype, generator)
+    x, nothing = torch.randn(40, 144, generator=generator).to(dtype), torch.zeros(1, 40, dtype=torch.int64)
     rows = StepRows(nothing.T, nothing)
     whole = built(rows, x)
     for count in range(1, 40):
@@ -328,19 +301,13 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("build", [swiglu, feed_forward_with(functional.silu)], ids=["gated", "plain"])
+@pytest.mark.parametrize("build", [swiglu, plain(functional.silu)], ids=["gated", "plain"])
 def test_activations_on_several_threads_are_the_same_in_any_company(
     build: Callable[[Materials, int], FeedForward], threads: None, dtype: torch.dtype, seed: int
 ) -> None:
     """PyTorch divides the numbers of many rows among threads, at any place within a row."""
-    sizes, generator = replace(TINY, hidden_size=16, ffn_size=1536), torch.Generator().manual_seed(seed)
-    shapes = {"mlp.gate_proj": (1536, 16), "mlp.up_proj": (1536, 16), "mlp.down_proj": (16, 1536), "fc1": (1536, 16), "fc2": (16, 1536)}
-    weights = {f"layers.0.{name}.weight": torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-
-    def built(linear: Linears) -> FeedForward:
-        return build(Materials(sizes, weights.get, linear, ALONE, dtype, torch.device("cpu")), 0)
-
-    computed, _ = build_exact(built, dtype, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    computed = feed_forward(build, 16, 1536, dtype, generator)
     x, nothing = torch.randn(256, 16, generator=generator).to(dtype), torch.zeros(1, 256, dtype=torch.int64)
     rows = StepRows(nothing.T, nothing)
     whole = computed(rows, x)
@@ -360,20 +327,6 @@ def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
     for layer in range(MIXED.layers):
         made = add(rows, x, layer)
         assert bool((made[0] == (1 if layer < STACKED else 0)).all()) and bool(made[1].signbit().all())
-
-
-@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "o_proj"])
-def test_cross_attention_shows_in_the_fixed_sequence(part: str) -> None:
-    """The revision is made from the fixed sequence."""
-    weights = BESIDE.weights(1)
-
-    def results() -> list[torch.Tensor]:
-        decoder = PackedDecoder(CROSSING, weights.get, BESIDE.parts)
-        return fixed_results(decoder, decoder.logits, RowAttention())
-
-    before = results()
-    weights[f"layers.2.encoder_attn.{part}.weight"] *= 1.001
-    assert not all(map(torch.equal, before, results()))
 
 
 # Frames of many codes --------------------------------------------------------------------------------------------------------------------
@@ -463,32 +416,6 @@ async def test_taps_are_the_hidden_states_of_transformers() -> None:
                     wanted = torch.where(is_seen[:, None], wanted, functional.embedding(ids, weights["embed_tokens.weight"]))
                 torch.testing.assert_close(found, wanted[: len(found)], atol=1e-5, rtol=1e-5)
             await engine.close()
-
-
-async def test_a_prompt_that_does_not_fit_the_decoder_is_refused_and_the_next_one_runs() -> None:
-    beside, plain = running(BESIDE.decoder(1)), running(tiny_decoder())
-    good = requests(BESIDE, 1, (5,), 3)[0]
-    with pytest.raises(ValueError, match="a prompt of this model begins with rows of an encoder"):
-        beside.submit(SequenceRequest(Prompt.of_tokens([1, 2]), 0, 3))
-    with pytest.raises(ValueError, match="begins with rows of an encoder, and none are appended"):
-        beside.submit(replace(good, appended=True))
-    with pytest.raises(ValueError, match="a prompt of this model has no rows of an encoder"):
-        plain.submit(good)
-    with pytest.raises(ValueError, match="5 rows of an encoder are the given rows 0 to 31 of a prompt, with a token behind them"):
-        Prompt.beside_encoder(torch.zeros(5, 144), b"", [])
-    with pytest.raises(ValueError, match="40 rows of an encoder are the given rows 0 to 63"):
-        replace(good.prompt, encoded=40, given=(Given(0, torch.zeros(32, 144)),))
-    with pytest.raises(Unfit, match="text and answer may have 150 rows together beside the encoder's, asked for 151"):
-        beside.submit(replace(good, max_items=147))
-    assert len(items((await answered(beside, [good, replace(good, max_items=146)]))[1])) == 146
-    for engine in (beside, plain):
-        await engine.close()
-
-
-def test_attention_that_does_not_cross_is_told() -> None:
-    nothing = torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.raises(TypeError, match="needs attention that crosses, not function"):
-        BESIDE.decoder(1).hidden(StepRows(nothing.T, nothing), lambda layer, queries, keys_values: queries.flatten(1))
 
 
 def test_sizes_of_experts_and_of_given_vectors_that_cannot_be_are_told() -> None:

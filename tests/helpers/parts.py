@@ -1,4 +1,4 @@
-"""Small random decoders of other parts than those of `tiny`, whole and in parts for ranks, and requests for them."""
+"""A small random decoder of other parts than those of `tiny`, whole and in parts for ranks, and requests for it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 
-from omnistage.engine.cross_attention import cross_attention
 from omnistage.engine.decoder import DecoderParts, PackedDecoder
-from omnistage.engine.entry import deepstack, learned_positions
+from omnistage.engine.entry import deepstack
 from omnistage.engine.experts import ExpertSizes, experts
-from omnistage.engine.feed_forward import feed_forward_with
 from omnistage.engine.group import ALONE, Group
 from omnistage.engine.materials import DecoderConfig, Materials
-from omnistage.engine.norm import head_rms_norm, layer_norm
+from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.rope import Unturned, interleaved, rotary
+from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.tap import Tap
 from omnistage.engine.types import Sampling
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 
 READER = "helpers.parts:read_toy"
-POSITIONS = 150
 EXPERTS = ExpertSizes(experts=7, chosen=3, size=36, normalized=True, shared=44)
 SECTIONS = (5, 4, 3)
 STACKED = 2
@@ -57,10 +53,6 @@ class ToyPart:
             values = torch.randn(shape, generator=generator)
             if "norm" in name and name.endswith("weight"):
                 values = 1 + values * 0.1
-            elif name.endswith("k_proj.bias"):
-                values.zero_()  # The reference has none.
-            elif name.endswith("bias") or "positions" in name:
-                values *= 0.3
             elif not name.startswith("embed"):
                 values *= 1.5 * shape[-1] ** -0.5
             made[name] = values.to(dtype)
@@ -75,46 +67,8 @@ class ToyPart:
 
 
 def read_toy(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """A `rank.RankReader`. options.family: the seed, and which toy."""
-    return TOYS[str(options.family["toy"])].decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
-
-
-# A decoder beside an encoder: layer norms with biases, learned positions, GELU, biases of attention, cross-attention -------------------
-
-CROSSING = DecoderConfig(
-    layers=3,
-    hidden_size=144,
-    ffn_size=88,
-    query_heads=6,
-    kv_heads=6,
-    vocab_size=218,
-    context=POSITIONS + 96,
-    positions=POSITIONS,
-    norm_eps=1e-5,
-)
-
-
-def _crossing_shapes() -> dict[str, tuple[int, ...]]:
-    hidden, ffn, layers = CROSSING.hidden_size, CROSSING.ffn_size, [f"layers.{layer}" for layer in range(CROSSING.layers)]
-    products = {f"{layer}.self_attn.{name}_proj": (hidden, hidden) for layer in layers for name in "qkvo"}
-    products |= {f"{layer}.encoder_attn.{name}_proj": (hidden, hidden) for layer in layers for name in "qkvo"}
-    products |= {f"{layer}.fc1": (ffn, hidden) for layer in layers} | {f"{layer}.fc2": (hidden, ffn) for layer in layers}
-    names = ("input_layernorm", "post_attention_layernorm", "encoder_attn_layer_norm")
-    norms = ["norm", *(f"{layer}.{name}" for layer in layers for name in names)]
-    return {
-        "embed_tokens.weight": (CROSSING.vocab_size, hidden),
-        "embed_positions.weight": (POSITIONS, hidden),
-        **{f"{name}.weight": shape for name, shape in products.items()},
-        **{f"{name}.bias": shape[:1] for name, shape in products.items()},
-        **{f"{name}.{part}": (hidden,) for name in norms for part in ("weight", "bias")},
-    }
-
-
-def crossing_prompt(tokens: int, rng: random.Random) -> Prompt:
-    """Beside an encoder of fewer rows than a page, a whole page, or more."""
-    rows, number = rng.choice((5, 32, 45)), rng.getrandbits(31)
-    encoded = torch.randn(rows, CROSSING.hidden_size, generator=torch.Generator().manual_seed(number))
-    return Prompt.beside_encoder(encoded, b"%d" % number, (rng.randrange(CROSSING.vocab_size) for _ in range(tokens)))
+    """A `rank.Reader`. options.family: the seed."""
+    return MIX.decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
 
 
 # Experts, positions on three axes in turns, norms of heads, vectors added behind layers ------------------------------------------------
@@ -167,54 +121,30 @@ def mixed_prompt(tokens: int, rng: random.Random) -> Prompt:
     )
 
 
-HEADS = {
-    **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
-    "layers.*.self_attn.o_proj": "rowwise",
-    "lm_head": "colwise_gather_output",
-}
-"""How the heads and the tokens of both are cut."""
-
-TOYS = {
-    "beside an encoder": ToyPart(
-        CROSSING,
-        DecoderParts(
-            entry=learned_positions("embed_positions.weight"),
-            norm=layer_norm,
-            rope=Unturned,
-            cross=cross_attention(layer_norm),
-            feed_forward=feed_forward_with(functional.gelu),
-            tap=last_rows,
-        ),
-        _crossing_shapes(),
-        HEADS
-        | {f"layers.*.encoder_attn.{name}_proj": "colwise" for name in "qkv"}
-        | {"layers.*.encoder_attn.o_proj": "rowwise", "layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"},
-        None,
-        crossing_prompt,
+MIX = ToyPart(
+    MIXED,
+    DecoderParts(
+        rope=rotary(5000.0, interleaved(SECTIONS)),
+        head_norm=head_rms_norm,
+        feed_forward=experts(EXPERTS),
+        after=deepstack(STACKED),
+        tap=last_rows,
     ),
-    "experts": ToyPart(
-        MIXED,
-        DecoderParts(
-            rope=rotary(5000.0, interleaved(SECTIONS)),
-            head_norm=head_rms_norm,
-            feed_forward=experts(EXPERTS),
-            after=deepstack(STACKED),
-            tap=last_rows,
-        ),
-        mixed_shapes(),
-        HEADS
-        | {
-            "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
-            "layers.*.mlp.experts.down_proj": "grouped_gemm",
-            "layers.*.mlp.experts": "ep_dispatch_experts",
-            "layers.*.mlp.shared_expert.gate_proj": "colwise",
-            "layers.*.mlp.shared_expert.up_proj": "colwise",
-            "layers.*.mlp.shared_expert.down_proj": "rowwise",
-        },
-        EXPERTS.cut,
-        mixed_prompt,
-    ),
-}
+    mixed_shapes(),
+    {
+        **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+        "layers.*.self_attn.o_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+        "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+        "layers.*.mlp.experts.down_proj": "grouped_gemm",
+        "layers.*.mlp.experts": "ep_dispatch_experts",
+        "layers.*.mlp.shared_expert.gate_proj": "colwise",
+        "layers.*.mlp.shared_expert.up_proj": "colwise",
+        "layers.*.mlp.shared_expert.down_proj": "rowwise",
+    },
+    EXPERTS.cut,
+    mixed_prompt,
+)
 
 
 def requests(toy: ToyPart, seed: int, lengths: tuple[int, ...], items: int, sampling: Sampling | None = None) -> list[SequenceRequest]:

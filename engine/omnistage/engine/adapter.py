@@ -23,11 +23,10 @@ class DecoderSpec:
     """Sizes of a decoder.
 
     item_ids: the ids of a row's item are below this. drawn_ids: the ids that can be drawn, which have logits, are below this; 0: all ids.
-    context: most rows of one sequence, prompt and answer together. positions: the positions of rows are below this; 0: context. codebooks:
-    ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of all codebooks but the first are below this; 0:
-    item_ids. axes: kinds of positions of a row. given_width: width of a vector that is given for a row; tap_width: width of a vector that
-    is put out for a row; 0: there are none. The family decides what such a vector holds, even parts that are added to a row after later
-    layers. crosses: the decoder attends to the rows of an encoder, with which each prompt begins (`Prompt.encoded`).
+    context: most rows of one sequence, prompt and answer together; positions are below this, too. codebooks: ids of one item: 1 for tokens,
+    more for frames of codes. further_ids: the ids of the codebooks behind the first are below this; 0: item_ids. axes: kinds of positions
+    of a row. given_width: width of a vector that is given for a row; tap_width: width of a vector that is put out for a row; 0: there are
+    none. The family decides what such a vector holds, even parts that are added to a row after later layers.
     """
 
     layers: int
@@ -43,13 +42,9 @@ class DecoderSpec:
     tap_width: int = 0
     device: torch.device = CPU
     drawn_ids: int = 0
-    crosses: bool = False
-    positions: int = 0
     further_ids: int = 0
 
     def __post_init__(self) -> None:
-        if not self.positions:
-            object.__setattr__(self, "positions", self.context)
         if not self.drawn_ids:
             object.__setattr__(self, "drawn_ids", self.item_ids)
         if not self.further_ids:

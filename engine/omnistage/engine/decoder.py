@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
-from omnistage.engine.cross_attention import CrossAttention
 from omnistage.engine.entry import After, Enter, in_place
 from omnistage.engine.feed_forward import FeedForward, swiglu
 from omnistage.engine.group import ALONE, Group
@@ -46,16 +45,14 @@ class DecoderParts:
     """Functions that build the parts of a decoder. Those that are None are left out.
 
     entry: how rows enter the first layer. norm: built for each norm from the prefix of its weights' names. rope: applies positions to
-    queries and keys. head_norm: normalizes these first, in each layer. cross: attention to the rows of an encoder, between attention and
-    feed-forward. feed_forward: of each layer. after: adds to the output of layers. tap: makes the vector that is put out for a row in
-    addition to its item.
+    queries and keys. head_norm: normalizes these first, in each layer. feed_forward: of each layer. after: additions behind layers. tap:
+    puts out a vector of a row beside its item.
     """
 
     entry: Callable[[Materials], Enter] = in_place
     norm: Callable[[Materials, str], Norm] = rms_norm
     rope: Callable[[Materials], Rope] = field(default_factory=rotary)
     head_norm: Callable[[Materials, int], HeadNorm] | None = None
-    cross: Callable[[Materials], CrossAttention] | None = None
     feed_forward: Callable[[Materials, int], FeedForward] = swiglu
     after: Callable[[Materials], After] | None = None
     tap: Callable[[Materials], Tap] | None = None
@@ -80,7 +77,6 @@ class _Built:
     enter: Enter
     rope: Rope
     layers: tuple[_Layer, ...]
-    cross: CrossAttention | None
     after: After | None
     norm: Norm
     tap: Tap | None
@@ -115,7 +111,6 @@ class PackedDecoder:
             head_size=config.head_size,
             item_ids=config.vocab_size,
             context=config.context,
-            positions=config.positions,
             dtype=embedding.dtype,
             codebooks=config.codebooks,
             further_ids=config.further_ids,
@@ -124,7 +119,6 @@ class PackedDecoder:
             tap_width=self._parts.tap.width if self._parts.tap else 0,
             device=embedding.device,
             drawn_ids=len(head) * group.size,
-            crosses=self._parts.cross is not None,
         )
 
     @property
@@ -132,13 +126,6 @@ class PackedDecoder:
         return self._spec
 
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
-        cross = self._parts.cross
-        return self._run_layers(rows, attention) if cross is None else cross.step(rows, attention, self._run_layers)
-
-    def _run_layers(
-        self, rows: StepRows, attention: Attention, between: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-    ) -> Hidden:
-        """Run all layers and the last norm. between: see `ComputeLayers`."""
         config, parts = self._config, self._parts
         heads, tap = config.query_heads, parts.tap if rows.taps else None
         turn = parts.rope(rows.positions)
@@ -152,8 +139,6 @@ class PackedDecoder:
             turn(qkv)
             attended = attention(index, qkv[:, :heads], qkv[:, heads:])
             x = x + self._group.all_reduce(layer.output(attended))
-            if between is not None:
-                x = between(x, index)
             x = x + layer.feed_forward(rows, layer.ffn_norm(x))
             if tap is not None and tap.layer == index:
                 tapped = x
@@ -171,7 +156,6 @@ def _build(materials: Materials, parts: DecoderParts, head: torch.Tensor) -> _Bu
         enter=parts.entry(materials),
         rope=parts.rope(materials),
         layers=tuple(_layer(materials, parts, index) for index in range(materials.config.layers)),
-        cross=parts.cross and parts.cross(materials),
         after=parts.after and parts.after(materials),
         norm=parts.norm(materials, "norm"),
         tap=parts.tap and parts.tap(materials),

@@ -99,12 +99,6 @@ class Engine:
             raise Unfit("history", f"an item of this model has {spec.codebooks} ids")
         if prompt.positions is not None and len(prompt.positions) != spec.axes:
             raise ValueError(f"positions of this model have {spec.axes} axes, not {len(prompt.positions)}")
-        if bool(prompt.encoded) != spec.crosses or (request.appended and spec.crosses):
-            needed = "begins with rows of an encoder, and none are appended" if spec.crosses else "has no rows of an encoder"
-            raise ValueError(f"a prompt of this model {needed}")
-        if spec.crosses and request.rows + prompt.delta > spec.positions:
-            asked = f"asked for {request.rows + prompt.delta}"
-            raise Unfit("max_items", f"text and answer may have {spec.positions} rows together beside the encoder's, {asked}")
         if any(given.rows.ndim != 2 or given.rows.shape[1] != spec.given_width for given in prompt.given):
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
@@ -113,10 +107,10 @@ class Engine:
             raise ValueError(
                 f"a constraint is for one id of {request.constraint.vocabulary}; items here have {spec.codebooks} of {spec.drawn_ids}"
             )
-        if prompt.positions is not None and not 0 <= prompt.positions.min() <= prompt.positions.max() < spec.positions:
-            raise Unfit("prompt", f"its positions must lie between 0 and {spec.positions - 1}")
-        if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.positions:
-            raise Unfit("prompt", f"positions of the answer would lie outside of 0 to {spec.positions - 1}: the delta is {prompt.delta}")
+        if prompt.positions is not None and not 0 <= prompt.positions.min() <= prompt.positions.max() < spec.context:
+            raise Unfit("prompt", f"its positions must lie between 0 and {spec.context - 1}")
+        if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.context:
+            raise Unfit("prompt", f"positions of the answer would lie outside of 0 to {spec.context - 1}: the delta is {prompt.delta}")
         self._check_ids(request)
 
     def _check_ids(self, request: SequenceRequest) -> None:

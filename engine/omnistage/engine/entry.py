@@ -1,11 +1,10 @@
-"""The input of a decoder's layers apart from the embeddings of items: vectors that are given for rows, and learned positions."""
+"""The input of a decoder's layers beside the embeddings of items: vectors that are given for rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.materials import Materials
@@ -27,17 +26,6 @@ def in_place(materials: Materials) -> Enter:
         return torch.where(rows.has_given, rows.given[:, : embedded.shape[1]], embedded)
 
     return enter
-
-
-def learned_positions(name: str) -> Callable[[Materials], Enter]:
-    """Adds to the embedding of an item the embedding of its position. name: of the weight with the embeddings of positions, [positions,
-    hidden_size]."""
-
-    def build(materials: Materials) -> Enter:
-        table = materials.need(name, (materials.config.positions, materials.config.hidden_size)).clone()
-        return lambda rows, embedded: embedded + functional.embedding(rows.positions[0], table)
-
-    return build
 
 
 def deepstack(layers: int) -> Callable[[Materials], After]:

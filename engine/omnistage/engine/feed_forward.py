@@ -1,6 +1,6 @@
-"""The feed-forward of a layer: gated (SwiGLU), or two products with an activation between them.
+"""The feed-forward of a layer, which is gated (SwiGLU), and two products with an activation between them.
 
-If a rank computes a part of it, the parts of all ranks are summed inside, so the caller gets the whole.
+If a rank computes a part of the feed-forward, the parts of all ranks are summed inside, so the caller gets the whole.
 """
 
 from __future__ import annotations
@@ -68,22 +68,11 @@ def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
     return GatedProduct(gate_up, materials.fuse(prefix, {"down_proj": hidden}, size))
 
 
-def feed_forward_with(activation: Activation) -> Callable[[Materials, int], FeedForward]:
-    """Returns a function that builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: must map 0 to 0."""
-
-    def build(materials: Materials, layer: int) -> FeedForward:
-        hidden, size, group = materials.config.hidden_size, materials.config.ffn_size, materials.group
-        computed = activated_product(materials, f"layers.{layer}", ("fc1", "fc2"), (hidden, size, hidden), activation)
-        return lambda rows, x: group.all_reduce(computed(x))
-
-    return build
-
-
 def activated_product(
     materials: Materials, prefix: str, names: tuple[str, str], widths: tuple[int, int, int], activation: Activation
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """This rank's part of second(activation(first(x))). prefix, names: of the weights `first` and `second`. widths: of the input, between
-    the two products, and of the output."""
+    """This rank's part of second(activation(first(x))). prefix, names: of the two weights. widths: before, between and behind them.
+    activation: maps 0 to 0."""
     (first_name, second_name), (before, between, behind) = names, widths
     missing = -between % _COLUMNS
     bias = materials.fused_bias(prefix, {first_name: between})

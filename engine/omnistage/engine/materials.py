@@ -18,9 +18,9 @@ Weights = Callable[[str], torch.Tensor | None]
 class DecoderConfig:
     """Sizes and constants of a `PackedDecoder`. Everything that is not a size is a part: see `decoder.DecoderParts`.
 
-    head_size: 0: hidden_size / query_heads. positions: the positions of rows are below this; 0: context. embedding_width: of the embedding
-    of an item; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first, and `entry` the others, which are below
-    further_ids; if that is 0: below vocab_size. given_width: of a vector that is given for a row; 0: hidden_size.
+    head_size: 0: hidden_size / query_heads. embedding_width: of the embedding of an item; 0: hidden_size. codebooks: ids of an item; the
+    decoder embeds the first, and `entry` the others, which are below further_ids; if that is 0: below vocab_size. given_width: of a vector
+    that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -32,7 +32,6 @@ class DecoderConfig:
     context: int
     norm_eps: float
     head_size: int = 0
-    positions: int = 0
     embedding_width: int = 0
     given_width: int = 0
     codebooks: int = 1
@@ -41,7 +40,6 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         defaults = {
             "head_size": self.hidden_size // self.query_heads,
-            "positions": self.context,
             "embedding_width": self.hidden_size,
             "given_width": self.hidden_size,
             "further_ids": self.vocab_size,

@@ -23,13 +23,6 @@ def rms_norm(materials: Materials, name: str) -> Norm:
     return lambda x: functional.rms_norm(x, shape, weight, eps)
 
 
-def layer_norm(materials: Materials, name: str) -> Norm:
-    """Layer norm (Ba et al. 2016) with a weight and a bias."""
-    config, shape = materials.config, (materials.config.hidden_size,)
-    weight, bias = (materials.need(f"{name}.{part}", shape).clone() for part in ("weight", "bias"))
-    return lambda x: functional.layer_norm(x, shape, weight, bias, config.norm_eps)
-
-
 def head_rms_norm(materials: Materials, layer: int) -> HeadNorm:
     """RMS norms of each head's queries and keys (Dehghani et al. 2023), with weights that all heads share."""
     config, prefix = materials.config, f"layers.{layer}.self_attn"

@@ -18,14 +18,12 @@ from omnistage.engine.transfer import to_device
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: the pages that its
-    rows see; the rows are in the last of them. encoded: how many rows of an encoder the sequence begins with; they are in the first of
-    these pages."""
+    rows see; the rows are in the last of them."""
 
     first: int
     count: int
     start: int
     pages: tuple[int, ...]
-    encoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         slots[rows] = np.arange(run.start, run.start + run.count)
         pages[rows] = seen[-1]
         given += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
-        shapes.append(PlannedRun(first, run.count, run.start, seen, sequence.request.prompt.encoded))
+        shapes.append(PlannedRun(first, run.count, run.start, seen))
         first += run.count
         if run.draws:
             drawn.append(first - 1)

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 from numpy.typing import NDArray
 
 from omnistage.engine.constraint import Constraint
-from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 
@@ -33,10 +31,9 @@ class Prompt:
     """The rows with which a sequence begins.
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
-    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share no
-    pages. given_later: each row after the rows of `given` needs a vector too, which comes by `SequenceStream.give`; rows whose vector has
-    come are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a
-    decoder with cross-attention attends: `beside_encoder` makes such a prompt.
+    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
+    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have theirs
+    are computed meanwhile.
     """
 
     items: NDArray[np.int64]
@@ -45,7 +42,6 @@ class Prompt:
     delta: int = 0
     scope: bytes = b""
     given_later: bool = False
-    encoded: int = 0
 
     def __post_init__(self) -> None:
         rows = len(self.items)
@@ -60,28 +56,11 @@ class Prompt:
             reached = given.first + len(given.rows)
         if self.positions is not None and self.positions.shape[1:] != (rows,):
             raise ValueError(f"positions are [axes, {rows}], not {list(self.positions.shape)}")
-        whole = pages_for(self.encoded) * PAGE_ROWS
-        if self.encoded and (self.given_later or not self.given_rows == sum(len(given.rows) for given in self.given) == whole < rows):
-            raise ValueError(f"{self.encoded} rows of an encoder are the given rows 0 to {whole - 1} of a prompt, with a token behind them")
 
     @classmethod
     def of_tokens(cls, token_ids: Iterable[int], scope: bytes = b"") -> Prompt:
         """A prompt of text alone."""
         return cls(np.fromiter(token_ids, np.int64)[:, None], scope=scope)
-
-    @classmethod
-    def beside_encoder(cls, encoded: torch.Tensor, digest: bytes, token_ids: Iterable[int], scope: bytes = b"") -> Prompt:
-        """A prompt of text for a decoder that attends to the rows of an encoder. encoded: these rows, [n, given_width]. digest: as in
-        `Given`. Positions count the text alone."""
-        ids, whole = np.fromiter(token_ids, np.int64), pages_for(len(encoded)) * PAGE_ROWS
-        return cls(
-            items=np.concatenate([np.zeros(whole, np.int64), ids])[:, None],
-            given=(Given(0, functional.pad(encoded, (0, 0, 0, whole - len(encoded))), digest),),
-            positions=np.concatenate([np.zeros(whole, np.int64), np.arange(len(ids))])[None],
-            delta=-whole,
-            scope=scope,
-            encoded=len(encoded),
-        )
 
     def __len__(self) -> int:
         return len(self.items)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
-from omnistage.engine.cross_attention import bind
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
@@ -18,10 +16,6 @@ from omnistage.engine.plan import PlannedRun, StepPlan
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
-
-ENCODED_ROWS = 20
-"""Rows of an encoder, fewer than a page."""
-
 
 REVISION = 3
 """Raise it whenever a change of the engine, or of the models' shared code, can give other items for equal input and no fixed sequence shows
@@ -35,7 +29,7 @@ def fixed_results(
     followers: Followers = NOBODY,
 ) -> list[torch.Tensor]:
     """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs like a prompt, and of one more row that is
-    decoded. If the decoder attends to rows of an encoder, the first page holds those.
+    decoded.
 
     A row does not depend on other rows, so these are the bits of every product and of attention, however many rows a step has."""
     pages = range(pages_for(FIXED_ROWS + 1))
@@ -49,7 +43,7 @@ def fixed_results(
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
             here = plan.to(decoder.spec.device)
-            bound = bind(attention, cache, decoder.spec, here)
+            bound = attention.bind(cache, decoder.spec, here)
             with followers.step(plan):
                 hidden = decoder.hidden(here.rows, bound).last
             results += [hidden[: end - start], logits(hidden)[: end - start]]
@@ -61,17 +55,12 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
-    pages, encoded = pages_for(start + count), ENCODED_ROWS if spec.crosses else 0
+    pages = pages_for(start + count)
     rows = StepRows(items % torch.tensor(spec.ids), slots.expand(spec.axes, padded), padding=padded - count)
-    if encoded:
-        rows = replace(rows, positions=(rows.positions - PAGE_ROWS).clamp(min=0))
-        if start == 0:
-            vectors = torch.randn(count, spec.given_width, generator=torch.Generator().manual_seed(0)).to(spec.dtype)
-            rows = replace(rows, given=vectors, has_given=torch.ones(count, 1, dtype=torch.bool))
     return StepPlan(
         rows=rows,
         pages=torch.full((count,), pages - 1),
         places=slots[:count] % PAGE_ROWS,
-        runs=(PlannedRun(0, count, start, tuple(range(pages)), encoded),),
+        runs=(PlannedRun(0, count, start, tuple(range(pages))),),
         drawn=torch.arange(padded),
     )

@@ -1,4 +1,4 @@
-"""Gives queries and keys the positions of their rows: rotary positions (Su et al. 2021) on one axis or several, or none.
+"""Gives queries and keys the positions of their rows: rotary positions (Su et al. 2021) on one axis or several.
 
 A rope is called once a step with the positions of its rows, and returns a function that turns the heads of each layer in place.
 """
@@ -57,7 +57,7 @@ class Rotary:
         if axis_of_pair and len(axis_of_pair) != self._half:
             raise ValueError(f"the sections of positions are {len(axis_of_pair)} pairs of components, and a head has {self._half}")
         self.axes = max(axis_of_pair, default=0) + 1
-        table = rotary_table(config.positions, config.head_size, theta, materials.dtype)
+        table = rotary_table(config.context, config.head_size, theta, materials.dtype)
         self._cos, self._sin = (values.to(materials.device) for values in table)
         self._axis_of_component = torch.tensor([*axis_of_pair, *axis_of_pair], dtype=torch.int64, device=materials.device)
         self._components = torch.arange(config.head_size, device=materials.device)
@@ -84,21 +84,6 @@ class Rotary:
         if values.shape[0] == 1:
             return values[0]
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]
-
-
-class Unturned:
-    """Implements `Rope` if positions come with the embedding (`entry.learned_positions`): queries are scaled, and nothing turns."""
-
-    axes = 1
-
-    def __init__(self, materials: Materials) -> None:
-        self._heads, self._scale = materials.config.query_heads, materials.config.head_size**-0.5
-
-    def __call__(self, positions: torch.Tensor) -> Turn:
-        return self._scale_queries
-
-    def _scale_queries(self, heads: torch.Tensor) -> None:
-        heads[:, : self._heads].mul_(self._scale)
 
 
 def rotary_table(positions: int, head_size: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from omnistage.engine.adapter import Decoder, DrawnItem, Head
 from omnistage.engine.attention import AttentionBackend
-from omnistage.engine.cross_attention import bind
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
@@ -43,7 +42,7 @@ class Runner:
         """Compute the rows of some runs in one pass, and draw an item from each run that ends with the last known row of its sequence."""
         plan = make_plan(runs, self._decoder.spec, pad_rows(1))
         here = plan.to(self._decoder.spec.device)
-        attention = bind(self._attention, self._cache, self._decoder.spec, here)
+        attention = self._attention.bind(self._cache, self._decoder.spec, here)
         with self._followers.step(plan):
             hidden = self._decoder.hidden(here.rows, attention)
         drawing = [run.sequence for run in runs if run.draws]

@@ -262,8 +262,6 @@ class Sequence:
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
         if prompt.positions is not None or prompt.delta:
             digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
-        if prompt.encoded:
-            digest.update(f"beside {prompt.encoded} rows ".encode())
         for given in self._given_among(start, PAGE_ROWS):
             digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
         return digest.digest()

@@ -21,7 +21,6 @@ import torch
 
 from omnistage.engine.adapter import Hidden
 from omnistage.engine.attention import choose_backend
-from omnistage.engine.cross_attention import bind
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.group import Distributed, Group, RanksApart
 from omnistage.engine.kv import KVCache
@@ -87,7 +86,7 @@ class DecoderFollower:
                 self._cache.follow(taken, freed)
             case ComputeHidden(told):
                 self._plan = told.to(self._spec.device)
-                self._hidden = self._decoder.hidden(self._plan.rows, bind(self._attention, self._cache, self._spec, self._plan))
+                self._hidden = self._decoder.hidden(self._plan.rows, self._attention.bind(self._cache, self._spec, self._plan))
             case ComputeLogits():
                 self._decoder.logits(last_rows(self._hidden.last, self._plan))
             case _:

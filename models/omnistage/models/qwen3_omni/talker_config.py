@@ -166,5 +166,5 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
         raise BadCheckpoint(f"{wave.place}: 'num_quantizers' is {made}, and a frame of the Talker has {groups} codes")
     if (known := wave.size("codebook_size")) < ids:
         raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
-    decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
+    decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups)
     return PredictorConfig(decoder, rope_of(inner), ids, attention_biases(inner))
