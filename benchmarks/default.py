@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from benchmarks import latency, relay, spoken_words, thinker_batch
-from benchmarks.figures import Report, arguments
-
-
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("default")
-    with report.part("latency"):
-        asyncio.run(latency.measure(report))
-    with report.part("thinker alone"):
-        thinker_batch.measure(report)
-    with report.part("chain of toys"):
-        asyncio.run(relay.measure(report))
-    with report.part("relays"):
-        asyncio.run(relay.relaying(report))
-    with report.part("spoken words"):
-        asyncio.run(spoken_words.measure(report))
-    return report.finish(judge=not given.report)
-
+from benchmarks.figures import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        run(
+            "default",
+            __doc__,
+            {
+                "latency": latency.measure,
+                "thinker alone": thinker_batch.measure,
+                "chain of toys": relay.measure,
+                "relays": relay.relaying,
+                "spoken words": spoken_words.measure,
+            },
+        )
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import by_hand, omni
-from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.figures import Figure, Report, median, run
 from helpers.sequences import read
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
@@ -265,14 +265,5 @@ def measure(report: Report) -> None:
     asyncio.run(served(decoder, report))
 
 
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("engine")
-    measure(report)
-    with report.part("omni"):
-        omni.measure(report)
-    return report.finish(judge=not given.report)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("engine", __doc__, {"engine": measure, "omni": omni.measure}))

@@ -112,8 +112,9 @@ def decoder(feed_forward: Callable[..., object] | None) -> PackedDecoder:
 
 
 def measure(report: Report) -> None:
-    """Measure both layers in turns, so that other load on the machine touches both alike. The bound is no ceiling: with many rows a layer
-    without experts takes longer than reading its weights."""
+    """In turns, so that other load on the machine touches both alike. The bound is no ceiling: with many rows a layer without experts takes
+    longer than to read its weights."""
+    torch.set_num_threads(1)
     mixed, dense = new_engine(decoder(experts(SIZES))), new_engine(decoder(None))
     one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize
     with torch.inference_mode():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -113,6 +115,16 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="print the figures only: exit status 0 though a goal is missed")
     return parser
+
+
+def run(name: str, description: str | None, parts: Mapping[str, Callable[[Report], Coroutine[Any, Any, None] | None]]) -> int:
+    """The command of a benchmark without options of its own: measures its parts. Returns the exit status."""
+    given, report = arguments(description).parse_args(), Report(name)
+    for title, measure in parts.items():
+        with report.part(title):
+            if (measuring := measure(report)) is not None:
+                asyncio.run(measuring)
+    return report.finish(judge=not given.report)
 
 
 def median(values: Sequence[float]) -> float:

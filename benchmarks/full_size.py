@@ -4,7 +4,7 @@ step for pictures of one and of many requests, and the cost of the work around i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ SIDES = (512, 1024)
 COUNTS = (1, 2, 4, 8)
 
 
-def transformer(device: str, dtype: torch.dtype, values: Mapping[str, Any]) -> Any:
-    """A transformer with arguments that differ from the published ones. It is made as `dtype`, for twice its bytes may not fit."""
+def transformer() -> Any:
+    """Random weights. It is made as bfloat16, for twice that may not fit."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device(device):
-            made = diffusers.ZImageTransformer2DModel(cap_feat_dim=HIDDEN, **values)
+        with torch.device("cuda"):
+            made = diffusers.ZImageTransformer2DModel(cap_feat_dim=HIDDEN)
     finally:
         torch.set_default_dtype(before)
     for name, weight in made.named_parameters():
@@ -39,19 +39,13 @@ def transformer(device: str, dtype: torch.dtype, values: Mapping[str, Any]) -> A
     return made.eval().requires_grad_(False)
 
 
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
 class Easel:
     """The small checkpoint with another transformer in it, so that the rest of a picture takes no time."""
 
-    def __init__(self, folder: Path, device: str, dtype: str, values: Mapping[str, Any]) -> None:
-        self._device = device
-        self.studio = Studio("z-image", folder, device, dtype)
+    def __init__(self, folder: Path) -> None:
+        self.studio = Studio("z-image", folder, "cuda", "bfloat16")
         self.studio.painter.pipe.transformer = None  # Freed before the large one is made.
-        self.studio.painter.pipe.transformer = transformer(device, getattr(torch, dtype), values)
+        self.studio.painter.pipe.transformer = transformer()
 
     def request(self, seed: int, side: int, *, guided: bool = False) -> DrawRequest:
         return replace(self.studio.request(seed, side, guided=guided), steps=STEPS)
@@ -65,12 +59,12 @@ class Easel:
         return made
 
     def pass_s(self, canvases: Sequence[Canvas]) -> float:
-        """Seconds of one pass for all pictures."""
-        _wait(self._device)
+        """One pass for all of them."""
+        torch.cuda.synchronize()
         begun = time.perf_counter()
         with torch.inference_mode():
             self.studio.painter.forward(canvases)
-        _wait(self._device)
+        torch.cuda.synchronize()
         return time.perf_counter() - begun
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
@@ -80,24 +74,15 @@ class Easel:
         return median(calls.between_s)
 
 
-async def on_gpu(
-    report: Report,
-    folder: Path,
-    device: str = "cuda",
-    dtype: str = "bfloat16",
-    values: Mapping[str, Any] | None = None,
-    sides: Sequence[int] = SIDES,
-) -> None:
-    """Other devices, sizes and arguments of the transformer than the defaults only try this out."""
-    easel = Easel(folder, device, dtype, values or {})
-    where = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    for side in sides:
+async def on_gpu(report: Report, folder: Path) -> None:
+    easel, where = Easel(folder), torch.cuda.get_device_name()
+    for side in SIDES:
         passes = dict[int, float]()
         for count in COUNTS:
             canvases = await easel.canvases(count, side)
             easel.pass_s(canvases)
             passes[count] = median([easel.pass_s(canvases) for _ in range(ROUNDS)])
-            note = f"one pass of {count} pictures, not guided, {side} px, {dtype}, {where}; median of {ROUNDS}"
+            note = f"one pass of {count} pictures, not guided, {side} px, bfloat16, {where}; median of {ROUNDS}"
             report.add(Figure(f"pass_of_{count}_{side}px", passes[count], "s", "", note))
             if count > 1:
                 report.add(Figure(f"x_throughput_of_{count}_{side}px", count * passes[1] / passes[count], "x", "", "over passes of one"))
@@ -106,6 +91,5 @@ async def on_gpu(
             share = median([await easel.step_s(count, side, 10 * turn) / passes[count] - 1 for turn in range(ROUNDS)])
             note = f"from one pass to the next through the model, over the bare pass; {count} pictures"
             report.add(Figure(f"engine_overhead_of_a_step_{count}_{side}px", share, "", "", note))
-    if device.startswith("cuda"):
-        report.add(Figure("memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", "", f"most that was allocated, {where}"))
+    report.add(Figure("memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", "", f"most that was allocated, {where}"))
     await easel.studio.model.close()

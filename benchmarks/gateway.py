@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.figures import Figure, Report, arguments, median, percentile
+from benchmarks.figures import Figure, Report, median, percentile, run
 from benchmarks.processes import CpuMeter, peak_bytes, wakeups
 from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS
 from helpers.browser import CHROMIUM, ask, browser, opened
@@ -288,15 +288,5 @@ async def _page(report: Report, address: str) -> None:
     report.add(Figure("page_sound_over_prebuffer_ms", median(over_ms), "ms", "<= 150", f"{note}, less {1e3 * PREBUFFER_S:g} ms as told"))
 
 
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("gateway")
-    with report.part("default model"):
-        asyncio.run(_default_model(report))
-    with report.part("toy"):
-        asyncio.run(_toy(report))
-    return report.finish(judge=not given.report)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("gateway", __doc__, {"default model": _default_model, "toy": _toy}))

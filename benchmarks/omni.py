@@ -230,6 +230,7 @@ async def _qwen2_5(report: Report) -> None:
 
 async def qwen3(report: Report) -> None:
     """In float32, where the tokens are those of Transformers."""
+    torch.set_num_threads(1)
     with running(QWEN3, "float32") as (model, reference):
         await model.warm_up()
         await throughput(QWEN3, model, reference, report)

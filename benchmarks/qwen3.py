@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
-import torch
-
 from benchmarks import experts, omni
-from benchmarks.figures import Report, arguments
-
-
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("qwen3")
-    torch.set_num_threads(1)
-    with report.part("beside Transformers"):
-        asyncio.run(omni.qwen3(report))
-    with report.part("experts"):
-        experts.measure(report)
-    return report.finish(judge=not given.report)
-
+from benchmarks.figures import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("qwen3", __doc__, {"beside Transformers": omni.qwen3, "experts": experts.measure}))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.bare_grpc import RELAYS, floor
-from benchmarks.figures import Figure, Report, arguments, median, percentile
+from benchmarks.figures import Figure, Report, median, percentile, run
 from benchmarks.processes import CpuMeter
 from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
@@ -148,15 +148,5 @@ async def relaying(report: Report) -> None:
         report.add(Figure(f"cpu_per_relay_{name}_over_bare_grpc", cost / (1e6 * bare.relay_cpu_s), "x", "", "medians of the same run"))
 
 
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("relay")
-    with report.part("chain of toys"):
-        asyncio.run(measure(report))
-    with report.part("relays"):
-        asyncio.run(relaying(report))
-    return report.finish(judge=not given.report)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("relay", __doc__, {"chain of toys": measure, "relays": relaying}))

@@ -54,9 +54,9 @@ def words(seed: int, characters: int) -> str:
     return "".join(random.Random(seed).choices("abcdefgh ", k=characters))
 
 
-def thinker_params(seed: int, characters: int = 80, tokens: int = TOKENS) -> stage_pb2.ThinkerParams:
+def thinker_params(seed: int, characters: int = 80) -> stage_pb2.ThinkerParams:
     drawn = stage_pb2.Sampling(temperature=1)
-    return stage_pb2.ThinkerParams(messages=messages(words(seed, characters)), sampling=drawn, max_tokens=tokens, ignore_eos=True)
+    return stage_pb2.ThinkerParams(messages=messages(words(seed, characters)), sampling=drawn, max_tokens=TOKENS, ignore_eos=True)
 
 
 def talker_params(frames: int) -> stage_pb2.TalkerParams:

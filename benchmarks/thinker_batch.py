@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.figures import Figure, Report, median, run
 from omnistage.engine.types import Sampling
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
@@ -87,29 +87,17 @@ def _token_ms(answers: Sequence[AnswerTimes]) -> float:
     return median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers])
 
 
-def measure(report: Report) -> None:
+async def measure(report: Report) -> None:
     """All figures of the Thinker alone, in this process."""
-
-    async def run() -> None:
-        directory = model_directory() / "thinker"
-        started = time.perf_counter()
-        model = load_thinker(directory)
-        report.add(Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted"))
-        try:
-            await _speed(model, report)
-        finally:
-            await model.close()
-
-    asyncio.run(run())
-
-
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("thinker_batch")
-    with report.part("thinker alone"):
-        measure(report)
-    return report.finish(judge=not given.report)
+    directory = model_directory() / "thinker"
+    started = time.perf_counter()
+    model = load_thinker(directory)
+    report.add(Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted"))
+    try:
+        await _speed(model, report)
+    finally:
+        await model.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("thinker_batch", __doc__, {"thinker alone": measure}))

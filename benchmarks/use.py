@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import idle
-from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.figures import Figure, Report, median, run
 from benchmarks.processes import with_children
 from omnistage.client import Omni
 
@@ -35,18 +35,6 @@ SETTLE_S = 30.0
 """After the last answer: the router stops listening to the stages after 10 s."""
 IDLE_S = 60.0
 """The router looks at its stages once in so long."""
-
-
-def main() -> int:
-    given = arguments(__doc__).parse_args()
-    report = Report("use")
-    with report.part("command"):
-        _command(report)
-    with report.part("install"):
-        _install(report)
-    with report.part("asks"):
-        _asks(report)
-    return report.finish(judge=not given.report)
 
 
 def _command(report: Report) -> None:
@@ -181,4 +169,4 @@ def _check_call(module: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("use", __doc__, {"command": _command, "install": _install, "asks": _asks}))
