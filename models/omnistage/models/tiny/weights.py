@@ -14,6 +14,7 @@ from transformers.utils.logging import get_verbosity, set_verbosity
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.random_weights import noise
 
 SHARD_BYTES = 2 << 30
 
@@ -36,17 +37,21 @@ def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
 def write_weights(
     directory: Path,
     shapes: Shapes,
-    draw: Callable[[str, tuple[int, ...]], torch.Tensor],
+    seed: int,
+    distribution: Callable[[str, tuple[int, ...]], tuple[float, float]],
     dtype_of: Callable[[str], torch.dtype],
     progress: ShowProgress,
 ) -> None:
-    """draw: makes a weight from its name and shape. dtype_of: the type that it is stored in."""
+    """distribution: mean and deviation of a weight, by its name and shape. dtype_of: the type that it is stored in."""
     total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())
     shards = list(_shards(shapes, -(-total // max(2, -(-total // SHARD_BYTES))), dtype_of))
     shard_of = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: draw(name, shapes[name]).to(dtype_of(name)) for name in names}
+        tensors = {}
+        for name in names:
+            mean, deviation = distribution(name, shapes[name])
+            tensors[name] = noise(name, shapes[name], seed, deviation, mean).to(dtype_of(name))
         save_file(tensors, directory / file, {"format": "pt"})
         shard_of.update(dict.fromkeys(names, file))
         progress("writing the weights", (index + 1) / len(shards))

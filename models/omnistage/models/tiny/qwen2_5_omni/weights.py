@@ -17,7 +17,6 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny.omni import added_gains, published_name
-from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import state_of, write_weights
 
 GAINS = (
@@ -44,23 +43,16 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write the weights as shards with their index. Code2Wav is always float32, as published. Ids of the heads that are no token or no code
     are as likely as any other, as in published checkpoints: a server must ban them."""
-    wanted = shapes(config)
-    adds = added_gains(config, DECODERS)
-    write_weights(directory, wanted, partial(_weight, seed=seed, adds=adds), partial(_dtype, dtype=dtype), progress)
+    distribution = partial(_distribution, adds=added_gains(config, DECODERS))
+    write_weights(directory, shapes(config), seed, distribution, partial(_dtype, dtype=dtype), progress)
 
 
 def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.startswith("token2wav.") else dtype
 
 
-def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
-    mean, deviation = _distribution(name, shape, adds)
-    return noise(name, shape, seed, deviation, mean)
-
-
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
-    """Mean and deviation of a weight."""
+    """Mean and deviation of a weight. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
     owner = name.split(".")[-2]
     if name.endswith(".bias"):
         return 0.0, 0.1

@@ -20,7 +20,6 @@ from omnistage.models.tiny.omni import added_gains, with_tokenizer, write_settin
 from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, Size
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, write_tokenizer
-from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import write_weights
 
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
@@ -104,18 +103,14 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
     shapes = {
         name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
     }
-    adds = added_gains(config, DECODERS)
-    write_weights(directory, shapes, partial(_weight, seed=seed, adds=adds), lambda name: dtype, progress)
-
-
-def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
-    mean, deviation = code2wav.distribution(name, shape) if name.startswith(code2wav.PREFIX) else _distribution(name, shape, adds)
-    return noise(name, shape, seed, deviation, mean)
+    distribution = partial(_distribution, adds=added_gains(config, DECODERS))
+    write_weights(directory, shapes, seed, distribution, lambda name: dtype, progress)
 
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
-    """Mean and deviation of a weight."""
+    """Mean and deviation of a weight. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
+    if name.startswith(code2wav.PREFIX):
+        return code2wav.distribution(name, shape)
     owner = name.split(".")[-2]
     gain = next((gain for part, gain in GAINS if part in name), 1.0)
     if name.endswith(".bias"):
