@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 import torch
 
-from omnistage.engine.activity import STEP_LIMIT_S, Activity
+from omnistage.engine.activity import Activity
 from omnistage.engine.adapter import Decoder, Head
 from omnistage.engine.attention import BackendChoice, choose_backend
 from omnistage.engine.followers import NOBODY, Followers
@@ -42,9 +42,9 @@ class Engine:
     """Runs a decoder for many requests at once.
 
     pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
-    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. step_limit_s: see `Activity`; `activity` tells the
-    present work of the thread, which starts with the first request. attention: the backend that was chosen for the decoder, and why.
-    followers: other ranks of the decoder.
+    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. attention: the backend that was chosen for the
+    decoder, and why. followers: other ranks of the decoder. `activity` tells the present work of the thread, which starts with the first
+    request.
     """
 
     def __init__(
@@ -57,12 +57,11 @@ class Engine:
         kept_pages: int | None = None,
         poison: bool = False,
         step_s: float | None = STEP_S,
-        step_limit_s: float = STEP_LIMIT_S,
         attention: BackendChoice | None = None,
         followers: Followers = NOBODY,
     ) -> None:
         limits = limits or SchedulerLimits()
-        self.activity = Activity("omnistage-engine", step_limit_s, followers.processes)
+        self.activity = Activity("omnistage-engine", processes=followers.processes)
         self.attention = attention or choose_backend(decoder.spec)
         self.spec = decoder.spec
         self._pool = PagePool(pages)

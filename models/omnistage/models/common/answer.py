@@ -39,7 +39,6 @@ class AnswerAssembler:
         history: Sequence[int] = (),
         finished: FinishReason | None = None,
         most: int = sys.maxsize,
-        text_port: str = "text",
         row_port: str = "",
         last_row: bool = True,
         row_of: Callable[[int], Array] | None = None,
@@ -57,7 +56,7 @@ class AnswerAssembler:
         all. ready: rows that are known already and go out first. thought: the thought before the answer, which has no rows; None: there is
         none. Raises BadRequest if the first wanted row lies beyond the rows of the prompt, or beyond the tokens so far."""
         self._detokenizer = detokenizer
-        self._wants_text = text_port in wanted
+        self._wants_text = "text" in wanted
         self._wants_rows = row_port in wanted
         self._row_port, self._last_row, self._row_of = row_port, last_row, row_of
         self._first_row = self._next_row = wanted.get(row_port, 0)
