@@ -111,7 +111,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
     for kind, values in params.items():
         given = getattr(request, kind)
         if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
-            _keep_absent_penalty(getattr(values, kind).sampling, given.sampling)
+            _clear_replaced(getattr(values, kind).sampling)
         for said, _ in given.ListFields():
             if said.name in _SAID_WHOLE:
                 getattr(values, kind).ClearField(said.name)
@@ -127,9 +127,9 @@ _SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 """Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
 
 
-def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
-    """Clear the pipeline's sampling params (`defaults`) that the client's replace. A client that sends sampling sends all its fields but
-    `repetition_penalty` and `top_p`, which may be absent: their defaults stay."""
+def _clear_replaced(defaults: stage_pb2.Sampling) -> None:
+    """Clear the pipeline's default sampling, all but `repetition_penalty` and `top_p`: a client that sends sampling sends a value for every
+    other field, and may leave these two out."""
     kept = stage_pb2.Sampling()
     if defaults.HasField("repetition_penalty"):
         kept.repetition_penalty = defaults.repetition_penalty
