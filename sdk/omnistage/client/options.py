@@ -22,15 +22,15 @@ class Options(TypedDict, total=False):
     outputs: Annotated[
         Sequence[str],
         About(
-            "Ports wanted: text, audio, image, video; alignment, latents, pixels, where a pipeline gives them on request.",
-            "all but those on request; of draw, film and sound that alone",
+            "Names of the outputs: text, audio, image, video; also alignment, latents, pixels, if a pipeline gives them on request.",
+            "all but those on request; draw, film and sound ask for one alone",
         ),
     ]
     seed: Annotated[
         int,
         About(
-            "The same seed gives the same answer; `Answer.seed` tells which one was used. Without a temperature above 0 the text is not"
-            " drawn, and every seed gives the same; `Answer.drew` tells whether another one could have given another answer.",
+            "The same seed gives the same answer; `Answer.seed` tells which seed was used. Without a temperature above 0 the text does not"
+            " depend on chance, and every seed gives the same; `Answer.drew` tells whether another seed could have given another answer.",
             "random",
             Range(0, 2**64 - 1),
         ),
@@ -41,8 +41,8 @@ class Options(TypedDict, total=False):
     request_id: Annotated[
         str,
         About(
-            "Name of this request, at most 64 characters of A-Z a-z 0-9 _ -. Asking again under the same name ends the answer that still"
-            " runs under it.",
+            "Name of this request, at most 64 characters of A-Z a-z 0-9 _ -. A second request with the same name ends the answer that still"
+            " runs for the first.",
             "one of its own",
         ),
     ]
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     max_retries: Annotated[
         int,
         About(
-            "How often to ask again, within the time limit, where the server says when to and you have nothing of the answer yet.",
+            "How often to ask again, within the time limit, if an error may pass and you have nothing of the answer yet.",
             "the client's, 2",
             Range(0),
         ),
@@ -59,13 +59,13 @@ class Options(TypedDict, total=False):
     background: Annotated[
         str,
         About(
-            "Lies under what is transparent in pictures and films that are sent: a colour as #rrggbb, in hexadecimal.",
-            "white; layers are drawn from what is transparent",
+            "Colour under the transparent parts of pictures and films that are sent, as #rrggbb, in hexadecimal.",
+            "white; a model of layers sees transparent parts",
         ),
     ]
 
-    max_tokens: Annotated[int, About("Tokens to make at most.", PIPELINE, Range(1, 32768))]
-    min_tokens: Annotated[int, About("Tokens to make at least; no more than max_tokens.", "0", Range(0, 32768))]
+    max_tokens: Annotated[int, About("The most tokens of the answer.", PIPELINE, Range(1, 32768))]
+    min_tokens: Annotated[int, About("The fewest tokens of the answer; no more than max_tokens.", "0", Range(0, 32768))]
     stop: Annotated[str | Sequence[str], About("The text ends before any of these; at most 16, of 1 to 256 characters.", "none")]
     ignore_eos: Annotated[bool, About("Go on after the end-of-text token.", "False")]
     json_schema: Annotated[
@@ -73,27 +73,32 @@ class Options(TypedDict, total=False):
     ]
     regex: Annotated[str, About("The whole text keeps to this regular expression.", "none")]
     choice: Annotated[Sequence[str], About("The text is one of these; at most 1024.", "none")]
-    logprobs: Annotated[bool, About("Also tell how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`.", "False")]
-    top_logprobs: Annotated[int, About("Those of so many of the likeliest tokens as well, in `TextDelta.top_logprobs`.", "0", Range(0, 20))]
+    logprobs: Annotated[bool, About("Report how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`.", "False")]
+    top_logprobs: Annotated[int, About("How many of the likeliest tokens to report too, in `TextDelta.top_logprobs`.", "0", Range(0, 20))]
     temperature: Annotated[float, About("How freely tokens are drawn; 0 takes the likeliest.", PIPELINE, Range(0, 2))]
-    top_k: Annotated[int, About("Draw from so many of the likeliest tokens; 0 is off.", PIPELINE, Range(0))]
+    top_k: Annotated[int, About("Draw from this number of the likeliest tokens; 0 is off.", PIPELINE, Range(0))]
     top_p: Annotated[
         float, About("Draw from the likeliest tokens that together have this probability; 1 is off.", PIPELINE, Range(0, 1, is_above=True))
     ]
     min_p: Annotated[
-        float, About("Draw from tokens that are at least so likely beside the likeliest; 0 is off.", PIPELINE, Range(0, 1, is_below=True))
+        float,
+        About(
+            "Draw from tokens with at least this part of the probability of the likeliest; 0 is off.", PIPELINE, Range(0, 1, is_below=True)
+        ),
     ]
     repetition_penalty: Annotated[
-        float, About("Above 1, what was there before is less likely; 1 is off.", PIPELINE, Range(0, 100, is_above=True))
+        float, About("Above 1, tokens that were there before are less likely; 1 is off.", PIPELINE, Range(0, 100, is_above=True))
     ]
-    presence_penalty: Annotated[float, About("Taken from the logit of a token that was made before; 0 is off.", PIPELINE, Range(-2, 2))]
-    frequency_penalty: Annotated[float, About("The same for each time that it was made; 0 is off.", PIPELINE, Range(-2, 2))]
+    presence_penalty: Annotated[
+        float, About("Subtracted once from the logit of each token that was made before; 0 is off.", PIPELINE, Range(-2, 2))
+    ]
+    frequency_penalty: Annotated[
+        float, About("Subtracted from the logit of a token for each time that it was made; 0 is off.", PIPELINE, Range(-2, 2))
+    ]
 
     voice: Annotated[str, About("Voice name, from `pipelines()`.", MODEL)]
     speed: Annotated[float, About("Speed of speech.", "1", Range(0.5, 2))]
-    max_frames: Annotated[
-        int, About("Frames of speech to make at most; how many a second has is the model's.", PIPELINE, Range(1, 1 << 20))
-    ]
+    max_frames: Annotated[int, About("The most frames of speech; the model decides how many a second has.", PIPELINE, Range(1, 1 << 20))]
 
     profile: Annotated[str, About("How sound is cut into chunks.", "balanced", ("latency", "balanced", "quality", "offline"))]
     sample_rate_hz: Annotated[
@@ -104,21 +109,21 @@ class Options(TypedDict, total=False):
             ("8000", "11025", "12000", "16000", "22050", "24000", "32000", "44100", "48000"),
         ),
     ]
-    encoding: Annotated[str, About("In what form samples come.", "pcm16", ("pcm16", "float32"))]
+    encoding: Annotated[str, About("The form of the samples.", "pcm16", ("pcm16", "float32"))]
 
-    negative_prompt: Annotated[str, About("What not to show.", "none")]
+    negative_prompt: Annotated[str, About("Words for things that the picture must not show.", "none")]
     width: Annotated[int, About("Pixels.", MODEL, Range(1, 16384))]
     height: Annotated[int, About("Pixels.", MODEL, Range(1, 16384))]
     steps: Annotated[int, About("Denoising steps.", MODEL, Range(1, 1000))]
     guidance_scale: Annotated[float, About("How closely to follow the prompt.", MODEL, Range(0, 100))]
     results: Annotated[int, About("How many pictures.", "1", Range(1, 8))]
-    previews: Annotated[int, About("Previews on the way, of the first result alone.", "0", Range(0, 16))]
+    previews: Annotated[int, About("How many previews come during the drawing, of the first result alone.", "0", Range(0, 16))]
     preview_side: Annotated[int, About("Longest side of a preview, pixels.", MODEL, Range(1, 1024))]
     step_cache: Annotated[
         float,
         About(
-            "How much the first block may change in a step, of 1, for the step to take over what the others added before: faster, and"
-            " another picture. 0 is off.",
+            "How much the first block may change in a step (1 is all of it) for the step to reuse what the other blocks added before:"
+            " faster, but another picture. 0 is off.",
             "0",
             Range(0, 1),
         ),
@@ -126,20 +131,21 @@ class Options(TypedDict, total=False):
     sigmas: Annotated[
         Sequence[float],
         About(
-            "Noise levels of the steps as the pipeline takes them, from 1e-6 on, each below the one before it, at most 1000; instead of"
-            " steps.",
-            "the pipeline's, of so many steps",
+            "Noise levels of the steps, in place of steps, as the pipeline takes them: at least 1e-6, each below the one before it, at most"
+            " 1000 of them.",
+            "the pipeline's, for the number of steps",
         ),
     ]
     strength: Annotated[
         float,
-        About("How much of the picture to start from is drawn anew, where the pipeline knows that.", PIPELINE, Range(0, 1, is_above=True)),
+        About("How much of the given picture is drawn anew, if the pipeline has this option.", PIPELINE, Range(0, 1, is_above=True)),
     ]
     mask_image: Annotated[
-        ImageLike, About("Where to draw anew, of a pipeline that fills in: white or transparent there; as large as the picture.", "none")
+        ImageLike,
+        About("For a pipeline that fills in: a picture, as large as the other, that is white or transparent where to draw anew.", "none"),
     ]
     control_image: Annotated[
-        ImageLike, About("What the picture keeps to, of a pipeline that has a ControlNet: such as edges or depths.", "none")
+        ImageLike, About("For a pipeline with a ControlNet: a picture that guides the drawing, such as edges or depths.", "none")
     ]
     options: Annotated[
         Mapping[str, Any],
@@ -150,14 +156,16 @@ class Options(TypedDict, total=False):
     ]
     frames: Annotated[int, About("Frames of a film.", MODEL, Range(1, 1 << 16))]
     frames_per_second: Annotated[float, About("Frames a second of a film.", MODEL, Range(0.1, 120))]
-    seconds: Annotated[float, About("Of sound; of a film, where frames do not say how long it is.", MODEL, Range(0, 3600, is_above=True))]
-    begin_s: Annotated[float, About("Seconds of a longer sound that come before what is made.", "0", Range(0, 3600))]
-    guidance_scale_2: Annotated[float, About("The same where a second transformer takes over.", "guidance_scale", Range(0, 100))]
-    flow_shift: Annotated[float, About("How far a schedule is shifted to its noise.", MODEL, Range(0, 100, is_above=True))]
-    layers: Annotated[int, About("So many layers each, of a model that draws layers.", MODEL, Range(0, 64))]
+    seconds: Annotated[float, About("Length of a sound, or of a film if frames are not given.", MODEL, Range(0, 3600, is_above=True))]
+    begin_s: Annotated[float, About("How many seconds of a longer sound come before the sound that is made.", "0", Range(0, 3600))]
+    guidance_scale_2: Annotated[
+        float, About("How closely to follow the prompt in the steps of a second transformer.", "guidance_scale", Range(0, 100))
+    ]
+    flow_shift: Annotated[float, About("How far the schedule is shifted to the side of more noise.", MODEL, Range(0, 100, is_above=True))]
+    layers: Annotated[int, About("How many layers each picture has, for a model that draws layers.", MODEL, Range(0, 64))]
     media_type: Annotated[
         str,
-        About("Kind of file, as far as the model makes it; MP4 of a film is AV1 unless H.264 is asked for, as avc1.", MODEL, MEDIA_TYPES),
+        About("Type of the file, if the model makes it; a film in MP4 is AV1 unless avc1 asks for H.264.", MODEL, MEDIA_TYPES),
     ]
 
 

@@ -18,45 +18,48 @@ class StackSettings(TypedDict, total=False):
     pipeline: Annotated[
         str | Sequence[str],
         About(
-            "Name or YAML file of the pipeline; of several the first is started, each other one when it is asked.",
+            "Name or YAML file of the pipeline. If there are several, the first starts at once, each other one when it is asked.",
             "that of the checkpoint, or smol and picture",
         ),
     ]
     device: Annotated[str | Mapping[str, str], About("Where a model computes: cpu, cuda:0 ...", "cpu")]
     dtype: Annotated[
-        str, About("Number format that it computes in; auto: the model's choice for this machine.", "auto", ("auto", "float32", "bfloat16"))
+        str,
+        About(
+            "Number format that a model computes in; auto: the model's choice for this machine.", "auto", ("auto", "float32", "bfloat16")
+        ),
     ]
     threads: Annotated[int | Mapping[str, int], About("Compute threads of a process.", "1", Range(1, 64))]
     replicas: Annotated[Mapping[str, int], About('Processes by stage: {"talker": 2}.', "1 of each", Range(1, 64))]
-    max_sessions: Annotated[int, About("Answers at once; what comes above waits or is refused.", MODEL, Range(1, 4096))]
+    max_sessions: Annotated[int, About("Answers at once; further requests wait or are refused.", MODEL, Range(1, 4096))]
     max_batch_size: Annotated[
         int | Mapping[str, int], About("Sequences in one step; other answers wait for a place in it.", "max_sessions", Range(1, 4096))
     ]
     max_batch_tokens: Annotated[
         int | Mapping[str, int],
         About(
-            "Rows in one step: less holds others up less while a prompt is read, more reads it in fewer steps.",
+            "Rows in one step. With fewer rows, a prompt that is read holds other answers up less; with more, it is read in fewer steps.",
             MODEL,
             Range(1, 1 << 20),
         ),
     ]
     kv_cache_bytes: Annotated[int | Mapping[str, int], About("Memory for keys and values, at least one whole context.", MODEL, Range(1))]
-    enable_cache: Annotated[bool | Mapping[str, bool], About("Keep what prompts that begin alike have in common.", "True")]
+    enable_cache: Annotated[bool | Mapping[str, bool], About("Keep computed results for later prompts with the same beginning.", "True")]
     gpu_memory_utilization: Annotated[
         float | Mapping[str, float],
-        About("Part of a GPU's memory that may be filled; means nothing on a CPU.", MODEL, Range(0, 1, is_above=True)),
+        About("Part of a GPU's memory that may be filled; has no effect on a CPU.", MODEL, Range(0, 1, is_above=True)),
     ]
     memory_share: Annotated[
         float | Mapping[str, float],
         About(
-            "Part of its device's memory that a process may count on, where others that take what they find free are on it too.",
+            "Part of a device's memory that a process may count on, if several processes that take all free memory share the device.",
             "equal parts",
             Range(0, 1, is_above=True),
         ),
     ]
     lora: Annotated[
         str | Sequence[str],
-        About("LoRA files of a pipeline that draws, of safetensors: FILE[@PART][=SCALE], behind PIPELINE= where several draw.", "none"),
+        About("LoRA files (safetensors) of a pipeline that draws: FILE[@PART][=SCALE], after PIPELINE= if several draw.", "none"),
     ]
     inline_limit: Annotated[int, About("Tensors of fewer bytes travel in the message, others through shared memory.", "65536", Range(0))]
     start_timeout_s: Annotated[float, About("Time limit for download, load and start, seconds.", "900", Range(0, is_above=True))]
@@ -65,7 +68,8 @@ class StackSettings(TypedDict, total=False):
 SETTINGS: Mapping[str, Any] = {
     **StackSettings.__annotations__,
     "tensor_parallel_size": Annotated[
-        int | Mapping[str, int], About("Ranks that one model is spread over: processes of this machine, a GPU each.", "1", Range(1, 64))
+        int | Mapping[str, int],
+        About("Number of ranks over which a model is spread: processes of this machine, each with a GPU.", "1", Range(1, 64)),
     ],
 }
 """All settings, each with its description; the last one is a parameter of `Omni` itself."""
