@@ -1,4 +1,4 @@
-"""The default Code2Wav: feature rows in, 24 kHz sound out, in chunks that grow.
+"""The default Code2Wav: feature rows go in, 24 kHz sound comes out, in chunks that grow.
 
 A chunk ends at the end of a phrase or where the schedule says. The schedule depends only on the frame index, so the samples do not depend
 on how the rows arrive.
@@ -74,7 +74,7 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
 
 
 def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
-    """Rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase.
+    """The number of rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase.
 
     A tail shorter than half a chunk joins the chunk before it.
     """
@@ -89,21 +89,21 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
 
 
 class _Phrase:
-    """One phrase on its way from rows to samples.
+    """Turns the rows of one phrase into samples.
 
     first_row: index of its first row in the session. rows: number of its rows. wanted: the row of the phrase from which on samples are
-    wanted. Samples before it may be anything; with wanted >= rows the phrase takes rows and gives nothing.
+    wanted: samples before it may be anything; with wanted >= rows the phrase only counts its rows.
     """
 
     def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
         self.first_row = first_row
         self.rows = rows
         self._wanted = wanted
-        self.received = 0
-        self.given = 0
+        self.received = 0  # Rows that have come.
+        self.given = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
-        self._pushed = 0
-        self._whole = False
+        self._pushed = 0  # Rows that were turned into samples, except the lookahead.
+        self._whole = False  # Whether the last row was pushed as the last one.
         self._seed = seed
         self._next_frame = first_row * FRAMES_PER_ROW
         self._device = net.head.weight.device
@@ -111,7 +111,7 @@ class _Phrase:
         self._train = PulseTrain()
         self._pulses = torch.zeros(0, spectrum.BINS, dtype=torch.complex64)
         self._overlap = OverlapAdd()
-        self._samples = torch.zeros(0)
+        self._samples = torch.zeros(0)  # Made and not yet returned.
 
     @property
     def skipped(self) -> bool:
@@ -124,11 +124,11 @@ class _Phrase:
         self.received += len(rows)
 
     def needs(self, rows: int) -> int:
-        """Rows of the phrase that must be here before the next `rows` can be turned into samples."""
+        """How many rows of the phrase must have come before the next `rows` can be turned into samples."""
         return min(self.given + rows + LOOKAHEAD_ROWS, self.rows)
 
     def take(self, rows: int) -> Samples:
-        """The next rows * SAMPLES_PER_ROW samples. The rows that they need must be here."""
+        """The next rows * SAMPLES_PER_ROW samples, faded at both ends of the phrase. The rows that they need must have come."""
         needed = self.needs(rows)
         last = needed == self.rows
         # The last row of a phrase that is broken off may be pushed before that is known.
@@ -151,6 +151,7 @@ class _Phrase:
         return rows[:count]
 
     def _push(self, rows: Samples, last: bool) -> None:
+        """Compute with the next rows and append the samples that are complete. last: the phrase ends with these rows."""
         f0 = rows[:, F0].reshape(-1)
         pulses = torch.cat([self._pulses, self._train.push(f0, last)])
         if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
@@ -167,7 +168,7 @@ class _Phrase:
 
     @staticmethod
     def _frames(rows: Samples) -> Samples:
-        """Rows in the form that the net takes, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
+        """The rows as frames for the net, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
         text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
         f0, energy = rows[:, F0].reshape(-1, 1), rows[:, ENERGY].reshape(-1, 1)
         pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)
@@ -176,7 +177,7 @@ class _Phrase:
 
 @dataclass(slots=True)
 class WaveSession:
-    """Rows in, chunks of samples out, for one session. It knows no thread: `step` is the unit of work, `ready` says whether there is one.
+    """Turns the rows of one session into chunks of samples. It starts no thread: its caller calls `step` while `ready` is true.
 
     first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them.
     """
@@ -193,7 +194,7 @@ class WaveSession:
 
     @property
     def silent(self) -> bool:
-        """Whether no samples have been given yet."""
+        """Whether no samples have been returned yet."""
         return self._silent
 
     def feed(self, first: int, rows: Array) -> None:
@@ -219,8 +220,8 @@ class WaveSession:
                 self._given += phrase.rows
 
     def _begin(self, first: int, rows: Samples) -> Samples:
-        """The rest of the session's first rows, from row `first` on, without those before the first phrase. A session that goes on may
-        begin in the middle of a phrase that it does not need."""
+        """Return the session's first rows without those before the first whole phrase: a resumed session may get the end of a phrase that
+        it does not need. first: index of the first row. Raises BadRequest if a row that the first sample needs is missing."""
         begins = np.flatnonzero(rows[:, INDEX] == 0)
         dropped = 0 if first == 0 else int(begins[0]) if len(begins) else len(rows)
         self._begun = first == 0 or len(begins) > 0
@@ -239,7 +240,7 @@ class WaveSession:
             self._phrases[-1].rows = self._phrases[-1].received
 
     def ready(self) -> bool:
-        """Whether all rows that the next chunk depends on are here."""
+        """Whether all rows that the next chunk depends on have come."""
         if not self._phrases or self._phrases[0].skipped:
             return False
         return self._phrases[0].received >= self._phrases[0].needs(self._next_chunk())
@@ -269,7 +270,7 @@ class WaveSession:
 
 
 def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
-    """The chunks of a fixed phrase of WARM_UP_ROWS rows, which needs every size of the schedule."""
+    """Yield the sound of a fixed random phrase, chunk by chunk; it is so long that chunks of all sizes of the schedule occur."""
     rows = np.random.Generator(np.random.PCG64(0)).standard_normal((WARM_UP_ROWS, FEATURE_WIDTH), np.float32)
     rows[:, F0], rows[:, ENERGY] = 120 + 10 * rows[:, F0], np.abs(rows[:, ENERGY])
     rows[:, INDEX], rows[:, COUNT] = np.arange(WARM_UP_ROWS), WARM_UP_ROWS
@@ -280,7 +281,7 @@ def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
 
 
 class SmolCode2Wav:
-    """Code2WavModel over the converted folder `code2wav`."""
+    """Implements `Code2WavModel`. Build it with `load_code2wav`. threads: torch threads of the one thread that computes."""
 
     def __init__(self, net: SpectrumNet, info: ModelInfo, threads: int) -> None:
         self._net = net
@@ -292,11 +293,11 @@ class SmolCode2Wav:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: WaveRequest) -> WaveRequest:
-        """There is a schedule for every profile of the contract."""
+        """Accept every request: there is a schedule for each profile."""
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
-        """Always 0: only the rows tell where the phrase of a sample begins. `Sound.needs` tells it to a caller that has heard the sound."""
+        """Always 0: only the rows show where the phrase of a sample begins. A caller that has the sound knows it from `Sound.needs`."""
         return 0
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
@@ -312,20 +313,20 @@ class SmolCode2Wav:
             yield sound
 
     async def _sounds(self, session: WaveSession) -> AsyncIterator[Sound]:
-        """All chunks whose rows are here."""
+        """Yield the chunks whose rows have come."""
         while session.ready():
             sound = await self._worker.run(session.step, urgent=session.silent)
             if len(sound.samples):
                 yield sound
 
     async def warm_up(self) -> None:
-        """Decode a few seconds on the thread that decodes, and once more to measure how many speakers it can serve."""
+        """Decode a few seconds on the worker's thread, then once more to measure how many sessions it can serve in real time."""
         await self._worker.run(lambda: list(_fixed_sounds(self._net, USUAL_PROFILE)))
         speakers = await self._worker.run(self._speakers)
         self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     def _speakers(self) -> float:
-        """Seconds of sound that are made in a second."""
+        """Measure how many seconds of sound a second of computing makes."""
         device = self._net.head.weight.device.type
         begun = computing_s(None, device)
         samples = sum(map(len, _fixed_sounds(self._net, USUAL_PROFILE)))
@@ -337,7 +338,7 @@ class SmolCode2Wav:
 
 
 def load_code2wav(folder: Path, options: LoadOptions | None = None) -> SmolCode2Wav:
-    """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
+    """Load from a folder `code2wav` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or another model's."""
     options = options or LoadOptions()
     read_config(folder, "hibari-code2wav")
     net = SpectrumNet()

@@ -19,9 +19,9 @@ MAX_PHONEMES = 400
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read. normal: words that the lexicon reads one by one. phonemes: their letters; empty if there is nothing to say.
-    starts: the place of each word in them, and that of the end. borders: see Spoken. unspoken: runs of characters that mean something and
-    got neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
+    """How a text is read. normal: words that the lexicon reads one by one. phonemes: their sounds, a letter each; empty if there is nothing
+    to say. starts: the place in `phonemes` of each word, and of the end. borders, unspoken: see SpokenText. Unspoken characters mean
+    something and got neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
 
     normal: str
     phonemes: str
@@ -32,8 +32,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class SpokenRun:
-    """Words of a text from begin to end, counted between its spaces, and the letters of its phonemes from first to last at which the words
-    sound. Ends are exclusive."""
+    """Words of a text that sound together. begin, end: the words, as the text is split at spaces. first, last: the letters of its phonemes
+    at which they sound. `end` and `last` are exclusive."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class SpokenRun:
 
 
 class Phonemizer:
-    """English text to the ids of a voice. Not for use by two threads at once."""
+    """Turns English text into phoneme ids. symbols: the id of each phoneme letter. Not for use by two threads at once."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
         from hibari.g2p import G2P
@@ -53,7 +53,7 @@ class Phonemizer:
         self._symbols = dict(symbols)
 
     def read(self, text: str) -> Reading:
-        """Read one phrase."""
+        """Read one phrase: its words, their phonemes, and the characters that are not spoken."""
         read = spoken(text)
         normal = read.text
         letters = [""]
@@ -71,15 +71,15 @@ class Phonemizer:
         return Reading(normal, phonemes, starts, read.borders, read.unspoken)
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Ids of these phonemes with a pad first and last, in as many parts as MAX_PHONEMES demands, and the places of all ids except the
-        pads."""
+        """Yield parts of at most MAX_PHONEMES phonemes: their ids with a pad first and last, and for each id but the pads the place of its
+        letter."""
         for begin, part in _parts(phonemes):
             places = [place for place, letter in enumerate(part, begin) if letter in self._symbols]
             yield [PAD, *(self._symbols[phonemes[place]] for place in places), PAD], places
 
     def runs(self, text: str, reading: Reading) -> Iterator[SpokenRun]:
-        """Which words of a text sound at which letters of its reading. A word forms its own run unless a written form covers its end, such
-        as a number with its unit."""
+        """Yield which words of a text sound at which letters of its reading. A word is a run of its own, unless a written form spans a
+        space, such as a number with its unit."""
         words = text.split()
         for (begin, first), (end, last) in pairwise(reading.borders):
             letters = range(reading.starts[first], min(reading.starts[last], len(reading.phonemes)))
@@ -90,7 +90,7 @@ class Phonemizer:
 
 
 def _parts(phonemes: str) -> Iterator[tuple[int, str]]:
-    """Pieces of at most MAX_PHONEMES letters and their places, cut at spaces if there are any."""
+    """Yield pieces of at most MAX_PHONEMES letters, each with its place; cut at spaces if there are any."""
     begin = 0
     while len(phonemes) - begin > MAX_PHONEMES:
         space = phonemes.rfind(" ", begin + 1, begin + MAX_PHONEMES)

@@ -60,7 +60,7 @@ class Pause(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """Text to be spoken in one breath, without line breaks. places: places of its characters in the whole text, as PlainText gives them;
-    empty for a phrase that comes from no text. A straight mark behind a digit that ends a quotation of an earlier phrase is written as a
+    empty for a phrase that comes from no text. A straight mark after a digit that ends a quotation of an earlier phrase is written as a
     closing one, so that it is not taken for inches."""
 
     text: str
@@ -69,8 +69,8 @@ class Phrase:
 
 
 class PhraseCutter:
-    """Phrases of one text: Markdown goes in, phrases of plain text come out. Signs without a word are a phrase too, because unspoken
-    characters must be told; but not signs of ASCII, which may be left over from marks.
+    """Cuts one text into phrases: Markdown goes in, phrases of plain text come out. Symbols without a word (★★) make a phrase too, because
+    characters that are not spoken are reported. ASCII symbols alone make none: they may be left over from Markdown.
 
     plain: the text is no Markdown: every character stands for itself."""
 
@@ -80,11 +80,11 @@ class PhraseCutter:
         self._quotation = Quotation()
         self._text = ""
         self._places: list[int] = []
-        self._words = 0
+        self._words = 0  # Words begun in `_text`.
         self._in_word = False
-        self._end: int | None = None
+        self._end: int | None = None  # Where the phrase ends, unless the next character goes on with it.
         self._pause = Pause.SENTENCE
-        self._first = True
+        self._first = True  # No phrase with a word has been cut yet.
 
     def feed(self, text: str) -> Iterator[Phrase]:
         """Take more of the text; yield the phrases that are complete now."""
@@ -101,6 +101,7 @@ class PhraseCutter:
         yield from self._cut(len(self._text), Pause.CLAUSE if last in _CLAUSE_ENDS and last else Pause.SENTENCE)
 
     def _take(self, character: str, place: int) -> Iterator[Phrase]:
+        """Append a character of plain text; yield the phrase that it shows to be complete, if any."""
         if character == "\n":
             yield from self._cut(len(self._text), Pause.PARAGRAPH)
             return
@@ -160,6 +161,7 @@ class PhraseCutter:
         yield from self._cut((whole or spaces or [len(self._text)])[-1], Pause.NONE)
 
     def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
+        """Yield the text up to `end` as a phrase, unless it has nothing to say; keep the rest for the next one."""
         phrase, rest = self._text[:end].strip(), self._text[end:].lstrip()
         begin = end - len(self._text[:end].lstrip())
         places = tuple(self._places[begin : begin + len(phrase)])
@@ -176,8 +178,8 @@ class PhraseCutter:
 
 
 def _may_go_on(word: str, before: str) -> bool:
-    """Whether a clause may end after this word, or a list of numerals (I, II and III), hours of a day (Friday, 9 - 5) or a range (9 AM – 5
-    PM) may go on."""
+    """Whether the mark at the end of a word may be within a list of numerals (I, II and III), before hours (Friday, 9 - 5) or in a range
+    (9 AM – 5 PM), so that no clause ends. before: the text up to the end of the word."""
     if word == "–":
         return _RANGE_BEGINS.search(before[:-1].rstrip()) is not None
     return word.endswith(",") and (word[:-1] in WEEKDAYS or _NUMERAL.fullmatch(word) is not None)

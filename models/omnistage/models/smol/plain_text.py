@@ -35,31 +35,31 @@ class PlainText:
 
     def __init__(self) -> None:
         self._out: list[Placed] = []
-        self._at = -1
-        self._put_at = 0
-        self._filled = False
-        self._state: Callable[[str], None] = self._line_start
-        self._mark = ""
+        self._at = -1  # Place of the last character read.
+        self._put_at = 0  # Place of the last character put out that is no space.
+        self._filled = False  # Whether the table cell has text.
+        self._state: Callable[[str], None] = self._line_start  # Reads the next character.
+        self._mark = ""  # The beginning of a line whose kind is not clear yet.
         self._mark_at = 0
-        self._break = ""
-        self._fence = ""
-        self._row = False
+        self._break = ""  # Before the next line: "\n" a line break, "" that or a space, " " nothing more.
+        self._fence = ""  # The marks that opened a code block.
+        self._row = False  # Whether the line is a table row.
         self._heading = False
-        self._last = ""
-        self._run = ""
-        self._run_at = -1
-        self._held = ""
+        self._last = ""  # The last character put out.
+        self._run = ""  # Equal marks (* _ ~ `) in a row, not ended yet.
+        self._run_at = -1  # Place of the last of them.
+        self._held = ""  # Held back until it is clear whether they are a link or tag.
         self._held_at = 0
 
     def feed(self, text: str) -> list[Placed]:
-        """Take more of the text."""
+        """Read more of the text; returns the characters that are certain now."""
         for character in text:
             self._at += 1
             self._state(character)
         return self._taken()
 
     def flush(self) -> list[Placed]:
-        """The text ends here. An unfinished mark is read as what it would be without its end."""
+        """The text ends here: returns the rest. An open link or tag is read as text, an open code block is left out."""
         if self._state == self._fenced:
             return []
         self._at += 1
@@ -68,13 +68,13 @@ class PlainText:
         return out[:-1] if out and out[-1][0] == "\n" else out
 
     def _taken(self) -> list[Placed]:
-        """The certain characters: a last space may still be the one before a comma."""
+        """Return the characters that are certain: in a table row a last space stays, because a comma may come before it."""
         kept = 1 if self._row and self._out and self._out[-1][0] == " " else 0
         out, self._out = self._out[: len(self._out) - kept], self._out[len(self._out) - kept :]
         return out
 
     def _replay(self, text: str, at: int) -> None:
-        """Read characters again, which stand at `at` and after it."""
+        """Read characters again that were held back; the first of them stands at place `at`."""
         now = self._at
         for self._at, character in enumerate(text, at):
             self._state(character)
@@ -98,6 +98,7 @@ class PlainText:
             self._decide()
 
     def _blank_or_rule(self) -> None:
+        """The line ends before its kind is clear: it is blank, a rule, or a few characters of text."""
         mark, self._mark = self._mark, ""
         if mark and not _RULE.fullmatch(mark):
             self._text_line(mark)
@@ -125,20 +126,20 @@ class PlainText:
 
     @staticmethod
     def _may_grow(mark: str) -> bool:
-        """Whether more characters could make this a mark."""
+        """Whether more characters could make this beginning of a line a mark."""
         if len(mark) > MAX_LINE_MARK:
             return False
         return bool(re.fullmatch(r"[-*+•_=]|#{1,6}|`{1,2}|~{1,2}|([-*_=])(?:\s*\1)*\s*", mark))
 
     def _text_line(self, mark: str) -> None:
-        """The line is text and begins with `mark`."""
+        """Begin a line of text with the characters `mark`, which were collected."""
         self._mark = ""
         self._new_line(structure=not mark[0].islower(), before=self._at - self._mark_at)
         self._state = self._body
         self._replay(mark, self._mark_at)
 
     def _new_line(self, structure: bool, before: int = 0) -> None:
-        """Begin a line. A line that goes on with a small letter was wrapped, not ended."""
+        """Put out the break before a line. structure: it begins a new line; else it may go on with a wrapped one. before: see `_put`."""
         if self._last and self._break != " ":
             self._put("\n" if structure or self._break == "\n" else " ", before)
         self._break = " "
@@ -146,16 +147,16 @@ class PlainText:
     # Lines that are left out --------------------------------------------------------------------------------------------------------
 
     def _fence_info(self, character: str) -> None:
-        """The line that opens a code block: its first characters may still be part of the fence."""
+        """Skip the line that opens a code block: its first characters may still be part of the fence."""
         if character == "\n":
             self._state = self._fenced
         elif not self._mark and character == self._fence[0]:
             self._fence += character
         else:
-            self._mark = "-"
+            self._mark = "-"  # Other text: the fence is complete.
 
     def _fenced(self, character: str) -> None:
-        """Inside a code block, until a line that holds only the fence."""
+        """Skip a code block, up to a line that holds only the fence."""
         if character != "\n":
             self._held = (self._held + character)[: len(self._fence) + MAX_LINE_MARK]
             return
@@ -164,7 +165,7 @@ class PlainText:
             self._end_line("\n")
 
     def _table_mark(self, character: str) -> None:
-        """A row that has held only rules so far."""
+        """Skip a table row that holds only rules (| - :) so far."""
         if character == "\n":
             self._end_line("")
         elif not _TABLE_RULE.fullmatch(character):
@@ -200,7 +201,7 @@ class PlainText:
             self._put(character)
 
     def _put(self, text: str, before: int = 0) -> None:
-        """Put out a text. before: characters that came after it by now."""
+        """Put out a text. before: how many characters before the last one read it stands."""
         self._out += [(character, self._at - before) for character in text]
         self._last = text[-1]
         if not text[-1].isspace():
@@ -213,6 +214,7 @@ class PlainText:
         self._state = state
 
     def _end_line(self, line_break: str) -> None:
+        """End a line. line_break: the next `_break`; after a heading or a table row it is "\\n"."""
         if self._row or self._heading:
             line_break = "\n"
         self._row = self._heading = False
@@ -222,7 +224,7 @@ class PlainText:
         self._state = self._line_start
 
     def _end_run(self, following: str) -> None:
-        """A run of marks is over: emphasis and code marks vanish; an operator between two operands is read."""
+        """End a run of equal marks: emphasis and code marks vanish; an operator between two operands is read."""
         run, self._run = self._run, ""
         before, behind = self._last, self._at - self._run_at
         if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
@@ -231,7 +233,7 @@ class PlainText:
             self._put(run, behind)
 
     def _cell(self) -> None:
-        """A comma after the cell, before its last space, which is held back for that; none after an empty cell."""
+        """End a table cell: put a comma after its text, before the last space, which was kept for that; none after an empty cell."""
         if not self._filled:
             return
         self._filled = False
@@ -241,7 +243,7 @@ class PlainText:
             self._put(",", self._at - self._put_at)
 
     def _escaped(self, character: str) -> None:
-        """After a backslash: a punctuation mark is only itself."""
+        """Read the character after a backslash: a punctuation mark is only itself there."""
         self._state = self._body
         if character.isalnum() or character.isspace():
             self._state(character)
@@ -249,7 +251,7 @@ class PlainText:
             self._put(character)
 
     def _bang(self, character: str) -> None:
-        """An exclamation mark, or the beginning of a picture, of which the description is read."""
+        """Read the character after "!": with "[" it begins a picture, whose description is read."""
         self._state = self._body
         if character != "[":
             self._put("!", self._at - self._held_at)
@@ -277,7 +279,7 @@ class PlainText:
             self._release(1, character)
 
     def _link_target(self, character: str) -> None:
-        """The target of the link, which nobody wants to hear."""
+        """Skip the target of a link."""
         if character == self._held[0]:
             self._state = self._body
         elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
@@ -286,6 +288,7 @@ class PlainText:
             self._held += character
 
     def _tag(self, character: str) -> None:
+        """Read on after "<": a tag is left out, an address is read, anything else was no tag."""
         held = self._held
         if character == ">":
             inner = held[1:]
@@ -303,8 +306,8 @@ class PlainText:
             self._held += character
 
     def _release(self, skipped: int, following: str) -> None:
-        """Read the held characters as text after all, except the first ones, then the following character. Characters that were held once
-        are not held again, so the time is linear."""
+        """Read the held characters as text after all, without the first `skipped`, then `following`. Openers of links and tags in them are
+        left out, so that no character is held twice and the time is linear."""
         held, at, self._held = self._held, self._held_at, ""
         self._state = self._body
         for part in _between(held, skipped):
@@ -314,7 +317,7 @@ class PlainText:
 
 
 class AsGiven:
-    """The same interface for a text that is no Markdown: every character stands for itself, and only lines are treated as PlainText
+    """Does the work of PlainText for a text that is no Markdown: every character stands for itself; only lines are treated as PlainText
     does."""
 
     def __init__(self) -> None:
@@ -323,7 +326,7 @@ class AsGiven:
         self._has_text = False
 
     def feed(self, text: str) -> list[Placed]:
-        """Take more of the text."""
+        """Read more of the text; returns its characters."""
         out = list[Placed]()
         for character in text:
             self._at += 1

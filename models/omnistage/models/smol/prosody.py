@@ -28,7 +28,7 @@ DILATIONS = (1, 2, 4, 8, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Most rows of silence to keep at the two ends of a phrase: the net predicts 0.3 s before and 0.4 s after every phrase."""
+    """How many rows of silence a phrase may keep before and after it: the net predicts 0.3 s before and 0.4 s after every phrase."""
 
     before: int
     after: int
@@ -51,7 +51,7 @@ class Timed:
         return self.end - self.first
 
     def begins(self) -> list[int]:
-        """The kept row with which each phoneme begins, and at last the number of kept rows."""
+        """For each phoneme the kept row with which it begins, then the number of kept rows."""
         ends = self.durations.cumsum(0) - self.first
         return [0, *ends.clamp(0, self.count).tolist()]
 
@@ -68,7 +68,7 @@ class ProsodyNet(nn.Module):
         self.pro_out = nn.Conv1d(192, 4, 1)
 
     def durations(self, text: Tensor, speed: float) -> Tensor:
-        """Text features [n, 192] -> rows each phoneme lasts, [n] int64, at least 1."""
+        """Text features [n, 192] -> the number of rows that each phoneme lasts, [n] int64, at least 1."""
         hidden = F.gelu(self.dur["0"](text.T[None]))
         raw: Tensor = self.dur["2"](hidden)[0, 0]
         return raw.exp().sub(1).div(speed).round().clamp(min=1).long()
@@ -92,7 +92,7 @@ class FeatureNet(nn.Module):
 
     @torch.inference_mode()
     def timed(self, ids: Tensor, speed: float, silence: Silence) -> Timed:
-        """Phoneme ids [n] int64, a pad first and last. speed: 2 speaks twice as fast."""
+        """Predict the length of each phoneme. ids: [n] int64, a pad first and last. speed: 2 speaks twice as fast."""
         text = self.pn.text(ids)
         durations = self.pn.durations(text, speed)
         first = max(int(durations[0]) - silence.before, 0)

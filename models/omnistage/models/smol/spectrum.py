@@ -39,7 +39,7 @@ class InputConv(nn.Module):
 
 
 class SpectrumNet(nn.Module):
-    """The decoder's weights. The names are those of the original graph."""
+    """The decoder's weights, under the names of the original graph. Its results are five numbers a bin: see waveform.mix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class SpectrumNet(nn.Module):
 
 
 class SpectrumStream:
-    """One phrase on its way through a SpectrumNet."""
+    """Passes one phrase through a SpectrumNet, part by part; keeps the last rows of each layer's input for the next part."""
 
     def __init__(self, net: SpectrumNet) -> None:
         self._net = net
@@ -60,7 +60,7 @@ class SpectrumStream:
 
     @torch.inference_mode()
     def push(self, frames: Tensor, last: bool) -> Tensor:
-        """The next frames [n, IN_WIDTH] -> spectra [m, 5 * BINS] of the frames that are complete now; LOOKAHEAD behind until `last`."""
+        """Take the next frames [n, IN_WIDTH]; returns spectra [m, 5 * BINS] up to LOOKAHEAD frames before their end, or to it if `last`."""
         rows = self._net.dec_in(self._extend(0, frames, last))
         for index, block in enumerate(self._net.dec, start=1):
             rows = cast(ConvNeXtBlock, block).inner(self._extend(index, rows, last))
@@ -68,15 +68,15 @@ class SpectrumStream:
         return out
 
     def skip(self, count: int) -> int:
-        """Go on as if `count` frames had been pushed, LOOKAHEAD or more if they are the first, without computing anything. Returns how many
-        spectra that would have given. From LOOKAHEAD frames after them on, the spectra equal those of a stream that got all frames."""
+        """Go on as if `count` frames had been pushed, but compute nothing; the first ones must be at least LOOKAHEAD. Returns how many
+        spectra they would have given. Spectra from LOOKAHEAD frames after them on equal those of a stream that got all frames."""
         half = KERNEL // 2
         fresh = self._kept[0].shape[0] == half
         self._kept = [kept.new_zeros(KERNEL - 1, kept.shape[1]) for kept in self._kept]
         return count - LOOKAHEAD if fresh else count
 
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
-        """The layer's kept rows, the new rows, and zeros after the end of the phrase; keeps the rows that the next call needs."""
+        """Join the layer's kept rows, the new rows, and zeros after the end of the phrase; keep the rows that the next call needs."""
         parts = [self._kept[layer], rows]
         if last:
             parts.append(rows.new_zeros(KERNEL // 2, rows.shape[1]))

@@ -1,4 +1,4 @@
-"""The default Talker: text in, feature rows out, a phrase at a time, and the time of every word."""
+"""The default Talker: text goes in, feature rows come out, a phrase at a time, with the time of every word."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ SILENCE = {
     Pause.SENTENCE: Silence(before=2, after=10),
     Pause.PARAGRAPH: Silence(before=2, after=16),
 }
-"""Rows of 25 ms. The net pads a phrase as if it stood alone; these are the rests of running speech."""
+"""In rows of 25 ms. The net puts the silence of a lone phrase around each phrase; within a text the rests are shorter."""
 FIRST_PHRASE = Phrase("This is a zorbling, and that was the first of all the sentences that are spoken here.", Pause.SENTENCE)
 """Spoken to warm up, and for the revision; one of its words is in no lexicon, so that the net for such words is loaded."""
 
 
 class SmolTalker:
-    """TalkerModel over the converted folder `talker`."""
+    """Implements `TalkerModel`. Build it with `load_talker`. threads: torch threads of the one thread that computes."""
 
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, info: ModelInfo, threads: int) -> None:
         self._net = net
@@ -80,8 +80,8 @@ class SmolTalker:
     async def speak(
         self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
-        """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows. If
-        max_frames ends the speech, unspoken characters are told up to the phrase in which it ends."""
+        """See TalkerModel.speak. The pieces may cut the text anywhere. Text without a word gives no rows. If max_frames ends the speech,
+        unspoken characters are reported up to the phrase in which it ends."""
         speech = _Speech(self._net, self._phonemizer, prepared, wanted)
         async for phrase in _phrases(inputs, PhraseCutter(plain=prepared.plain)):
             part = await self._worker.run(partial(speech.say, phrase), urgent=speech.is_waited_for)
@@ -100,13 +100,13 @@ class SmolTalker:
             yield Frames(_NO_ROWS, speech.finish_reason)
 
     async def warm_up(self) -> None:
-        """Speak a sentence on the thread that speaks, and once more to measure how many speakers it can serve."""
+        """Speak a sentence on the worker's thread, then once more to measure how many sessions it can serve in real time."""
         await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
         speakers = await self._worker.run(self._speakers)
         self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     def _speakers(self) -> float:
-        """Seconds of speech that are made in a second."""
+        """Measure how many seconds of speech a second of computing makes."""
         begun = computing_s(None, "cpu")
         rows = _first_rows(self._net, self._phonemizer)
         return len(rows) / FRAME_RATE_HZ / (computing_s(None, "cpu") - begun)
@@ -123,7 +123,7 @@ _NO_ROWS = np.empty((0, FEATURE_WIDTH), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The output of one phrase."""
+    """The wanted output of one phrase: rows [n, FEATURE_WIDTH], words with their times, and the characters that are not spoken."""
 
     rows: Rows
     words: tuple[SpokenWord, ...]
@@ -131,7 +131,7 @@ class _Part:
 
 
 class _Speech:
-    """One text that is being spoken: its progress, and its wanted output. A phrase without wanted rows has its times only."""
+    """The speech of one text, and how far it is. wanted: the first wanted item of each port; a phrase before it gets only its times."""
 
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, wanted: Wanted) -> None:
         self._net = net
@@ -144,7 +144,7 @@ class _Speech:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether no wanted output has come yet."""
+        """Whether no wanted row has been made yet."""
         return self._rows <= self._wanted.get(FEATURES, 0)
 
     def check_reached(self) -> None:
@@ -155,7 +155,7 @@ class _Speech:
                 raise BadRequest("resume.positions", f"the speech has {reached} {unit}: it cannot go on at number {first}")
 
     def say(self, phrase: Phrase) -> _Part:
-        """Speak the next phrase; returns its wanted output. Computes; ends with LENGTH if no more frames may come."""
+        """Compute the next phrase and return its wanted output. Sets `finish_reason` to LENGTH if max_frames cuts the phrase."""
         text = _with_full_stop(phrase)
         reading = self._phonemizer.read(text)
         silence = SILENCE[phrase.pause]
@@ -180,7 +180,7 @@ class _Speech:
         return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]), unspoken)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
-        """The wanted rows of a phrase of `count` rows. begun: rows before it."""
+        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: rows of it that may be spoken."""
         first = max(self._wanted[FEATURES] - begun, 0) if FEATURES in self._wanted else count
         if first >= count:
             return _NO_ROWS
@@ -188,7 +188,7 @@ class _Speech:
 
 
 def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:
-    """For letters of phonemes, by their places: the row of the phrase with which the sound begins, and the row after its end."""
+    """The rows of the phrase in which each phoneme sounds, by the place of its letter: the first row, and the row after the last."""
     sounds, begun = dict[int, tuple[int, int]](), 0
     for timed, places in parts:
         begins = [begun + row for row in timed.begins()]
@@ -199,8 +199,8 @@ def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int
 
 
 def _word(phrase: Phrase, run: SpokenRun, begin: int, end: int) -> SpokenWord:
-    """A run of words of a phrase that sounds from row `begin` to row `end` of the speech. A mark that the Markdown separates from it is
-    left out, such as the full stop after a link."""
+    """The place and time of words that sound from row `begin` of the speech to row `end` (exclusive). A mark that Markdown separates from
+    them, such as the full stop after a link, is left out."""
     words = list(_WORD.finditer(phrase.text))
     characters = range(words[run.begin].start(), words[run.end - 1].end())
     letters = [number for number in characters if phrase.text[number].isalnum()] or characters
@@ -231,17 +231,17 @@ async def _phrases(inputs: AsyncIterator[Piece], cutter: PhraseCutter) -> AsyncI
 
 
 def _with_full_stop(phrase: Phrase) -> str:
-    """A heading or list item without punctuation falls in pitch like a sentence."""
+    """The phrase's text. A heading or list item without punctuation gets a full stop, so that its pitch falls as in a sentence."""
     if phrase.pause in (Pause.NONE, Pause.CLAUSE) or phrase.text[-1] in ".!?…:;,\"'”’)":
         return phrase.text
     return phrase.text + "."
 
 
 def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
-    """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
+    """Load from a folder `talker` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or another model's."""
     options = options or LoadOptions()
     config = read_config(folder, "hibari-talker")
-    with torch.device("meta"):  # Its sizes are not checked before it is filled.
+    with torch.device("meta"):  # Takes no memory: `load_weights` checks the sizes.
         net = FeatureNet(config.size("embeddings"), config.size("heads"))
     load_weights(net, folder)
     phonemizer = Phonemizer(config.table("symbols", int))

@@ -50,17 +50,17 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer(Tokenized):
-    """begun: the answer as far as its history, and the request to the engine; None: no request, because the text is verbatim, or was
-    finished."""
+    """begun: the answer, into which its history was read, and the request to the engine; None if nothing is generated, because the text is
+    verbatim or the answer was finished before."""
 
     begun: tuple[AnswerAssembler, SequenceRequest] | None
 
 
 class SmolTokenizer(TextTokenizer):
-    """start, end: ids of the marks around a turn."""
+    """The model's tokenizer. start, end: ids of the marks before and after a turn."""
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
-        """Raises BadCheckpoint, or ValueError for a tokenizer without the marks."""
+        """vocabulary: how many ids the model has. Raises BadCheckpoint, or ValueError for a tokenizer without the marks."""
         tokenizer = read_tokenizer(directory)
         super().__init__(tokenizer, vocabulary)
         self.start, self.end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
@@ -68,7 +68,7 @@ class SmolTokenizer(TextTokenizer):
 
 
 class SmolThinker(EngineThinker[PreparedAnswer]):
-    """Implements `ThinkerModel`. Build it with `load_thinker`."""
+    """Implements `ThinkerModel`. Build it with `load_thinker`. context: most tokens of prompt and answer together."""
 
     tokenizer: SmolTokenizer
 
@@ -77,7 +77,7 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
         self._newline, self._opening = tokenizer.encode("\n"), tokenizer.encode("assistant\n")
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """See EngineThinker.prompt: in the model's chat form (ChatML)."""
+        """See EngineThinker.prompt. The ids follow the model's chat form, ChatML."""
         if not turns or turns[0].role != "system":
             turns = (Turn("system", (DEFAULT_SYSTEM,)), *turns)
         start, end = self.tokenizer.start, self.tokenizer.end
@@ -141,7 +141,7 @@ def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU
 
 
 def _read_config(directory: Path) -> tuple[DecoderConfig, float]:
-    """The sizes, and theta of the positions."""
+    """Read config.json: the decoder's sizes, and theta, the base of its rotary positions."""
     text = read_config(directory, "qwen2_5_omni_thinker").section("text_config")
     sizes = DecoderConfig(
         layers=text.size("num_hidden_layers"),

@@ -74,6 +74,7 @@ def convert_thinker(gguf: Path, out: Path, progress: Callable[[float], None] | N
 
 
 def _read_weights(reader: GGUFReader, facts: dict[str, Any], report: Callable[[float], None]) -> dict[str, torch.Tensor]:
+    """All weights in bfloat16, by their names in Transformers, with zero biases added. facts: the metadata of the file."""
     from gguf.quants import dequantize
 
     heads = {"attn_q": facts["llama.attention.head_count"], "attn_k": facts["llama.attention.head_count_kv"]}
@@ -96,8 +97,8 @@ def _read_weights(reader: GGUFReader, facts: dict[str, Any], report: Callable[[f
 
 
 def _undo_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp stores the two components that turn together next to each other; Transformers keeps them half a head apart.
-    rows: [heads * head_size, hidden]."""
+    """Reorder the rows [heads * head_size, hidden] of a query or key matrix: llama.cpp stores the two components that a rotation turns
+    together next to each other, Transformers half a head apart."""
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -146,7 +147,7 @@ def _write_model(facts: dict[str, Any], weights: dict[str, torch.Tensor], out: P
     model.model.language_model.load_state_dict(weights, strict=True)
     model.tie_weights()
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS)  # type: ignore[no-untyped-call]
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # The caller has one of its own.
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # The caller shows its own progress.
     model.save_pretrained(out)
 
 

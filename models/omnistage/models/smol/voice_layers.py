@@ -37,7 +37,7 @@ class DepthwiseConv(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """x + gamma * MLP(norm(depthwise(x))), Liu et al. 2022, arXiv:2201.03545, section 2, in one dimension and with layer scale `gamma`."""
+    """x + gamma * MLP(norm(depthwise(x))) over time (Liu et al. 2022, arXiv:2201.03545, section 2). hidden: width of the MLP."""
 
     def __init__(self, channels: int, hidden: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels))
 
     def inner(self, rows: Tensor) -> Tensor:
-        """Rows with their context on both sides -> the rows in the middle: [n, channels] -> [n - reach, channels]."""
+        """Compute the middle rows [n - reach, channels] of rows [n, channels]; the reach / 2 rows on each side are only context."""
         mixed = self.dw(rows)
         half = self.dw.reach // 2
         centre = rows[half : half + mixed.shape[0]]
         return torch.addcmul(centre, self.gamma, self.pw2(F.gelu(self.pw1(self.norm(mixed)))))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """A whole sequence, zeros around it: [n, channels] -> [n, channels]."""
+        """Compute all rows of a whole sequence, with zeros as context around it: [n, channels] -> [n, channels]."""
         half = self.dw.reach // 2
         return self.inner(F.pad(rows, (0, 0, half, half)))
 

@@ -56,7 +56,7 @@ class PulseTrain:
         self._place = place.astype(np.float32)
 
     def push(self, f0_hz: NDArray[np.float32], last: bool) -> Tensor:
-        """f0 of the next frames [n], n >= 1 in the first call -> spectra complex64 [m, BINS] of the frames that are complete now."""
+        """Take f0 of the next frames, [n], n >= 1 in the first call; returns the complete spectra, complex64 [m, BINS]."""
         if self._f0.size == 0:
             self._f0 = f0_hz[:1]
         known = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
@@ -74,7 +74,7 @@ class PulseTrain:
         return spectra
 
     def _pulses(self, known: NDArray[np.float32]) -> NDArray[np.float32]:
-        """f0 of n + 2 frames -> the samples [n * HOP] of the n in the middle. Sample j of frame k lies at k + (j + 0.5) / HOP - 0.5."""
+        """f0 in Hz of n + 2 frames -> samples [n * HOP] of the n frames in the middle; f0 is linear between the middles of two frames."""
         if len(known) < 3:
             return np.empty(0, np.float32)
         before, here, after = known[:-2, None], known[1:-1, None], known[2:, None]
@@ -83,7 +83,7 @@ class PulseTrain:
         f0 = np.concatenate([before * (1 - u[:half]) + here * u[:half], here * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
         voiced = f0 > _LOWEST_HZ
         f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
-        # One running sum in float64 over the whole phrase: the same bits wherever the phrase is cut.
+        # f0 summed over samples, in float64 over the whole phrase: the same bits wherever it is cut. Over the sample rate it is turns.
         turns = np.cumsum(np.concatenate([[self._turns_hz], f0.astype(np.float64)]))[1:]
         self._turns_hz = float(turns[-1])
         angle = (turns / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
@@ -95,7 +95,7 @@ class PulseTrain:
 
 
 class OverlapAdd:
-    """Inverse STFT, as torch.istft(center=True, length=frames * HOP) does it, for a phrase as it comes."""
+    """The inverse STFT of a phrase that comes in parts; the result is that of torch.istft(center=True, length=frames * HOP)."""
 
     def __init__(self) -> None:
         self._sum = torch.zeros(_OVERLAP - 1, HOP)
@@ -103,7 +103,7 @@ class OverlapAdd:
         self._skip = _OVERLAP // 2
 
     def push(self, spectra: Tensor, last: bool) -> Tensor:
-        """The next spectra complex64 [m, BINS] -> samples float32 [k * HOP] that are complete now; LOOKAHEAD frames behind until `last`."""
+        """Take the next spectra, complex64 [m, BINS]; returns float32 samples, up to LOOKAHEAD frames before the end unless `last`."""
         count = spectra.shape[0]
         total = torch.cat([self._sum, torch.zeros(count, HOP)])
         norm = torch.cat([self._norm, torch.zeros(count, HOP)])
@@ -121,8 +121,8 @@ class OverlapAdd:
 
 
 def mix(maps: Tensor, pulses: Tensor, noise_: Tensor) -> Tensor:
-    """The net's five maps [n, 5 * BINS], spectra of pulses and noise [n, BINS] -> complex64 [n, BINS]: the formula at the top."""
-    harmonic, rotation, hiss, free, phase = torch.split(maps, BINS, dim=1)
+    """The net's results [n, 5 * BINS], spectra of pulses and noise [n, BINS] -> complex64 [n, BINS]: the formula at the top."""
+    harmonic, rotation, hiss, free, phase = torch.split(maps, BINS, dim=1)  # lh, theta, ln, lr, phi.
     voiced = torch.polar(_magnitude(harmonic), math.pi * rotation.tanh()) * pulses
     return voiced + _magnitude(hiss) * noise_ + torch.polar(_magnitude(free), phase)
 

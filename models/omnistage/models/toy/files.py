@@ -22,11 +22,11 @@ MAX_BYTES = 1 << 20
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = ">IIBBBBB"
 _GREY = (8, 0, 0, 0, 0)
-"""Bits, colour type, compression, filter method, interlace."""
+"""The rest of the header of a grey picture: bits, colour type, compression, filter method, interlace."""
 
 
 class Unreadable(ValueError):
-    """Bytes that are no such file, or one in a form that toys do not read; the text says which forms they read."""
+    """The bytes are no such file, or one in a form that toys do not read; the text says which forms they read."""
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -66,7 +66,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 
 
 def wav(samples: NDArray[np.int16], rate_hz: int) -> bytes:
-    """A WAV of one channel [n]."""
+    """A WAV file of one channel of 16-bit samples [n]."""
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setnchannels(1)

@@ -1,4 +1,4 @@
-"""The toy film maker: pictures in layers, films in pieces and sound, drawn in steps that drawings of equal size share. See formulas.py."""
+"""The toy film maker: pictures in layers, films in pieces and sound, in steps that jobs of equal size share. See formulas.py."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ REVISION = "2"
 PROGRESS, CHECKPOINT = "progress", "checkpoint"
 SIDE, STEPS, GUIDANCE = 32, 6, 4
 PATCH_PIXELS = 64
-"""Pixels that one unit of cost stands for."""
+"""Pixels of one plane that cost one unit, for each side of the guidance."""
 MOST_KEPT = 1 << 16
-"""Most values of a kept state."""
+"""Most numbers in the checkpoint of a job; a larger state is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
     """interval_s: pause before each step. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see steps.Fair; a
-    patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: parts of the model, each for its share of the
-    steps, as a film pipeline has two. multistep: a step also reads the model's result of the step before. workers: steps at once."""
+    patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: how many parts the model has, each for its share
+    of the steps. multistep: a step also reads the model's result of the step before. workers: how many steps run at once."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -70,7 +70,7 @@ class FilmOptions:
 
 
 class ToyFilmJob:
-    """latent: after `step` steps. before: the model's result in the last of them. made: its result in the step that is not taken yet."""
+    """One drawing. latent: its planes after `step` steps. before: the model's result in the last of them. made: in the next one."""
 
     def __init__(self, scene: ToyScene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
@@ -118,7 +118,7 @@ class FilmMaker(Toy):
         workers = [Pauses(options.interval_s) for _ in range(options.workers)]
         self.sessions = Sessions[ToyFilmJob](self, workers, budget=options.budget, step_budget=options.step_budget)
         self.groups: list[int] = []
-        """How many jobs stepped together, step for step."""
+        """For each step that was computed: how many jobs shared it."""
 
     def load(self) -> Load:
         return self.sessions.load
@@ -188,7 +188,7 @@ class FilmMaker(Toy):
         return job.scene.height, job.scene.width, self._expert(job)
 
     def step(self, jobs: Sequence[ToyFilmJob], aside: Aside | None) -> None:
-        """Compute all planes of all jobs in one multiplication, as a model would in one product."""
+        """Compute the next step of all jobs in one multiplication, as a model would in one pass."""
         self.groups.append(len(jobs))
         made = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
         for job, part in zip(jobs, np.split(made, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
@@ -219,7 +219,7 @@ class FilmMaker(Toy):
     # The state from which another replica goes on in the middle of the steps -----------------------------------------------------------
 
     def _kept(self, scene: ToyScene) -> int:
-        """Rows of a state; 0 if none is kept."""
+        """The number of rows in the checkpoint of a scene; 0 if it would be too large or there is only one step."""
         values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
         return values if values <= MOST_KEPT and scene.steps > 1 else 0
 
@@ -228,6 +228,7 @@ class FilmMaker(Toy):
         return np.stack(parts).astype(np.uint32).reshape(-1, 1)
 
     def _restore(self, job: ToyFilmJob) -> None:
+        """Set a job to the middle of its steps if the request's history has the whole checkpoint."""
         history = job.scene.request.history
         if history is None or not len(history) or len(history) < self._kept(job.scene):
             return

@@ -38,12 +38,12 @@ def text(seed: int, prompt: str, length: int) -> str:
 
 
 def row(token_id: int, width: int = WIDTH) -> NDArray[np.float32]:
-    """A row, [width] float32."""
+    """The row of a token, [width] float32: token + j at place j."""
     return (token_id + np.arange(width)).astype(np.float32)
 
 
 def frames(rows: NDArray[np.generic]) -> NDArray[np.uint32]:
-    """[n, width] rows to [2n, CODEBOOKS] codes."""
+    """The codes of rows: [n, width] -> [2n, CODEBOOKS]; code q of frame b of a row is (row[0] + 3 b + 5 q) mod 1024."""
     first = rows[:, 0].astype(np.int64)[:, None, None]
     b = np.arange(FRAMES_PER_ROW)[None, :, None]
     q = np.arange(CODEBOOKS)[None, None, :]
@@ -51,7 +51,7 @@ def frames(rows: NDArray[np.generic]) -> NDArray[np.uint32]:
 
 
 def samples(codes: NDArray[np.uint32], samples_per_frame: int = SAMPLES_PER_FRAME) -> NDArray[np.float32]:
-    """[n, codebooks] codes to [n * samples_per_frame, 1] samples; only the first CODEBOOKS columns count."""
+    """The sound of codes: [n, codebooks] -> [n * samples_per_frame, 1]; only the first CODEBOOKS columns count."""
     total = codes[:, :CODEBOOKS].astype(np.int64).sum(axis=1)[:, None]
     step = np.arange(1, samples_per_frame + 1)[None, :]
     wave: NDArray[np.float32] = (((total * step) % 2048 - 1024) / 32768).astype(np.float32)
@@ -65,7 +65,7 @@ def audio(seed: int, prompt: str, length: int, samples_per_frame: int = SAMPLES_
 
 
 def stamp() -> NDArray[np.int64]:
-    """Now, as LIMBS numbers below 2^15, least first: monotonic microseconds, the same clock in every process of a host."""
+    """The time now, in monotonic microseconds, as LIMBS numbers below 2^15, least first; all processes of a host have this clock."""
     now = time.monotonic_ns() // 1000
     return np.array([now >> (15 * limb) & 0x7FFF for limb in range(LIMBS)])
 
@@ -91,7 +91,7 @@ Seen = str | NDArray[np.uint8] | NDArray[np.int16]
 
 
 def film(digest: bytes) -> NDArray[np.uint8]:
-    """A film is seen as a picture of its digest."""
+    """The picture as which a film is seen: the 32 bytes of its digest as pixels, [4, 8]."""
     return np.frombuffer(digest, np.uint8).reshape(4, 8)
 
 
@@ -116,6 +116,7 @@ def items(seen: Sequence[Seen]) -> NDArray[np.int64]:
 
 
 def _values(one: Seen) -> NDArray[np.int64]:
+    """The values of one content's items, [rows, columns]: one row, but for a picture [patches down, patches across]."""
     if isinstance(one, str):
         return np.array([[ord(character) for character in one]], np.int64).reshape(1, -1)
     if one.ndim == 1:
@@ -129,7 +130,7 @@ def _values(one: Seen) -> NDArray[np.int64]:
 
 
 def next_place(prompt: NDArray[np.int64]) -> int:
-    """The place of the answer's beginning: after the furthest position on any axis."""
+    """The position at which the answer begins: after the furthest one on any axis. prompt: as from `items`."""
     return int(prompt[:, 1:].max()) + 1 if len(prompt) else 0
 
 
@@ -140,7 +141,7 @@ def prompt_rows(prompt: NDArray[np.int64]) -> NDArray[np.uint16]:
 
 
 def omni_token(seed: int, prompt: NDArray[np.int64], n: int) -> int:
-    """Token n of the answer; its position comes after all before it."""
+    """Token n of the answer to a prompt's items [rows, 4]; the prompt counts through its sums and its length."""
     summed = int((prompt @ np.array([1, 1, 2, 3])).sum())
     return (31 * seed + summed + 7 * (next_place(prompt) + n)) % VOCABULARY
 
@@ -190,14 +191,14 @@ def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[
 
 
 def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
-    """The number added in each step: that of the negative prompt, and from there `scale` times the way to that of the prompt. shown: sum of
-    the pixels of the given images."""
+    """The number that each step adds: guidance from the sum of the negative prompt, `scale` times the way to that of the prompt. shown: sum
+    of the pixels of the request's images."""
     to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
     return (away + scale * (to - away) + shown) % 256
 
 
 def expert(number: int) -> int:
-    """The factor of a part of the model: 3, 5, 7 ..."""
+    """The factor with which part `number` of the model multiplies: 3, 5, 7 ..."""
     return 3 + 2 * number
 
 
@@ -215,7 +216,7 @@ def layer(latent: NDArray[np.int64], number: int) -> NDArray[np.uint8]:
 
 
 def film_sound(seed: int, added: int, first: int, count: int) -> NDArray[np.float32]:
-    """Samples from `first` on, [count, 1]: ((seed + added + 5 n) mod 2048 - 1024) / 32768."""
+    """The film's samples from `first` on, [count, 1]: ((seed + added + 5 n) mod 2048 - 1024) / 32768."""
     n = np.arange(first, first + count)[:, None]
     sound: NDArray[np.float32] = (((seed % 2048 + added + 5 * n) % 2048 - 1024) / 32768).astype(np.float32)
     return sound

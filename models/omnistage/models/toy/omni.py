@@ -1,8 +1,8 @@
-"""The toy that sees and hears: it needs from the house what a model with media, prompt rows and a Talker needs, but is arithmetic.
+"""A toy that sees and hears. It is arithmetic, but uses all that a model with media, prompt rows and a Talker uses.
 
-Its Thinker reads pictures and sound, puts every item of the prompt at a place on three axes, gives prompt rows and reply rows in bfloat16,
-and the items themselves as int64. Its Talker makes a frame of two codes from its own last frame and the next row: it waits for rows, and
-nothing can be left out when it goes on. The formulas are in formulas.py.
+Its Thinker reads pictures and sound, puts every item of the prompt at a place on three axes, makes prompt rows and reply rows in
+bfloat16, and the items themselves as int64. Its Talker makes a frame of two codes from its own last frame and the next row: it waits for
+rows, and to go on it needs its last frame. The formulas are in formulas.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MICROPHONE = PortSpec("microphone", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_
 
 @dataclass(frozen=True, slots=True)
 class OmniOptions:
-    """Like ToyOptions, the same for every kind."""
+    """The options of ToyOptions that every stage of toy-omni has. of: the stages, as error texts name them."""
 
     of: ClassVar[str] = "the talker and the code2wav of toy-omni"
 
@@ -79,8 +79,8 @@ class OmniOptions:
 
 @dataclass(frozen=True, slots=True)
 class OmniThinkerOptions(OmniOptions):
-    """microphone: it also takes sound streamed on a port of that name. films: it also takes films, of which it sees the digest, and all
-    media on ports."""
+    """microphone: the Thinker also reads sound that is streamed on a port of that name. films: it also reads films, by their digest, and
+    all media on ports."""
 
     of: ClassVar[str] = "the thinker of toy-omni"
 
@@ -96,14 +96,14 @@ class _Omni(Toy):
 
 @dataclass(frozen=True, slots=True)
 class PreparedToy:
-    """A request whose media were read. The name of a port stands in the place of sound that is still to come."""
+    """A request and the contents of its parts, in order. A `Streamed` stands for a medium that still has to come on its port."""
 
     request: TextRequest
     seen: tuple[formulas.Seen | Streamed, ...]
 
 
 class OmniThinker(_Omni):
-    """Counts in sevens, from the items that it has seen and heard."""
+    """Implements `ThinkerModel`: each token is the one before plus 7; the first depends on all items of the prompt."""
 
     def __init__(self, options: OmniThinkerOptions) -> None:
         super().__init__(options)
@@ -137,7 +137,7 @@ class OmniThinker(_Omni):
     async def generate(
         self, prepared: PreparedToy, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """Prompt rows come first; the row of a token comes a step after the token."""
+        """See ThinkerModel.generate. Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
         seen = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
@@ -172,7 +172,7 @@ class OmniThinker(_Omni):
         return self._spool.files((part for part in parts if isinstance(part, Streamed) and part.port != MICROPHONE.name), _most_bytes)
 
     async def _streamed(self, prepared: PreparedToy, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
-        """The media of ports, by port, once they are complete."""
+        """Wait until all media on ports are complete; returns their contents, by port."""
         sound = [np.empty(0, np.int16)]
         silent = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
         async with self._files(prepared.seen) as files:
@@ -186,12 +186,12 @@ class OmniThinker(_Omni):
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
     def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[TensorRows]]:
-        """The first token, and the rows of the prompt."""
+        """The first token of the answer, and the wanted rows of the prompt."""
         prompt = formulas.items(seen)
         return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, wanted))
 
     def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[TensorRows]:
-        """Make only the wanted rows."""
+        """Yield the wanted rows of the two ports of the prompt, of each in two halves. prompt: as from formulas.items."""
         for port, made in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
             if port in wanted:
                 check_place(wanted, port, len(prompt), "items of the prompt")
@@ -208,7 +208,7 @@ def _prepared(request: TextRequest) -> PreparedToy:
 
 
 def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
-    """The content of a part. numbers: those of the conversation's media."""
+    """The content of a part; a `Streamed` stays. numbers: yields the number of the next medium, for error texts."""
     if isinstance(part, str):
         return part
     number = next(numbers)
@@ -216,7 +216,7 @@ def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
 
 
 def _seen_in(medium: Spooled) -> formulas.Seen:
-    """The content of a medium that came on a port."""
+    """Read the medium that came on a port. Raises BadRequest."""
     if medium.streamed.kind == "video":
         return formulas.film(medium.digest)
     media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
@@ -239,7 +239,7 @@ def _most_bytes(streamed: Streamed) -> int:
 
 
 class OmniTalker(_Omni):
-    """Makes a frame of two codes from the frame before and the next row."""
+    """Implements `TalkerModel`: makes a frame of two codes from the frame before and the next row."""
 
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options)
@@ -256,7 +256,7 @@ class OmniTalker(_Omni):
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
-        """The Talker waits until the next row comes. Earlier frames are not made again: only the last of them matters."""
+        """See TalkerModel.speak. Each row makes one frame, and TAIL more follow. Frames of the history are not made again."""
         history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
         most = prepared.max_frames or ENDLESS
         prompt, rows = _Prompt(prepared.voice), list[int]()
@@ -292,7 +292,7 @@ class OmniTalker(_Omni):
 
 
 class _Prompt:
-    """The numbers that a Talker takes from a prompt, once all of it is there."""
+    """Adds up a prompt for the Talker. whole: all of it has come. key: then the number from which the first frame is made."""
 
     def __init__(self, voice: str) -> None:
         self._sum = 100 * VOICES.index(voice or VOICES[0])
@@ -314,7 +314,7 @@ class _Prompt:
 
 
 class OmniCode2Wav(ToyCode2Wav):
-    """The toy's Code2Wav, for frames of two codes."""
+    """Implements `Code2WavModel` as ToyCode2Wav does, for frames of two codes."""
 
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options.common, formulas.OMNI_CODEBOOKS)

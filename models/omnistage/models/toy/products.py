@@ -1,4 +1,4 @@
-"""The products that the toy film maker makes of its latents: pictures in layers, a film, sound."""
+"""The products of the toy film maker: pictures in layers and films, from its latents, and sound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Latent = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ToyScene:
-    """A request with its defaults filled in. steer: the number that guidance, images and prompts add in each step."""
+    """A request with its defaults filled in. width, height: in pixels. steer: the number that each step adds, see formulas.steer."""
 
     request: DrawRequest
     width: int
@@ -46,7 +46,7 @@ class ToyScene:
 
     @property
     def planes(self) -> int:
-        """Latent frames."""
+        """Planes of the latent: frames of the film, or pictures."""
         return self.request.frames or self.request.results
 
 
@@ -57,7 +57,7 @@ def check_most(field: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToyPictures:
-    """Implements `Product`: some results, each in layers."""
+    """Implements `Product`: one or more pictures, each in layers."""
 
     ports = (PortSpec(IMAGE, Content.IMAGE),)
     media_type = STILL
@@ -78,7 +78,7 @@ class ToyPictures:
 
 @dataclass(frozen=True, slots=True)
 class ToyFilm:
-    """Implements `Product`. cut: frames of the next piece."""
+    """Implements `Product`: a film. cut: returns how many frames the next piece has."""
 
     cut: Callable[[], int]
     ports = (PortSpec(VIDEO, Content.VIDEO),)
@@ -105,7 +105,7 @@ class ToyFilm:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Implements `Product`: sound. cut: thousands of samples of the next piece."""
+    """Implements `Product`: sound. cut: returns how many thousand samples the next piece has."""
 
     cut: Callable[[], int]
     ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1),)

@@ -44,22 +44,22 @@ from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
 MAX_SESSIONS = 1024
-"""Sessions of a toy, which hold nothing."""
+"""A session of a toy holds nothing, so there may be many."""
 
 REVISION = "1"
 DIFFERENCE = 7
-"""The number that a differing Talker adds to its codes."""
+"""The number that a Talker with the option `differs` adds to its codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToyOptions:
     """interval_s: pause before each token, and of a Code2Wav before each piece. max_chunk: most tokens, frames or blocks in one piece; 1
     makes the cuts certain. stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens after which
-    the model ends by itself. chunk_samples: most samples in one piece of sound; 0: all that are there. context: frames that a Code2Wav
+    the model ends by itself. chunk_samples: most samples in one piece of sound; 0: all that can be made. context: frames that a Code2Wav
     requests before the one in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
-    revision, as if it sampled differently. room: most characters of a conversation; 0: any number. prebuffer_s: told by a Code2Wav; below
-    0: not told. mute_every: the Talker tells the word of every such row, from the first on, as one that it has no sound for; 0: of none.
-    thinks: this many first tokens of an answer are the thought before it."""
+    revision, as if it sampled differently. room: most characters of a conversation; 0: any number. prebuffer_s: as in Sound; below 0:
+    None. mute_every: the Talker reports the word of each row with a number divisible by this as unspoken; 0: none. thinks: so many first
+    tokens of an answer are the thought before it."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -113,7 +113,7 @@ class Toy:
 
 
 class FirstTokens:
-    """Implements `ThoughtLike`: the thought is this many first tokens."""
+    """Implements `ThoughtLike`: the first `most` tokens of an answer are its thought."""
 
     def __init__(self, most: int) -> None:
         self.count, self._most = 0, most
@@ -129,7 +129,7 @@ class FirstTokens:
 
 
 class ToyThinker(Toy):
-    """Counts in sevens."""
+    """Implements `ThinkerModel`: each token is the one before plus 7 (`formulas.token`), its row counts up from it (`formulas.row`)."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
@@ -190,7 +190,7 @@ class ToyThinker(Toy):
                 yield piece
 
     def _detokenizer(self, request: TextRequest) -> Detokenizer:
-        """The bytes of a spoken token are the next word, whatever the token is: they are requested once each, in order."""
+        """The detokenizer of an answer. For verbatim text each token becomes the next word, whatever its id: tokens come in order."""
         spoken = iter(request.verbatim.split())
         if request.verbatim.split():
             return Detokenizer(lambda token_id: f"{next(spoken)} ".encode())
@@ -201,7 +201,7 @@ class ToyThinker(Toy):
         return self._length(request) != (len(spoken) if spoken else self.options.length)
 
     def _earlier(self, history: Sequence[int], answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | TensorRows]:
-        """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
+        """Make the wanted rows of the history's tokens, without a pause: in a prefill they cost next to nothing."""
         left = tuple(history[wanted["hidden"] :]) if "hidden" in wanted else ()
         while left:
             tokens, left = left[: (cut := self._cut())], left[cut:]
@@ -220,7 +220,7 @@ class ToyThinker(Toy):
 
 
 class ToyTalker(Toy):
-    """Makes two frames of four codes from each row."""
+    """Implements `TalkerModel`: makes two frames of four codes from each row."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
@@ -249,7 +249,7 @@ class ToyTalker(Toy):
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
-        """Codes depend on the rows alone: only the number of the earlier frames counts."""
+        """See TalkerModel.speak. Codes depend on the rows alone, so of the frames in the history only the number counts."""
         request, first, made = prepared, wanted.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
@@ -273,7 +273,7 @@ class ToyTalker(Toy):
             yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
     def _unspoken(self, first: int, rows: Array) -> tuple[str, ...]:
-        """The words of rows that have no sound. first: index of the first row."""
+        """The words of those rows that count as unspoken: see `mute_every`. first: index of the first row."""
         if not (every := self.options.mute_every):
             return ()
         return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
@@ -289,10 +289,10 @@ class ToyTalker(Toy):
 
 
 class ToyCode2Wav(Toy):
-    """Makes a saw tooth of each frame."""
+    """Implements `Code2WavModel`: makes a saw tooth of each frame."""
 
     def __init__(self, options: ToyOptions, codebooks: int = 0) -> None:
-        """codebooks: 0 for those of the toy Talker."""
+        """codebooks: codes in a frame; 0: as many as the toy Talker makes."""
         super().__init__(options)
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=codebooks or options.codebooks, window=True)
@@ -306,7 +306,7 @@ class ToyCode2Wav(Toy):
         return max(sample // self.options.samples_per_frame - self.options.context, 0)
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """Samples depend on their own frame alone: those of the context, and those of the frame that were heard before, are dropped."""
+        """See Code2WavModel.decode. Each sample depends on its own frame alone; samples before the first wanted one are dropped."""
         first, reached = wanted["audio"], 0
         needed = self.first_frame(prepared, first)
         async for piece in inputs:
@@ -336,7 +336,7 @@ class ToyCode2Wav(Toy):
 
 
 class ToyDiffusion(Toy):
-    """Makes a grey picture: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
+    """Implements `DiffusionModel`, in grey: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)

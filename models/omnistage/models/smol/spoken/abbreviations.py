@@ -92,7 +92,7 @@ NUMBERED = _table(_NUMBERED)
 WORDS_TOO = frozenset(table("no fig art app tab ex op sec No Fig Art App Tab Ex Op Sec"))
 """Abbreviations that may end a sentence, because they are words too."""
 _LETTERED = frozenset(table("vol Vol vols Vols ch Ch pt Pt para Para pp"))
-"""Words after which I may be a number, before a mark or the end."""
+"""Abbreviations after which I may be a number, if a mark or the end follows it."""
 SAYS = frozenset(
     table(
         "say says said answer answers answered reply replies replied shouted cried screamed whispered thought think voted vote meant means"
@@ -102,9 +102,9 @@ _ANSWERS = re.compile(
     rf"(?:, ?|\b(?:{alternatives(SAYS)}|told (?:him|her|them|us|me|you)|(?:answer|vote) (?:is|was)|[a-z]+ly|firm|clear|flat|big|oh) )$",
     re.IGNORECASE,
 )
-"""Before the answer no."""
+"""Words before the answer "no"."""
 _ONE_BEFORE = re.compile(r"\b(?:an?|one|my|his|her|our|their|modern|fine|this|that|the) $", re.IGNORECASE)
-"""Before a fig, an app."""
+"""Words before a fig or an app that is no abbreviation."""
 _SENTENCE_BEFORE = re.compile(r"(?:^|[.!?…][\"'”’)]* )[\"'“‘(]*$")
 _COUNT_ENDS = re.compile(r"#?\d[\w.,/–-]*(?<![.,])(?:$|[^\w\s]| (?:and|or|to|&) \d)")
 _STREET_BEFORE = re.compile(r"(?:\b[A-Z][a-z]+|\d(?:st|nd|rd|th)) $")
@@ -123,6 +123,7 @@ SENTENCE_BEGINS = re.compile(
 
 
 def _title(match: re.Match[str]) -> str | None:
+    """The word for a title before a name, or "Street" after one. None: it is read as it is written."""
     short = match["short"]
     front = before(match, 24)
     if short in ("St", "Dr", "Mt") and match["dot"] and SENTENCE_BEGINS.match(match.string, match.end()):
@@ -133,7 +134,7 @@ def _title(match: re.Match[str]) -> str | None:
 
 
 def _is_star(match: re.Match[str]) -> bool:
-    """The Sun. It was hot."""
+    """Whether "Sun." is the star ("The Sun. It was hot.") and not Sunday."""
     front = before(match, 8)
     if re.search(r"\b(?:the|our|an?) $", front, re.IGNORECASE):
         return True
@@ -144,7 +145,7 @@ def _is_star(match: re.Match[str]) -> bool:
 
 
 def _dotted(match: re.Match[str]) -> str | None:
-    """The words, with a full stop if the stop ends the text as well."""
+    """The words of an abbreviation with a full stop; the stop is kept if the text ends with it. None: it is read as it is written."""
     if match["short"] == "Sun" and _is_star(match):
         return None  # The star.
     goes_on = re.compile(r" [a-z]").match(match.string, match.end())
@@ -154,7 +155,7 @@ def _dotted(match: re.Match[str]) -> str | None:
 
 
 def _numbered(match: re.Match[str]) -> str | None:
-    """None if a sentence ends here: "He said no. 3 of us left.", "No. I do not." """
+    """The word of an abbreviation before a number, "No. 3". None if a sentence ends there: "He said no. 3 of us left.", "No. I do not." """
     short, text = match["short"], match.string
     numeral = re.compile(r"[IVXivx]*\b").match(text, match.end())
     if numeral and numeral.group():
@@ -187,7 +188,7 @@ def _as_written(match: re.Match[str]) -> str:
 
 
 def _joined_letters(match: re.Match[str]) -> str:
-    """R&D, AT&T."""
+    """Spell letters around an ampersand: R&D, AT&T."""
     return " and ".join(letters(part) for part in match.group().split("&"))
 
 
@@ -200,7 +201,7 @@ def _war(match: re.Match[str]) -> str:
 
 
 def _function(match: re.Match[str]) -> str:
-    """f(x), f'(x)."""
+    """A function of variables: f(x) as "f of x", f'(x) as "f prime of x"."""
     primes = {"": "", "'": " prime", "''": " double prime"}[match["primes"]]
     return f"{match['name']}{primes} of {' and '.join(amount(one) if one.isdecimal() else one for one in re.split(', ?', match['of']))}"
 

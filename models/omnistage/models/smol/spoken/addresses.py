@@ -49,7 +49,7 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def spelled(text: str) -> str:
-    """A name of a machine, a file or an account: every sign by its name."""
+    """Read the name of a machine, a file or an account: words as words, each sign by its name."""
     words = []
     pieces = _PIECES.findall(text)
     for place, piece in enumerate(pieces):
@@ -65,7 +65,7 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """The host, port and path of a web address, without the query after a question mark and the place after a hash.
+    """Read the host, port and path of a web address, without the query after a question mark and the place after a hash.
 
     The user's part is left out too: it may hold a password."""
     words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
@@ -80,7 +80,7 @@ def _text(match: re.Match[str]) -> str:
 
 
 def _glob(match: re.Match[str]) -> str | None:
-    """*.log, **/*.py."""
+    """A pattern of file names: *.log, **/*.py. None for other stars."""
     return spelled(match.group()) if re.search(r"\*\.\w|\*/", match.group()) else None
 
 

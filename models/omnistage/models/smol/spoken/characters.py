@@ -1,4 +1,4 @@
-"""Characters of any text to those that the forms know: one spelling for characters that look the same, LOST for those without a sound."""
+"""Replaces the characters of a text by those that the forms know: one for all that look the same, LOST for those without a sound."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Clean:
 
 
 def clean(text: str) -> Clean:
-    """Linear in the text. Two words stay two, so places can be counted between the spaces."""
+    """Replace the characters of a text, in linear time. Two words stay two, so that words can be counted by spaces."""
     parts, unspoken, end = list[str](), list[str](), 0
     for match in _WORD.finditer(text):
         word = match.group()
@@ -214,7 +214,7 @@ _BRACKETS = str.maketrans("[]{}", "()()", "`")
 
 
 def _known(word: str) -> tuple[str, list[str]]:
-    """A word in known characters, and its lost characters."""
+    """A word in characters that the forms know, and its runs of characters that became LOST."""
     word = unicodedata.normalize("NFC", word)
     greek = {place for match in _GREEK_WORD.finditer(word) for place in range(*match.span())}
     out, lost, joined = list[str](), list[str](), False
@@ -247,6 +247,7 @@ def _plain(character: str) -> str:
 
 
 def _plain_of(character: str) -> str:
+    """The characters for one, which the forms know: LOST if it means something without a sound, empty if it means nothing."""
     if character.isascii() or character in _SPOKEN:
         return character
     if character in _SAME:

@@ -47,21 +47,21 @@ def _leader(match: re.Match[str]) -> str:
 
 
 def _leader_of(text: str) -> str:
-    """The last one of the text's last words that decides how digits after it are read."""
+    """The word of LEADERS that tells how the digits after this text are read, the last if there are several; empty if there is none."""
     found = _LAST_WORDS.search(text)
     words = re.findall("[a-z]+", found.group().lower()) if found else []
     return next((word for word in reversed(words) if word in LEADERS), "")
 
 
 def _grouped_digits(match: re.Match[str]) -> str:
-    """Digit by digit, with a rest between the groups."""
+    """Read groups of digits digit by digit, with a rest between two groups."""
     groups = re.findall(r"\d+|X$", match.group())
     said = ", ".join(digits(group) or "X" for group in groups)
     return f"plus {said}" if match.group()[0] == "+" else said
 
 
 def _machine(match: re.Match[str]) -> str | None:
-    """192.168.1.1:8080/24."""
+    """An address of a machine: 192.168.1.1:8080/24. None for a part above 255."""
     if any(int(part) > 255 for part in match["host"].split(".")):
         return None
     words = " dot ".join(cardinal(int(part)) for part in match["host"].split("."))
@@ -71,14 +71,14 @@ def _machine(match: re.Match[str]) -> str | None:
 
 
 def _hardware(match: re.Match[str]) -> str:
-    """The address of a network card, a UUID."""
+    """Read the address of a network card or a UUID sign by sign."""
     return ", ".join(
         " ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in pair) for pair in re.split("[:-]", match.group())
     )
 
 
 def _colons(match: re.Match[str]) -> str | None:
-    """fe80::1/64, of a newer kind: digit by digit."""
+    """An address of the newer kind, sign by sign: fe80::1/64. None without a digit, or with neither :: nor eight groups."""
     host = match["host"]
     if not (re.search(r"\d", host) and ("::" in host or host.count(":") == 7)):
         return None
@@ -89,6 +89,7 @@ def _colons(match: re.Match[str]) -> str | None:
 
 
 def _version(match: re.Match[str]) -> str:
+    """A version in words, with its label: v1.2-rc.1 as "version one point two R.C. one"."""
     said = " point ".join(digits(part) if part[0] == "0" and len(part) > 1 else amount(part) for part in match["number"].split("."))
     label = match.groupdict().get("label")
     if label:
@@ -99,7 +100,7 @@ def _version(match: re.Match[str]) -> str:
 
 
 def _label(text: str) -> str:
-    """The kind of a version: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
+    """The label of a version: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
     words = []
     for piece in re.findall(r"[A-Za-z]+|\d+|[+]", text):
         if piece.isdecimal():
@@ -112,7 +113,7 @@ def _label(text: str) -> str:
 
 
 def _grouped(match: re.Match[str]) -> str:
-    """1.234.567, unless the text is about a version."""
+    """A number with points that group its digits, 1.234.567, or a version after a word for one."""
     return _version(match) if _leader(match) in VERSION else amount(match.group())
 
 
@@ -126,7 +127,7 @@ def _scientific(match: re.Match[str]) -> str:
 
 
 def _based(match: re.Match[str]) -> str:
-    """0x1F, 0b1010, 0o17: digit by digit."""
+    """A number of base 16, 2 or 8, digit by digit: 0x1F, 0b1010, 0o17."""
     return f"zero {match['base'].lower()} " + " ".join(ONES[int(one)] if one.isdecimal() else letters(one) for one in match["digits"])
 
 
@@ -141,7 +142,7 @@ def _ordinal(match: re.Match[str]) -> str | None:
 
 
 def _times_as(match: re.Match[str]) -> str | None:
-    """3x faster, but 3x - 2y."""
+    """A number before x: "three times" in 3x faster, "three x" in 3x - 2y."""
     following = behind(match, 3)
     if re.match("/[a-z]{2}", following):
         return f"{amount(match['number'])} times"
@@ -156,7 +157,7 @@ def _millions(match: re.Match[str]) -> str:
 
 
 def _list(match: re.Match[str]) -> str | None:
-    """1,2,3, where the commas do not group digits."""
+    """Numbers with commas between them: 1,2,3. None if the commas group digits."""
     if parse_number(match.group()).grouped:
         return None
     return ", ".join((bare(part) if part.isdecimal() else amount(part)) for part in match.group().split(","))

@@ -1,4 +1,4 @@
-"""The check whether the end of a text is read the same with any text behind it, so that a voice may rest there."""
+"""The check whether the end of a text is read the same whatever follows, so that a voice may rest there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _leads(words: list[str]) -> bool:
 
 
 def is_open(text: str) -> bool:
-    """Whether the last word may belong to a written form that is not complete, or decides how the next one is read."""
+    """Whether the last word of a text may begin a written form that is not complete, or decides how the next word is read."""
     text = text[-80:].rstrip()
     words = text.split()[-3:]
     word = words[-1] if words else ""

@@ -1,4 +1,4 @@
-"""A written form: its pattern and its words."""
+"""A written form: a pattern in a text, and the words that are spoken for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Form:
 
 
 def form(pattern: str, say: Say | str) -> Form:
-    """A form; a text in the place of a function is its words."""
+    """Make a form. say: a function as in Form, or the words themselves."""
     return Form(re.compile(pattern), (lambda match: say) if isinstance(say, str) else say)
 
 
@@ -38,12 +38,12 @@ _RELATION = re.compile(r"[=≠≤≥≈]")
 
 
 def in_equation(match: re.Match[str]) -> bool:
-    """Whether a relation sign stands near, with only numbers, letters and signs between."""
+    """Whether a relation sign (= ≠ ≤ ≥ ≈) stands near the match, with no word of three letters and no end of a clause between."""
     return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(behind(match, 60))[0]))
 
 
 def alternatives(words: Iterable[str]) -> str:
-    """A pattern of these words, longer ones first."""
+    """A pattern that matches any of these words, the longest that fits."""
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
 
 

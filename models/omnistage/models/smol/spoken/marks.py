@@ -21,12 +21,12 @@ _BOUND_WORDS = {"=": "equals", "∞": "infinity", "-": "minus", "−": "minus", 
 
 
 def is_charge(left: str, right: str) -> bool:
-    """Whether a hyphen between these is the sign of an ion or of a group of blood: Cl-, O-."""
+    """Whether a hyphen between these two texts is the charge of an ion or belongs to a blood group: Cl-, O-."""
     return not right[:1].isalnum() and not re.match(r" ?[-−–—+=\d]", right) and _ION.search(left) is not None
 
 
 def charged(match: re.Match[str]) -> str | None:
-    """SO4^2-: two minus."""
+    """The charge of an ion: "two minus" in SO4^2-. None if no formula stands before it."""
     if not _FORMULA.search(before(match, 8)):
         return None
     number = match["number"]
@@ -47,7 +47,7 @@ def _bound(text: str) -> str:
 
 
 def _sum(match: re.Match[str]) -> str:
-    """Σ_{i=1}^{n}: the sum from i equals one to n of."""
+    """A sum, product or integral with its bounds: Σ_{i=1}^{n} as "the sum from i equals one to n of"."""
     words = f"{_SUMS[match['sign']]} {'from' if match['last'] else 'over'} {_bound(match['first'])}"
     if match["last"]:
         words += f" to {_bound(match['last'])}"

@@ -46,12 +46,12 @@ _MANY = re.compile(
 
 
 def awaits_letter(text: str) -> bool:
-    """Whether a letter behind a number that follows this text is no unit."""
+    """Whether the letter of a number after this text is no unit: gate 8 N."""
     return bool(_PLACES.search(f"{text[-24:]} "))
 
 
 def is_many(match: re.Match[str]) -> bool:
-    """5m people: million."""
+    """Whether m after a number means million: 5m people."""
     return match["unit"] == "m" and match.group()[-2].isdecimal() and bool(_MANY.match(match.string, match.end()))
 
 
@@ -70,7 +70,7 @@ def are_seconds(match: re.Match[str]) -> bool:
 
 
 def is_mistaken(match: re.Match[str]) -> bool:
-    """Whether the apparent unit of a number is something else."""
+    """Whether the letters after a number that look like a unit are a name, a size or a direction."""
     unit, front, rest = match["unit"], before(match, 48), behind(match, 48)
     joined = match.group()[len(match["number"]) : len(match["number"]) + 1].isalpha()
     if joined and _NAME.search(front):

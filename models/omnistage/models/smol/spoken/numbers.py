@@ -70,7 +70,7 @@ def parse_number(number: str) -> WrittenNumber:
 
 
 def amount(number: str | WrittenNumber) -> str:
-    """1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
+    """A number in words: 1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
     whole, part, grouped = parse_number(number) if isinstance(number, str) else number
     words = ""
     if whole:
@@ -81,7 +81,7 @@ def amount(number: str | WrittenNumber) -> str:
 
 
 def count_words(number: str, one: str, many: str) -> str:
-    """A number and what it counts."""
+    """A number and the thing that it counts. one, many: its singular and plural."""
     written = parse_number(number)
     return f"{amount(written)} {one if written.is_one else many}"
 
@@ -108,12 +108,12 @@ def ordinal(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """Digits one by one; other characters are left out."""
+    """The digits of a text, one by one in words; other characters are left out."""
     return " ".join(ONES[int(digit)] for digit in text if digit.isdecimal())
 
 
 def year(number: int) -> str:
-    """1984 as "nineteen eighty four", 2005 as "two thousand five". Also for other numbers of four digits: "twelve hundred people"."""
+    """A year in words: 1984 as "nineteen eighty four", 2005 as "two thousand five". Also for other numbers of four digits."""
     high, low = divmod(number, 100)
     if high == 0 or (high % 10 == 0 and low < 10):
         return cardinal(number)
@@ -123,7 +123,7 @@ def year(number: int) -> str:
 
 
 def name(text: str) -> str:
-    """The number in a name, such as flight 370 or A320: three digits as one and two."""
+    """The number in a name, such as flight 370 or A320: "three seventy", "three twenty". text: its digits."""
     if text[0] == "0" or len(text) > 4:
         return digits(text) if len(text) > 1 else ONES[0]
     if len(text) == 4:
@@ -134,7 +134,7 @@ def name(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """A run of digits without a hint to its meaning: four digits are read as a year."""
+    """A run of digits in words, without a hint to its meaning: four digits are read as a year."""
     if len(text) == 4 and text[0] != "0":
         return year(int(text))
     return amount(text)

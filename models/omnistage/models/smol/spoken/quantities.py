@@ -55,7 +55,7 @@ _DAY = re.compile(
 
 
 def _money(match: re.Match[str]) -> str:
-    """A price; the two digits after its point are its small coins."""
+    """A price in words, or a range of prices; two digits after the point are its small coins."""
     groups = match.groupdict()
     names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
     one, many, small, _ = names
@@ -78,13 +78,13 @@ def _money(match: re.Match[str]) -> str:
 
 
 def _scaled_range(match: re.Match[str]) -> str:
-    """$5M-10M."""
+    """A range of prices in thousands or millions: $5M-10M."""
     first, last = (f"{amount(match[number])} {_SCALES[match[scale].lower()]}" for number, scale in (("number", "first"), ("last", "short")))
     return f"{first} to {last} {CURRENCIES[match['sign']][1]}"
 
 
 def _parted(match: re.Match[str]) -> str | None:
-    """$3 1/2."""
+    """A price with a fraction: $3 1/2. None if the fraction is not between 0 and 1."""
     over, under = FRACTIONS[match["part"]] if match["part"] else (int(match["over"]), int(match["under"]))
     if not 0 < over < under:
         return None
@@ -93,7 +93,7 @@ def _parted(match: re.Match[str]) -> str | None:
 
 
 def _negative(match: re.Match[str]) -> str | None:
-    """($5m) and (5) of accounts, after words about a figure or alone; elsewhere brackets only set apart."""
+    """A number in brackets below zero, as in accounts: a loss of ($5m). None where the brackets only set it apart."""
     front, rest = before(match, 60), behind(match, 8)
     alone = not front.strip() and not rest.strip(" .,;")
     sign = match.groupdict().get("sign")
@@ -103,7 +103,7 @@ def _negative(match: re.Match[str]) -> str | None:
 
 
 def awaits_figure(text: str) -> bool:
-    """Whether a number in brackets behind this text is below zero."""
+    """Whether a number in brackets after this text is below zero."""
     return bool(_FIGURE_BEFORE.search(text) and _ACCOUNT.search(text[-40:]))
 
 
@@ -119,7 +119,7 @@ _ACCOUNT = re.compile(
 
 
 def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
-    """5.50 as "five dollars and fifty cents", 0.99 as "ninety nine cents"."""
+    """A price with its small coins: 5.50 as "five dollars and fifty cents". names: as in CURRENCIES."""
     one, many, small_one, small_many = names
     coins = int(number.part)
     small = f"{cardinal(coins)} {small_one if coins == 1 else small_many}"
@@ -137,6 +137,7 @@ def _is_kind(match: re.Match[str]) -> bool:
 
 
 def _unit(match: re.Match[str]) -> str | None:
+    """A number with its unit: 5 km. None if the letters are no unit."""
     number, unit = match.group("number"), match.group("unit")
     if unit in ("K", "T", "N", "J") and " " not in match.group():
         return None  # 4K and 2T are names.
@@ -153,7 +154,7 @@ def _unit(match: re.Match[str]) -> str | None:
 
 
 def _plural_number(match: re.Match[str]) -> str:
-    """iPhone 5s, two 6s, F-150s: the plural of a number."""
+    """The plural of a number: iPhone 5s, two 6s, F-150s."""
     number = match["number"]
     written = parse_number(number)
     if re.search(r"[A-Za-z]-?$", before(match, 2)) and number.isdecimal():
@@ -162,7 +163,7 @@ def _plural_number(match: re.Match[str]) -> str:
 
 
 def _seconds(match: re.Match[str]) -> str | None:
-    """This may also be a decade: a 30s clip."""
+    """Seconds that might be a decade: a 30s clip. None for a decade."""
     if not are_seconds(match) or _AGE_BEFORE.search(before(match, 16)):
         return None
     return count_words(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
@@ -181,7 +182,7 @@ def _percent(match: re.Match[str]) -> str | None:
 
 
 def is_modulo(match: re.Match[str]) -> bool:
-    """Whether a match that ends with % has an operand behind it: 10 % 3, and without spaces only near an equals sign."""
+    """Whether the % that ends a match is the operator: an operand follows, 10 % 3, or without spaces only in an equation."""
     rest = behind(match, 12)
     spaced = (len(match.group()) == 1 and before(match, 1) == " ") or match.group()[-2:] == " %"
     if spaced:
@@ -190,7 +191,7 @@ def is_modulo(match: re.Match[str]) -> bool:
 
 
 def _degrees(match: re.Match[str]) -> str:
-    """A temperature or an angle, with its minutes and seconds."""
+    """A temperature, or an angle with its minutes and seconds, in words."""
     words = [count_words(match["number"], "degree", "degree" if _is_kind(match) else "degrees")]
     for part in ("minute", "second"):
         if match[part]:
@@ -200,7 +201,7 @@ def _degrees(match: re.Match[str]) -> str:
 
 
 def _bare_degrees(match: re.Match[str]) -> str | None:
-    """72F: in a text of heat."""
+    """A temperature without its sign: 72F. None if the text is not about heat."""
     front, near = before(match, 24), before(match, 60) + "|" + behind(match, 40)
     if awaits_letter(front.rstrip()) or _SEAT.search(front) or re.search(r"[A-Za-z]-?$", front):
         return None
@@ -223,12 +224,12 @@ _SEAT = re.compile(
 
 
 def _thousandth(match: re.Match[str]) -> str:
-    """A 5k run."""
+    """A number with k that is read as a letter: a 5k run."""
     return f"{amount(match['number'])} K"
 
 
 def _feet(match: re.Match[str]) -> str | None:
-    """Feet; with another mark after them, more than eleven are the seconds of so many minutes."""
+    """Feet and inches: 5 ft 7 in. From 12 on, and after a mark, the second number is seconds and the first minutes. None: neither."""
     inches = match["inches"]
     if float(inches) >= 12:
         if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
@@ -241,6 +242,7 @@ def _feet(match: re.Match[str]) -> str | None:
 
 
 def _lone_feet(match: re.Match[str]) -> str | None:
+    """Feet without inches: 6'. None if the mark ends a quotation or is no sign of feet."""
     return (
         None
         if _closes(match, _SINGLE) or before(match, 1) == "+" or behind(match, 7) == " minute"
@@ -269,8 +271,8 @@ def is_sized(text: str, begin: int, end: int) -> bool:
 
 
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
-    """Whether the mark after a number ends a quotation: one that is open and that no later mark ends. For a quotation that began before
-    this text, the words around decide. A mark after a digit says nothing of others."""
+    """Whether the mark after a number ends a quotation: one that is open and that no later mark ends. If the text shows no beginning, the
+    words around decide. marks: finds the marks that open or end one; those after a digit do not count."""
     front, rest = before(match, 200), behind(match, 200)
     *_, last = (None, *marks.finditer(front))
     if last and last["opens"] is not None:
@@ -285,6 +287,7 @@ def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
 
 
 def _inches(match: re.Match[str]) -> str | None:
+    """Inches in words; the singular before a thing: a 5-inch screen. None: the mark ends a quotation."""
     if _closes(match, _DOUBLE):
         return None
     if match["over"]:
@@ -294,13 +297,13 @@ def _inches(match: re.Match[str]) -> str | None:
 
 
 def _by(match: re.Match[str]) -> str | None:
-    """3 x 4 m, 10x10: the sign between two sizes; the numbers are read by themselves."""
+    """The word for the x between two sizes: 3 x 4 m, 10x10. The numbers are read by themselves."""
     power = re.match(r" ?10[\^⁻⁰¹²³⁴-⁹]", behind(match, 4))
     return "times" if in_equation(match) or power else "by"
 
 
 def fraction(over: int, under: int) -> str:
-    """2/3 as "two thirds"."""
+    """A fraction in words: 2/3 as "two thirds"."""
     if under == 2:
         return "one half" if over == 1 else f"{cardinal(over)} halves"
     name = _FRACTION_NAMES.get(under) or ordinal(under)
@@ -308,7 +311,7 @@ def fraction(over: int, under: int) -> str:
 
 
 def _fraction_of(match: re.Match[str]) -> str | None:
-    """1/2 tsp."""
+    """A fraction of a unit: 1/2 tsp. None if it is not between 0 and 1."""
     over, under = int(match["over"]), int(match["under"])
     if not (0 < over < under and match["under"][0] != "0"):
         return None
@@ -316,6 +319,7 @@ def _fraction_of(match: re.Match[str]) -> str | None:
 
 
 def _mixed(match: re.Match[str]) -> str | None:
+    """A whole number with a fraction, and a unit if there is one: 2 1/2 cups. None if the fraction is not between 0 and 1."""
     over, under = int(match["over"]), int(match["under"])
     if not 0 < over < under:
         return None
@@ -325,6 +329,7 @@ def _mixed(match: re.Match[str]) -> str | None:
 
 
 def _vulgar(match: re.Match[str]) -> str:
+    """A fraction of one character, with a number before or a unit after it: 2½ cups."""
     over, under = FRACTIONS[match["sign"]]
     unit = f" {unit_names(match['unit'])[1 if match['number'] and not _is_kind(match) else 0]}" if match["unit"] else ""
     if not match["number"]:
@@ -333,7 +338,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _slashed(match: re.Match[str]) -> str | None:
-    """a/b: a fraction, a day, a pair of numbers, or a quotient."""
+    """Two numbers with a slash: a fraction, a pair of numbers, or a quotient. None for a day."""
     over, under = match["over"], match["under"]
     one, other = int(over), int(under)
     if (over[0] == "0" or under[0] == "0") and not (over == "0" or under == "0"):
@@ -378,7 +383,7 @@ _SCORED = re.compile(
 
 
 def awaits_score(text: str) -> bool:
-    """Whether 8/10 behind this text means so many out of ten."""
+    """Whether 8/10 after this text means "eight out of ten"."""
     return bool(_SCORED.search(text[-24:]))
 
 

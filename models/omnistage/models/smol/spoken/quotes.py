@@ -1,4 +1,4 @@
-"""Quotations over several phrases: which mark after a digit ends a quotation and is no sign of inches or feet."""
+"""Quotations over several phrases: they decide whether a mark after a digit ends one or means inches or feet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MARKS = {
 
 
 class Quotation:
-    """The quotations that are open after the phrases so far."""
+    """Remembers which quotations of earlier phrases are open."""
 
     def __init__(self) -> None:
         self._open = set[str]()
 
     def read(self, phrase: str) -> str:
-        """The phrase with a closing mark in the place of one after a digit that ends a quotation of an earlier phrase."""
+        """Read the next phrase and return it. A straight mark after a digit that ends a quotation of an earlier phrase becomes CLOSING."""
         for sign, marks in _MARKS.items():
             if sign in phrase:
                 phrase = self._marked(phrase, sign, list(marks.finditer(phrase)))
@@ -32,6 +32,7 @@ class Quotation:
         self._open.clear()
 
     def _marked(self, phrase: str, sign: str, found: list[re.Match[str]]) -> str:
+        """Do the work of `read` for one kind of mark. sign: the mark. found: where it stands in the phrase."""
         is_open, is_earlier = sign in self._open, sign in self._open
         for place, mark in enumerate(found):
             if mark["opens"]:

@@ -1,4 +1,4 @@
-"""The reader of a text: the forms in the order in which they are tried, and their words put together."""
+"""The reader of a text: tries the written forms in their order at each place, and puts their words together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from omnistage.models.smol.spoken.numbers import GROUP
 
 
 def _lone_unit(match: re.Match[str]) -> str | None:
+    """A unit without a number: singular after "per" or "a", else plural. None for a mm that is no unit."""
     if match.group() == "mm" and not _MEASURED.search(before(match, 12)):
         return None  # Mm, mmm.
     single = re.search(r"\b(?:per|an?|each|every) $", before(match, 6))
@@ -82,9 +83,9 @@ _PUNCTUATION = re.compile(r"[,.;:!?]+")
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """words: the spoken words, with their punctuation. borders: places between words of the text that no form covers; each is the number of
-    words of the text and of `words` before it. The first is the beginning and the last the end. unspoken: characters of the text that are
-    not spoken."""
+    """words: the spoken words, with their punctuation. borders: the places between words of the text that no written form spans, the
+    beginning first and the end last: for each, how many words of the text and how many of `words` come before it. unspoken: characters of
+    the text that are not spoken."""
 
     words: tuple[str, ...]
     borders: tuple[tuple[int, int], ...]
@@ -96,17 +97,18 @@ class SpokenText:
 
 
 class _Reading:
-    """The reading of one text."""
+    """Reads one text, form by form. A segment is the words between two spaces that no form spans."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._words: list[str] = []
         self._borders = [(0, 0)]
-        self._passed = 0
+        self._passed = 0  # Words of the text that were read.
         self._segment: list[str] = []
-        self._apart = False
+        self._apart = False  # Whether a form was read last, so that letters need a space before them.
 
     def result(self, unspoken: tuple[str, ...]) -> SpokenText:
+        """Read the whole text. unspoken: as in SpokenText."""
         at, text = 0, self._text
         while at < len(text):
             at = self._step(at)
@@ -114,7 +116,7 @@ class _Reading:
         return SpokenText(tuple(self._words), tuple(self._borders), unspoken)
 
     def _step(self, at: int) -> int:
-        """Read the form or text that begins at a place; returns the place after it."""
+        """Read the form or the word that begins at a place; returns the place after it."""
         text = self._text
         character = text[at]
         if character in (" ", GROUP):
@@ -136,7 +138,7 @@ class _Reading:
         return self._leave(_LETTERS.match(text, at) or _ANY.match(text, at))
 
     def _say(self, words: str) -> None:
-        """Add the words of a form, apart from the letters beside it."""
+        """Add the words of a form, with a space between them and the letters before it."""
         if words and self._segment and self._segment[-1][-1:] not in _OPENERS:
             self._segment.append(" ")
         if words:
@@ -144,7 +146,7 @@ class _Reading:
         self._apart = True
 
     def _leave(self, match: re.Match[str] | None) -> int:
-        """Leave a text as it is written."""
+        """Add a text as it is written; returns the place after it."""
         assert match is not None
         if self._apart and (match.group()[0].isalnum() or match.group()[0] == "("):
             self._segment.append(" ")
@@ -153,7 +155,7 @@ class _Reading:
         return match.end()
 
     def _end_segment(self) -> None:
-        """End a segment at a space that no form covers, or at the end."""
+        """End a segment at a space that no form spans, or at the end; punctuation alone joins the word before it."""
         words = "".join(self._segment).split()
         if self._words and words and _PUNCTUATION.fullmatch(words[0]):
             self._words[-1] += words.pop(0)

@@ -1,4 +1,4 @@
-"""Roman numerals: only where the letters form one and the words around it need a number."""
+"""Roman numerals: read only where the letters form one and the words around it need a number."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def value(numeral: str) -> int | None:
 
 
 def _numeral(match: re.Match[str]) -> str | None:
+    """A numeral as a number, an ordinal or a year, by the words around it. None if the letters are none there."""
     text, numeral = match.string, match.group()
     number = value(numeral)
     if number is None:
@@ -100,7 +101,7 @@ def _numeral(match: re.Match[str]) -> str | None:
 
 
 def _words_before(match: re.Match[str]) -> list[str]:
-    """At most three words before the match, without their stops: capitals in their usual spelling, abbreviations as words."""
+    """The last words before the match, at most three, without stops: words in capitals become "Chapter", abbreviations their words."""
     found = _WORDS_BEFORE.search(before(match, 60))
     lone = len(match.group()) == 1
     words = []
@@ -127,6 +128,7 @@ def _is_letter(match: re.Match[str], words: list[str]) -> bool:
 
 
 def _is_ordinal(words: list[str], numeral: str) -> bool:
+    """Whether a numeral after these words counts persons of one name: Henry VIII."""
     named = words[-1] in RULERS and words[-1] not in TITLES
     if words[-1] == "King":
         named = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
@@ -140,6 +142,7 @@ def _is_ordinal(words: list[str], numeral: str) -> bool:
 
 
 def _is_counted(words: list[str], numeral: str) -> bool:
+    """Whether a numeral after these words counts things: Chapter IV."""
     last = words[-1]
     if len(numeral) == 1:
         if last[0].islower():
@@ -149,7 +152,7 @@ def _is_counted(words: list[str], numeral: str) -> bool:
 
 
 def _list(match: re.Match[str]) -> str | None:
-    """I, II, III and IV: numbers in their order, of which one is certain."""
+    """A list of numerals: I, II, III and IV. None if they do not ascend, or neither a word before them nor one of them shows a number."""
     text = match.group()
     numerals = re.findall("[IVXL]+", text)
     values = [value(numeral) or 0 for numeral in numerals]
@@ -165,7 +168,7 @@ def _list(match: re.Match[str]) -> str | None:
 
 
 def _range(match: re.Match[str]) -> str | None:
-    """Chapters I-III, pages xii-xv."""
+    """A range of numerals: Chapters I-III, pages xii-xv. None if nothing shows that they are numbers."""
     first, last = (value(numeral.upper()) for numeral in (match["first"], match["last"]))
     words = re.findall("[A-Za-z]+", before(match, 24))
     counted = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
@@ -174,6 +177,7 @@ def _range(match: re.Match[str]) -> str | None:
 
 
 def _small(match: re.Match[str]) -> str | None:
+    """A numeral in small letters, in brackets or after a word such as page. None elsewhere."""
     number = value(match.group().upper())
     words = before(match, 16).split()
     if before(match, 1) == "(" and behind(match, 1) == ")":
@@ -187,13 +191,13 @@ SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene vo
 
 
 def _with_ending(match: re.Match[str]) -> str | None:
-    """XIXth."""
+    """A numeral with the ending of an ordinal: XIXth. None for a wrong ending."""
     number = value(match["numeral"])
     return ordinal(number) if number and ordinal(number).endswith(match["ending"][-1]) else None
 
 
 def _item(match: re.Match[str]) -> str | None:
-    """(i) of a list, but not f(i), and not a letter of a list: (h), (i)."""
+    """The number (i) of a list. None for f(i), and for a letter of a list: (h), (i)."""
     front = before(match, 300)
     return None if re.search(r"[\w)]\($", front) or "(h)" in front else "one"
 

@@ -1,4 +1,4 @@
-"""Signs: between two operands, before a number, or by themselves."""
+"""The words for signs: between two operands, before a number, or by themselves."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _ASKING = frozenset(
 
 
 def _dash(match: re.Match[str]) -> str | None:
-    """ "minus", "to", nothing within a name, and None for a dash that is a rest."""
+    """The word for a dash: "minus", "to", or empty within a name. None: the dash is a rest. So in all functions of dashes below."""
     sign, left, right = match.group(), before(match, 24), behind(match, 40)
     spaced_before, spaced_behind = left.endswith(" ") or not left, right.startswith(" ") or not right
     if is_charge(left, right):
@@ -112,6 +112,7 @@ def _dash(match: re.Match[str]) -> str | None:
 
 
 def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
+    """The word for a dash before a thing and after none: -5, -x. right: the text after it."""
     if sign == "−" or _SIGNED_THING.match(right):
         return "minus" if sign != "—" else None
     if re.match(r"[A-Za-z](?![A-Za-z])", right) and (in_equation(match) or _computed(match, right)):
@@ -120,11 +121,12 @@ def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
 
 
 def _computed(match: re.Match[str], right: str) -> bool:
-    """-x + -y, where no option of a command stands."""
+    """Whether a dash before a letter belongs to a formula, -x + -y, and not to an option of a command."""
     return re.match(r"[a-z] [+*/^] ", right) is not None or re.search(r"(?:^|[^\w-])[-−]?[a-z\d] [-+*/^−] $", before(match, 8)) is not None
 
 
 def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    """The word for a dash between two spaces: 5 - 3, 9 AM – 5 PM. left, right: the text around the spaces."""
     if sign == "−":
         return "minus"
     if sign != "—" and _NAMED_FOLLOWS.match(right) and (_NAMED_RANGE.search(left) or _DAY_BEFORE.search(left)):
@@ -156,7 +158,7 @@ _OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]ail
 
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
-    """A difference has around it only words that ask for it; after other words a number is a name or the first of a range."""
+    """The word for a dash between operands: "minus" after a word that asks for a difference; after other words a range or a rest."""
     if not _OPERAND_BEFORE.search(left) or not (_DIFFERENCE_ENDS.match(right) or re.match(r"\d+[a-z]{2,3}(?:[)²³ ,.;:”]|$)", right)):
         return None
     if re.search(rf"[a-z][{_POWERS}]$|[a-z]\^\d$", left) or (_VARIABLE_BEFORE.search(left) and _VARIABLE.match(right)):
@@ -189,8 +191,8 @@ def is_score(left: str, right: str) -> bool:
 
 
 def _is_range(sign: str, left: str, right: str) -> bool:
-    """Whether the numbers are a range: from a smaller number to a greater one, of a kind that is not computed with, or that names what it
-    counts."""
+    """Whether the numbers around a dash are a range: times, or any around –; otherwise numbers that ascend and are years, money, percent or
+    have a word after them."""
     first, last = _AMOUNT.search(left), _NEXT_AMOUNT.match(right)
     if not first or not last or re.match(r"[A-Za-z]\b", right):
         return False
@@ -211,6 +213,7 @@ def _is_range(sign: str, left: str, right: str) -> bool:
 
 
 def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    """The word for a dash without spaces: 5-6, A–Z, x-y. left, right: the text around it."""
     if sign == "—":
         return "to" if _ascends(left, right) else None
     if _NUMBER_FOLLOWS.match(right):
@@ -236,12 +239,13 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
 
 
 def _ascends(left: str, right: str) -> bool:
-    """5—6: a dash between two bare numbers, the second of which is greater."""
+    """Whether these texts end and begin with bare numbers, the second of which is greater: 5—6."""
     first, last = re.search(r"(?<![\w.,])\d+$", left), re.match(r"\d+(?![\w]|[.,]\d)", right)
     return first is not None and last is not None and int(first.group()) < int(last.group())
 
 
 def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    """The word for a dash without spaces that a number follows: 5-6, i7-9700K, UTC-5."""
     if sign == "−" or in_equation(match) or left[-1] == ")":
         return "minus" if _OPERAND_BEFORE.search(left) or sign == "−" else ""
     if re.search(r"\b(?:noon|midnight)$", left, re.IGNORECASE):
@@ -268,7 +272,7 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
 
 
 def _cross(match: re.Match[str]) -> str:
-    """×: "times", between the sides of something "by"."""
+    """The word for ×: "times", or "by" between the sides of a thing: 3 × 4 m."""
     computed = (
         in_equation(match) or re.search(r"[-−+*/=] ?[\d.]+ ?$", before(match, 12)) or re.match(rf" ?10[\^{_POWERS}]", behind(match, 4))
     )
@@ -279,6 +283,7 @@ def _cross(match: re.Match[str]) -> str:
 
 
 def _star(match: re.Match[str]) -> str | None:
+    """The word for * or **: an operator between two operands, else its name."""
     left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
     if not (_OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right)):
         return "star" if len(match.group()) == 1 else "star star"
@@ -286,7 +291,7 @@ def _star(match: re.Match[str]) -> str | None:
 
 
 def _dot(match: re.Match[str]) -> str:
-    """x · y; elsewhere it separates words."""
+    """The word for ·: "times" in x · y; elsewhere it is empty, because the dot only separates words."""
     left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
     return "times" if _OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right) else ""
 
@@ -296,6 +301,7 @@ def _caret(match: re.Match[str]) -> str:
 
 
 def _power(power: str) -> str:
+    """A power in words: "2" as "squared", "-1" as "to the power of minus one", "2+" as the charge of an ion."""
     if power in ("2", "3"):
         return "squared" if power == "2" else "cubed"
     if power[-1] in "-+":  # The charge of an ion.
@@ -309,7 +315,7 @@ _FUNCTIONS = ("sin", "cos", "tan", "log", "exp", "sec", "cot")
 
 
 def _superscript(match: re.Match[str]) -> str:
-    """A power after an operand, the number of a note after a word."""
+    """Superscripts in words: a power after an operand, the number of a note after a word."""
     power = "".join(SUPERSCRIPTS[one] for one in match.group())
     if (
         re.search(r"[A-Za-z]{3}$|[^\w)]$|^$", before(match, 3))
@@ -325,11 +331,12 @@ _PER = r"/(?P<per>hour|day|week|month|year|minute|second|night|person|user|hr|wk
 
 
 def _rate(match: re.Match[str]) -> str | None:
-    """100 mg/day, 3/week."""
+    """The word for a slash before a unit of time: 100 mg/day, 3/week. None if no number stands before it."""
     return f"per {TIME_NAMES.get(match['per'], match['per'])}" if re.search(r"\d[^ ]*(?: [A-Za-zμ/]+)?$", before(match, 16)) else None
 
 
 def _slash(match: re.Match[str]) -> str:
+    """The word for a slash; empty where it only separates: TCP/IP, and/or."""
     left, right = before(match, 16), behind(match, 16)
     if re.search(r"(?<!\w)[A-Z]{1,4}$", left) and re.match(r"[A-Z]{1,4}(?!\w)", right):
         return ""
@@ -347,6 +354,7 @@ def _slash(match: re.Match[str]) -> str:
 
 
 def _colon(match: re.Match[str]) -> str | None:
+    """The word for a colon between digits: "to", or empty before a verse, Isaiah 40:31. None elsewhere."""
     if not (re.search(r"\d$", before(match, 1)) and re.match(r"\d", behind(match, 1))):
         return None
     return "" if _VERSE.search(before(match, 24)) else "to"
@@ -390,7 +398,7 @@ _SAID_OF = re.compile(r"(?<![A-Za-z'])[b-hj-z]$")
 
 
 def _factorial(match: re.Match[str]) -> str | None:
-    """n! = 120, 5!/3!, (n-1)!, but not "I am 5!": after a number the formula must go on."""
+    """The word for ! in a formula: n! = 120, 5!/3!, (n-1)!. None in "I am 5!": after a number the formula must go on."""
     front, rest = before(match, 40), match.group() + behind(match, 8)
     if front[-1] == ")":
         inside = front[front.rfind("(") + 1 : -1]
@@ -414,7 +422,7 @@ _ABSOLUTE = re.compile(r"\|(?! )(?![^|]{0,30}[A-Za-z]{2})[-−+*/^²³ ().\dA-Za
 
 
 def _bar(match: re.Match[str]) -> str:
-    """|x|; elsewhere it separates the cells of a row."""
+    """The words for |: the first of |x| opens an absolute value, the second is empty; elsewhere it separates cells, as a comma."""
     if before(match, 1) not in ("|",) and not before(match, 1).isalpha() and _ABSOLUTE.match(match.string, match.start()):
         return "the absolute value of"
     opened = match.string.rfind("|", max(match.start() - 30, 0), match.start())
@@ -423,7 +431,7 @@ def _bar(match: re.Match[str]) -> str:
 
 
 def _root(match: re.Match[str]) -> str:
-    """³√8."""
+    """The words for a root with its number: ³√."""
     power = "".join(SUPERSCRIPTS[one] for one in match["root"])
     names = {"2": "square", "3": "cube", "n": "n-th"}
     return f"the {names.get(power) or (ordinal(int(power)) if power.isdecimal() else power)} root of"

@@ -29,12 +29,14 @@ def _month(name: str) -> str:
 
 
 def _spoken_year(text: str) -> str:
+    """A year of two or four digits in words; two digits are a year from 1931 to 2030."""
     if len(text) == 2:
         text = ("19" if int(text) > 30 else "20") + text
     return year(int(text)) if text[0] != "0" else digits(text)
 
 
 def _date(month: int, day: int, written_year: str) -> str | None:
+    """A date in words, without a year if it is empty. None for a month or day that cannot be."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
     return f"{MONTHS[month - 1]} {ordinal(day)}" + (f", {_spoken_year(written_year)}" if written_year else "")
@@ -45,7 +47,7 @@ def _iso(match: re.Match[str]) -> str | None:
 
 
 def _numeric(match: re.Match[str]) -> str | None:
-    """25/12/2024 and 12/25/2024: the month is the number that can be one, and the first if both can."""
+    """A date in digits: 25/12/2024, 12/25/2024. If both numbers can be the month: the first, or after 5.4.2024 and 5-4-2024 the second."""
     first, second = int(match["first"]), int(match["second"])
     european = match["mark"] in ".-" and second <= 12 and len(match["year"]) == 4
     if match["mark"] in ".-" and len(match["year"]) == 2:
@@ -55,12 +57,13 @@ def _numeric(match: re.Match[str]) -> str | None:
 
 
 def _day(match: re.Match[str]) -> str | None:
-    """12/25 without a year, if it is no fraction; 25/12 after "on"."""
+    """A day without a year: 12/25 or 25/12. Fractions are found before it."""
     month, day = int(match["month"]), int(match["day"])
     return _date(month, day, "") if month <= 12 else _date(day, month, "")
 
 
 def _month_day(match: re.Match[str]) -> str | None:
+    """One or two days after a month: May 5-7. In "In May 20 people came" the number counts. None for a day that cannot be."""
     days = [int(day) for day in (match["day"], match["last"]) if day]
     if not all(1 <= day <= 31 for day in days):
         return None
@@ -77,6 +80,7 @@ _SMALL_WORD = re.compile(r" (?!(?:and|or|to|at|was|is|the|a|an|this|when|as)\b)[
 
 
 def _day_month(match: re.Match[str]) -> str | None:
+    """One or two days before a month: 5-7 May 2024. None for a day that cannot be."""
     days = [int(day) for day in (match["first"], match["day"]) if day]
     if not all(1 <= day <= 31 for day in days):
         return None
@@ -86,14 +90,14 @@ def _day_month(match: re.Match[str]) -> str | None:
 
 
 def _month_of(match: re.Match[str]) -> str | None:
-    """12/2024 and 2024-12, but not a range of years."""
+    """A month of a year: 12/2024, 2024-12. None for a range of years."""
     if "-" in match.group() and int(match["month"]) > int(match["year"][2:]):
         return None
     return f"{MONTHS[int(match['month']) - 1]} {year(int(match['year']))}"
 
 
 def _dotted_days(match: re.Match[str]) -> str | None:
-    """5.-7. May, and 5. May if a year or a word for a day shows it: a sentence may end before a month too."""
+    """Days with a full stop: "5.-7. May"; "5. May" only if a year or a word before it shows a date, else None: a sentence may end there."""
     certain = match["first"] or match["year"] or _ON_DAY.search(before(match, 8))
     alone = not before(match, 8).strip() and not match.string[match.end() :].strip(".,")
     return _day_month(match) if certain or alone else None
@@ -107,7 +111,7 @@ def _lone_month(match: re.Match[str]) -> str:
 
 
 def _clock(match: re.Match[str]) -> str | None:
-    """7:05 as "seven oh five", 7:00 as "seven o'clock"."""
+    """A time of day: 7:05 as "seven oh five", 7:00 as "seven o'clock". None for a time that cannot be, or in an equation."""
     hour, minute, second = int(match["hour"]), int(match["minute"]), match["second"]
     if hour > 24 or minute > 59 or (second and int(second) > 59) or (in_equation(match) and not match["half"]):
         return None
@@ -128,7 +132,7 @@ def _clock(match: re.Match[str]) -> str | None:
 
 
 def _lap(match: re.Match[str]) -> str | None:
-    """1:23.45 is a duration, unless the text is about a ratio."""
+    """A duration of minutes and seconds, 1:23.45. None for a ratio."""
     minutes, seconds = int(match["minutes"]), match["seconds"].removeprefix("0")
     if int(match["seconds"][:2]) > 59 or awaits_ratio(before(match, 24)) or in_equation(match):
         return None
@@ -139,19 +143,19 @@ _RATIO = re.compile(r"\b(?:ratios?|odds|scale|mixture|dilution)(?: (?:of|is|was|
 
 
 def awaits_ratio(text: str) -> bool:
-    """Whether 1:12.5 behind this text is no time."""
+    """Whether 1:12.5 after this text is a ratio and no time."""
     return bool(_RATIO.search(text[-24:]))
 
 
 def _ahead(text: str) -> str:
-    """+05:30 as " plus five thirty"."""
+    """The words for how far a clock is ahead of UTC: "+05:30" as " plus five thirty"."""
     digits = re.sub(r"\D", "", text)
     hours, minutes = (digits, "") if len(digits) < 3 else (digits[:-2], digits[-2:])
     return f" {'plus' if text[0] == '+' else 'minus'} {cardinal(int(hours))}" + (f" {cardinal(int(minutes))}" if minutes.strip("0") else "")
 
 
 def _half_day(match: re.Match[str]) -> str:
-    """With dots, so that the lexicon spells it; the full stop of a sentence may be its last dot."""
+    """ " A.M." or " P.M.": the lexicon spells letters with dots, and the last dot may end the sentence. Empty if neither is written."""
     if not match["half"]:
         return ""
     return f" {match['half'].upper()}.M."
@@ -163,6 +167,7 @@ def _hour(match: re.Match[str]) -> str | None:
 
 
 def _decade(match: re.Match[str]) -> str | None:
+    """A decade in words: 1990s, the 90s. None for two digits that no mark or word before them makes a decade."""
     number, written = int(match["number"]), match["number"]
     if len(written) == 4:
         return plural(year(number))
@@ -177,7 +182,7 @@ def _short_year(match: re.Match[str]) -> str:
 
 
 def _range_of_years(match: re.Match[str]) -> str | None:
-    """1914-18: the second is a year of the same century."""
+    """Two years of one century: 1914-18. None if they do not ascend."""
     first, last = match["first"], match["last"]
     if int(first[2:]) >= int(last) or first[:2] > "21":
         return None
@@ -185,7 +190,7 @@ def _range_of_years(match: re.Match[str]) -> str | None:
 
 
 def _scale(match: re.Match[str]) -> str:
-    """1:50,000 of a map."""
+    """The scale of a map: 1:50,000."""
     return f"{cardinal(int(match['one']))} to {amount(match['many'])}"
 
 
@@ -196,7 +201,7 @@ def _short_name(match: re.Match[str]) -> str:
 
 
 def _duration(match: re.Match[str]) -> str:
-    """1h30m, 2h 5m 10s."""
+    """A duration with its units: 1h30m, 2h 5m 10s."""
     words = []
     for name in ("hour", "minute", "second"):
         if match[name]:
@@ -205,7 +210,7 @@ def _duration(match: re.Match[str]) -> str:
 
 
 def _before_christ(match: re.Match[str]) -> str:
-    """A year before or after Christ."""
+    """The number of a year that B.C., A.D. or CE follows."""
     text = match["number"]
     return year(int(text)) if len(text) == 4 else amount(text)
 
@@ -215,7 +220,7 @@ def _countdown(match: re.Match[str]) -> str:
 
 
 def _french(match: re.Match[str]) -> str | None:
-    """A time such as at 15h30; elsewhere a duration."""
+    """A time of day after a word such as "at": at 15h30. None elsewhere: a duration."""
     hour, minute = int(match["hour"]), int(match["minute"])
     if hour > 24 or minute > 59 or not (_AT.search(before(match, 8)) or (hour > 7 and not before(match, 1))):
         return None
@@ -223,7 +228,7 @@ def _french(match: re.Match[str]) -> str | None:
 
 
 def _day_with_stop(match: re.Match[str]) -> str | None:
-    """31.12., in the middle of a sentence."""
+    """A day and month in the middle of a sentence: 31.12. until today."""
     return _date(int(match["month"]), int(match["day"]), "")
 
 

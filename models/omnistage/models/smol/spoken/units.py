@@ -64,7 +64,7 @@ _POWERS = {"2": "square", "²": "square", "3": "cubic", "³": "cubic"}
 
 @functools.lru_cache(maxsize=512)
 def unit_names(unit: str) -> tuple[str, str]:
-    """The name for one, and for many: "m/s²" as "meter per second squared"."""
+    """The names of a unit for one and for many: "m/s²" as "meter per second squared" and "meters per second squared"."""
     if unit in _SPECIAL:
         return _SPECIAL[unit]
     found = _PARTS.fullmatch(unit)
