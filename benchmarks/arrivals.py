@@ -1,4 +1,4 @@
-"""A second client, independent of the SDK: notes raw arrivals on a synchronous channel and works the figures out from them alone."""
+"""A second client, independent of the SDK: records when messages arrive on a synchronous channel, and computes the figures from that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THRESHOLD = 32768 * 10 ** (-40 / 20)
 
 @dataclass
 class EventArrivals:
-    """(seconds after the call, event) of one answer, in order."""
+    """The events of one answer, each with the seconds after the call at which it arrived. ttft, ttfa: times to first text and sound."""
 
     events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
 
@@ -29,7 +29,7 @@ class EventArrivals:
 
     @property
     def ttfa_s(self) -> float:
-        """Arrival of the chunk with the first 16-bit sample above -40 dBFS."""
+        """Seconds to the chunk with the first 16-bit sample above -40 dBFS. Raises LookupError for a silent answer."""
         for at, event in self.events:
             data = event.chunk.audio.data if event.HasField("chunk") else b""
             if any(abs(sample) > THRESHOLD for (sample,) in struct.iter_unpack("<h", data)):

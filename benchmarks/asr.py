@@ -1,5 +1,5 @@
-"""A recogniser to check what a voice said: Whisper tiny.en. The text is judged by the words that the voice reads in it. The recogniser
-writes numbers in its own form, and has a normaliser for them."""
+"""A recogniser that hears what a voice said: Whisper tiny.en. Its text is compared with the words that the voice reads in the original;
+both are normalised first, because the recogniser writes numbers in its own form."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recogniser() -> WhisperModel:
 
 
 def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
-    """The text that the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
+    """The text that the recogniser hears in mono samples, [n] or [n, 1] at `rate_hz`, without search."""
     mono = samples.reshape(-1)
     places = np.arange(int(len(mono) * RATE_HZ / rate_hz)) * (rate_hz / RATE_HZ)
     resampled = np.interp(places, np.arange(len(mono)), mono).astype(np.float32)
@@ -64,12 +64,12 @@ def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> st
 
 
 def meant(text: str) -> list[str]:
-    """The words of a text as the voice reads them."""
+    """The words of a text as the voice reads them, normalised as in `words`."""
     return words(unicodedata.normalize("NFKC", spoken(text).text))
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words without punctuation, numbers spelled out: the same for 1,200, 1200 and one thousand two hundred."""
+    """Normalise a text to lower-case words without punctuation, numbers in words: 1,200 and 1200 give the same words."""
     text = _CLOCK.sub(r"\1:\2 \3", text)
     text = _MONEY.sub(_money, normalize(text).lower())
     for sign, word in _WORDS.items():
@@ -87,7 +87,8 @@ def words(text: str) -> list[str]:
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
-    """Edits that turn what was heard into the text, over the words of the text. pairs: (text, heard)."""
+    """The number of words to change, add or remove so that heard texts become the originals, over the words of the originals.
+    pairs: (original, heard)."""
     errors = total = 0
     for text, other in pairs:
         wanted, got = meant(text), words(other)

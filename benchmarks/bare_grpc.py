@@ -1,4 +1,4 @@
-"""The floor below the chain: the same messages through as many processes that only read bytes and write them on, with gRPC alone.
+"""The least that a chain can cost: the same messages pass through as many processes, which only relay bytes with gRPC.
 
 There is no link, shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so
 figures of the chain are given as ratios to these, measured in the same run.
@@ -25,21 +25,21 @@ RELAYS = 3
 
 _METHOD = "/omnistage.bench.Bare/Run"
 _ORDER = struct.Struct("<IId")
-"""The client's order: messages, messages at a time, seconds between those times."""
+"""The client's order: how many messages, how many at a time, and the seconds between those times."""
 _STAMP = struct.Struct("<d")
 _MESSAGE_BYTES = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """latency_s: median from the source's write to the client's read. relay_cpu_s: of one process, per message."""
+    """latency_s: median time from the source's write to the client's read. relay_cpu_s: CPU time of one relay for one message."""
 
     latency_s: float
     relay_cpu_s: float
 
 
 async def floor(messages: int, burst: int, interval_s: float) -> Floor:
-    """Let `messages` messages pass through a source and RELAYS relays, `burst` at a time, the times `interval_s` apart."""
+    """Send `messages` messages from a source through RELAYS relays, `burst` at a time, every `interval_s` seconds, and measure them."""
     async with _chain() as (address, pids), grpc.aio.insecure_channel(address, options=client_options()) as channel:
         await _read_all(channel, 100, burst, interval_s)  # warm-up
         meter = CpuMeter(pids)
@@ -55,7 +55,7 @@ async def _read_all(channel: grpc.aio.Channel, messages: int, burst: int, interv
 
 @asynccontextmanager
 async def _chain() -> AsyncIterator[tuple[str, list[int]]]:
-    """The address of the last relay, and the processes from the source on."""
+    """Start the source and the relays; yields the address of the last relay, and the process ids from the source on."""
     processes: list[asyncio.subprocess.Process] = []
     address = "source"
     try:

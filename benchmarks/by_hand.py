@@ -1,4 +1,4 @@
-"""Steps of an engine by hand, on the calling thread: their cost without the engine's own thread, which is not started."""
+"""Runs steps of an engine on the calling thread, to measure them without the engine's own thread, which is not started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.engine.sequence import Sequence
 
 
 def begun(engine: Engine, request: SequenceRequest, rows: int) -> Sequence:
-    """A sequence that holds pages for so many rows; `ended` gives them back."""
+    """Make a sequence with pages for `rows` rows; `ended` gives them back."""
     sequence = Sequence(request)
     sequence.pages = [engine._pool.take() for _ in range(pages_for(rows))]
     engine._runner.follow(*engine._pool.changes())
@@ -24,5 +24,5 @@ def ended(engine: Engine, sequence: Sequence) -> None:
 
 
 def run(engine: Engine, runs: Many[Run]) -> None:
-    """Runs one step, in inference mode."""
+    """Run one step; the caller is in inference mode."""
     engine._runner.run(runs)

@@ -1,5 +1,4 @@
-"""The Omni families as `benchmarks.pipeline` asks them: the requests to them and to Transformers, and the calls that the first sound
-needs."""
+"""The Omni families for `benchmarks.pipeline`: the requests to them and to Transformers, and the model calls before the first sound."""
 
 from __future__ import annotations
 
@@ -43,12 +42,12 @@ TOKENS, CHARACTERS = 40, 80
 
 
 class SoundPath(ABC):
-    """The longest chain of calls from a question to the first sound, each of which needs the one before it, for models in this process."""
+    """The chain of model calls from a question to the first sound, each of which needs the one before it; runs them in this process."""
 
     frames: ClassVar[int]
-    """Frames of the first sound."""
+    """How many frames the first sound needs."""
     late: ClassVar[int]
-    """Steps of the Thinker between the token of a row and the row."""
+    """How many steps of the Thinker a row comes after its token."""
 
     loaders: ClassVar[tuple[Callable[[Path, LoadOptions], Any], ...]]
 
@@ -60,7 +59,7 @@ class SoundPath(ABC):
 
     @abstractmethod
     async def window_s(self, seed: int) -> float:
-        """Seconds to make sound of the first frames."""
+        """Seconds that Code2Wav takes for the sound of the first frames."""
 
     async def seconds(self, seed: int) -> float:
         text = thinker_params(seed, CHARACTERS).messages[0].parts[0].text
@@ -76,8 +75,8 @@ class SoundPath(ABC):
         return self._frames_s(thoughts, frames) + await self.window_s(seed)
 
     def _frames_s(self, thinker: Sequence[float], talker: Sequence[float]) -> float:
-        """When the last frame is there, if both compute at the same time: the first one needs the row of the Thinker's first token, and
-        each frame after it the row of the next token. Seconds of the prompt and of each step."""
+        """Seconds until the last frame is made, if both compute at the same time: the first frame needs the row of the Thinker's first
+        token, and each frame after it the row of the next token. thinker, talker: seconds of the prompt, then of each step."""
         rows = list(accumulate(thinker))[self.late :]
         done = rows[0] + talker[0]
         for row, step in zip(rows[1:], talker[1:], strict=True):
@@ -135,9 +134,10 @@ class CausalPath(SoundPath):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """maker, family: names of the maker of its checkpoint, of its pipeline and its models. suffix: of its figures. frames, samples: of an
-    answer. profile, sampling: of Code2Wav and Talker. reference: Transformers' model. asked: further arguments of its `generate`, by its
-    config. path: to the first sound. goal, relays: of `ttfa_over_hf_e2e` and `ttfa_relays`."""
+    """A family. maker, family: names of its checkpoint's maker, and of its pipeline and models. suffix: ends the names of its figures.
+    frames, samples: length of an answer. profile, sampling: for Code2Wav and Talker. reference: loads Transformers' model. asked: makes
+    further arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: goals of `ttfa_over_hf_e2e` and
+    `ttfa_relays`."""
 
     maker: str
     family: str
@@ -153,19 +153,19 @@ class Chain:
     relays: str = ""
 
     def figure(self, name: str, value: float, unit: str, goal: str, note: str) -> Figure:
-        """A figure of this family."""
+        """Make a figure of this family."""
         return Figure(f"{name}{self.suffix}", value, unit, goal, note)
 
 
 def _asked2_5(config: Any) -> Mapping[str, Any]:
-    """Random weights draw items that are no codes, for which the vocoder has no row."""
+    """Arguments for as many frames as ours. Items that are no codes are banned: the vocoder has no row for them."""
     others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
     count = CHAINS["qwen2_5_omni"].frames
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count, "talker_bad_words_ids": [[number] for number in others]}
 
 
 def _asked3(config: Any) -> Mapping[str, Any]:
-    """From so many new tokens the Talker makes one frame less."""
+    """Arguments for as many frames as ours: the Talker of Transformers makes one frame less than new tokens."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
 

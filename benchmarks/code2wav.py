@@ -43,10 +43,10 @@ TEXTS = (
 CAUSAL_SCALE = 8
 AGAIN_FRAMES = 25
 SAME_DB = 120.0
-"""Smaller differences are roundings of float32."""
+"""From this ratio of signal to difference on, two sounds are the same: smaller differences are roundings of float32."""
 LOOK_S = 0.001
 LATE_S = 5.0
-"""Sound that is heard so late is left out of the picture."""
+"""Profiles whose first sound comes later, in seconds of speech, are left out of the picture."""
 PAGE = Path(__file__).parent.parent / "docs" / "latency-and-quality.md"
 PICTURE = PAGE.parent / "images" / "latency-and-quality.png"
 
@@ -55,8 +55,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Sounded:
-    """The sound of all items. first_items: items that had come when the first sound was there. first_s, cost_s: seconds of a CPU until
-    then, and in all. first_sound_s: length of the first sound."""
+    """The sound of a speech. first_items: how many items had come when the first sound was made. first_s, cost_s: CPU seconds until then,
+    and in all. first_sound_s: length of the first sound."""
 
     samples: NDArray[np.float32]
     first_items: int
@@ -67,8 +67,9 @@ class Sounded:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFigures:
-    """A profile: seconds of speech that have come before there is a sound, seconds of computing then, signal over difference from the whole
-    in dB, log-spectral distance in dB, cost over the whole, word error rate."""
+    """The figures of a profile. speech_s: seconds of speech that come before the first sound. computed_s: CPU seconds until then. snr:
+    signal over the difference from the sound made at once, dB. distance: log-spectral, dB. cost: over that at once. errors: word error
+    rate."""
 
     voice: str
     profile: str
@@ -81,7 +82,7 @@ class ProfileFigures:
 
 
 async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
-    """Items come one by one, each when all work on the earlier ones is done."""
+    """Make the sound of items that come one by one, each when all work on the earlier ones is done."""
     prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
     rate_hz = model.info.produces[0].rate_hz
 
@@ -89,7 +90,7 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
         nonlocal came
         for came in range(1, len(items) + 1):
             yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
-            while True:  # Sound ahead of the listener is computed here too before the next piece comes.
+            while True:  # All sound that can be made is made before the next item comes.
                 await asyncio.sleep(LOOK_S)
                 if not model.load().queued:
                     break
@@ -104,14 +105,14 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
 
 
 def decibels(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
-    """Ratio of the signal to the difference; 150 if there is no difference."""
+    """The ratio of the signal to the difference of two sounds in dB, at most 150."""
     noise = ((made.astype(np.float64) - whole) ** 2).mean()
     return min(float(10 * np.log10((whole.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
 
 
 def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
-    """Root mean square of the difference of the spectra in dB, 1024 samples each, those below -60 dB of the loudest as if they were there;
-    mean over time."""
+    """The log-spectral distance of two sounds in dB: root mean square over the frequencies, mean over windows of 1024 samples. Values below
+    -60 dB of the loudest are raised to it."""
     window = torch.hann_window(1024)
     spectra = [torch.stft(torch.from_numpy(each.copy()), 1024, 256, window=window, return_complex=True).abs() for each in (made, whole)]
     floor = 1e-3 * spectra[1].max()
@@ -122,7 +123,7 @@ def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> 
 async def lines(
     voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
 ) -> tuple[list[ProfileFigures], Mapping[str, list[Sounded]]]:
-    """Each profile beside the whole; costs are medians of rounds in turn."""
+    """Measure each profile beside `offline`, in rounds in turn; returns figures and sounds. seconds_of_item: length of an item."""
     made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
     await sounded(model, WaveRequest(0), speeches[0])
     costs: dict[str, list[float]] = {profile: [] for profile in Profile}
@@ -151,7 +152,7 @@ async def lines(
 
 
 async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
-    """The figures of Qwen2.5-Omni's Code2Wav."""
+    """Measure the Code2Wav of Qwen2.5-Omni, in a checkpoint that is made in `folder`."""
     make_tiny("qwen2.5-omni", folder, CheckpointOrder(size="small"))
     # One thread: the figure is the cost of streaming, on any number of cores.
     model = load_code2wav(folder, LoadOptions(path=folder, family={"workers": 1}))
@@ -188,8 +189,8 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
 
 
 def causal(report: Report) -> None:
-    """The figures of Qwen3-Omni's Code2Wav: the gain of keeping the state that frames leave, over computing the frames before each chunk
-    again, as far as Transformers' chunked_decode looks back. The latter gives another sound: attention looks farther."""
+    """Measure Qwen3-Omni's Code2Wav: the gain of keeping the state that frames leave, over computing AGAIN_FRAMES before each chunk
+    again, as Transformers' chunked_decode does. The latter gives another sound: attention looks farther back."""
     net, frames = shrunk(CAUSAL_SCALE), 48
     source = np.random.default_rng(0)
     codes = torch.from_numpy(source.integers(0, net.config.codes, (1, AGAIN_FRAMES + frames, net.config.codebooks)))
@@ -231,7 +232,7 @@ async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], item
 
 
 async def default_voice(report: Report) -> list[ProfileFigures]:
-    """A recogniser hears the speech."""
+    """Measure the default voice, with the word error rate of a recogniser; returns the figures of each profile."""
     folder = model_directory()
     talker, model = load_talker(folder / "talker"), load_smol_code2wav(folder / "code2wav")
     speeches = [await rows_of(talker, text) for text in TEXTS]
@@ -262,7 +263,7 @@ def table(found: Sequence[ProfileFigures]) -> str:
 
 
 def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
-    """A drawing of first sound against cost, with the nearness to the whole."""
+    """Draw the cost of each profile over its time to the first sound, and write the picture to `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
@@ -286,7 +287,7 @@ def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
 
 
 def write(found: Sequence[ProfileFigures], *, docs: bool) -> None:
-    """docs: into the page too, between its marks."""
+    """Write the table and the picture to OUT. docs: also into the page, between its marks."""
     OUT.mkdir(exist_ok=True)
     (OUT / "latency-and-quality.md").write_text(table(found))
     draw(OUT / PICTURE.name, found)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, beside the pipelines of Diffusers; checkpoints with random
 weights of size small, one thread.
 
-Seconds are those of a CPU of this process, unless something else is said: the process is never idle from the first request to the last
+Seconds are CPU time of this process, unless something else is said: the process is never idle from the first request to the last
 picture. With `--device cuda` only the transformer of Z-Image in its full size is measured.
 """
 
@@ -37,18 +37,18 @@ REQUESTS = 8
 PREVIEWS = 8
 AT_ONCE = 4
 GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
-"""The goals of throughput, for the two families that are held against the pipelines."""
+"""The goals of throughput, for the two families that are compared with the pipelines."""
 FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
 EDITED_AREA = 128 * 128
 SAME = 2
-"""The difference of 255 that a colour of the two may have. They compute the same; the order in which they add is another one."""
+"""How far apart, of 255, a colour of the two may be: both compute the same, but add in another order."""
 
 
 # Beside Diffusers ------------------------------------------------------------------------------------------------------------------
 
 
 def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[float]:
-    """The seconds that each request takes from its arrival, if each waits for all before it."""
+    """The seconds from the arrival of each request to its end, if each waits for all before it. arrived, durations: in seconds."""
     free, latencies = 0.0, list[float]()
     for at, duration in zip(arrived, durations, strict=True):
         free = max(free, at) + duration
@@ -57,7 +57,7 @@ def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[f
 
 
 class SpeedUp(NamedTuple):
-    """The factors by which throughput is higher, and by which the mean latency and the latency of the last request are shorter."""
+    """The factors by which ours is better than the pipeline: throughput, mean latency, and latency of the last request."""
 
     speed: float
     latency: float
@@ -65,7 +65,7 @@ class SpeedUp(NamedTuple):
 
 
 async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
-    """Medians of rounds in turn."""
+    """Measure REQUESTS requests that come one step apart, ours and the pipeline's in turn; returns medians over the rounds."""
     step_s = pipeline.step_s(studio.request(0, side, guided=False))
     await studio.watched(studio.request(0, side, guided=True))
     rounds = list[SpeedUp]()
@@ -147,7 +147,7 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
 
 
 def by_hand(studio: Studio, plan: DrawingPlan) -> None:
-    """The steps of one picture with nothing around them: transformer, guidance and scheduler, as a pipeline of Diffusers has them."""
+    """Draw one picture without the engine: only transformer, guidance and scheduler, as a pipeline of Diffusers does it."""
     painter = studio.painter
     with torch.inference_mode():
         canvas = painter.canvas(plan, painter.encode(plan), 0)
@@ -162,8 +162,8 @@ def by_hand(studio: Studio, plan: DrawingPlan) -> None:
 
 
 async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
-    """The time that the engine adds to a step, as a share of the step, and both in milliseconds: for pictures in turn, each drawn by
-    both."""
+    """The time that the engine adds to a step, as a share of a step by hand, and a note with both in milliseconds. Each picture is drawn
+    both ways. clock: gives the seconds."""
     with_engine, without = list[float](), list[float]()
 
     async def drawn(engine: bool, request: DrawRequest) -> None:
@@ -204,7 +204,7 @@ async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -
 
 
 async def prompt_cache(report: Report, folder: Path) -> None:
-    """The time that is saved for a prompt that was asked before, under another seed."""
+    """Measure the time that is saved when a prompt is asked for the second time, and the memory that this takes."""
     for name in ("qwen-image", "z-image", "qwen-image-edit"):
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
         saved, kept = list[float](), list[int]()

@@ -40,9 +40,9 @@ KV_BYTES = 512 << 20
 VOCABULARY = 152_000
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.1)
 THROUGHPUT = {"amx": {8: 7.0, 32: 18.0}, "other": {8: 5.5, 32: 10.0}}
-"""Tokens per second of so many requests over those of one: goals by what the CPU can multiply."""
+"""Goals for the tokens per second of several requests over those of one, by number of requests, for each kind of CPU."""
 STEPS = {8: 1.35, 32: 1.7}
-"""Goals for a step of so many rows over reading the weights."""
+"""Goals for the time of a step over that of reading the weights once, by number of rows."""
 
 IDS = range(1000, 40_000)
 """Ids of ordinary tokens."""
@@ -51,7 +51,7 @@ _ids = random.Random(0)
 
 
 def isa() -> str:
-    """amx or other: which products this process has."""
+    """The kind of this CPU: "amx" if it has products of bfloat16 matrices that this process may use, else "other"."""
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return "amx" if "amx_bf16" in flags and "ONEDNN_MAX_CPU_ISA" not in os.environ else "other"
 
@@ -67,7 +67,7 @@ def request(rows: int, items: int, history: int = 0, ids: range = IDS) -> Sequen
 
 
 async def first_s(engine: Engine, asked: SequenceRequest) -> float:
-    """Seconds to the first item; the answer is left then."""
+    """Seconds to the first item of an answer, which is cancelled then."""
     started = time.perf_counter()
     stream = engine.submit(asked)
     while all(event.item is None for event in await stream.take()):
@@ -97,7 +97,7 @@ async def throughput(engine: Engine, report: Report) -> None:
 
 
 def seconds(call: Callable[[], object], rounds: int = 9) -> float:
-    """Median of a call, after one that does not count."""
+    """The median seconds of a call, after one that does not count."""
     call()
     taken = []
     for _ in range(rounds):
@@ -108,7 +108,7 @@ def seconds(call: Callable[[], object], rounds: int = 9) -> float:
 
 
 def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
-    """Decoding rows in the middle of answers, with pages of their own."""
+    """The runs of one step of `rows` requests, each in the middle of its answer, with pages of its own."""
     runs = []
     for _ in range(rows):
         asked = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
@@ -136,7 +136,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
 
 
 def drawing(decoder: PackedDecoder, report: Report) -> None:
-    """The time of drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
+    """Measure drawing from a large vocabulary, over the matrix products of a step of the default model with as many rows."""
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
@@ -157,7 +157,7 @@ def drawing(decoder: PackedDecoder, report: Report) -> None:
 
 
 async def bystander(engine: Engine, report: Report) -> None:
-    """The pace of an answer while a long prompt is read beside it."""
+    """Measure how fast an answer goes on while a long prompt is read beside it."""
     shares = []
     for _ in range(ROUNDS):
         stream = engine.submit(request(PROMPT, 4000))
@@ -171,7 +171,7 @@ async def bystander(engine: Engine, report: Report) -> None:
 
 
 async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
-    """Items a second that a stream gives until something else is done."""
+    """Items per second that a stream gives until something else is done."""
     started, items = time.perf_counter(), 0
     other = asyncio.ensure_future(until)
     while not other.done():
@@ -219,7 +219,7 @@ async def beside_giants(engine: Engine, report: Report) -> None:
 
 
 async def slowest_first(engine: Engine) -> float:
-    """Asks all at once and reads all to their ends."""
+    """Ask SMALL small requests at once and read their answers; returns the longest time to a first token, in seconds."""
 
     async def one() -> float:
         started = time.perf_counter()

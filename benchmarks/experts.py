@@ -34,7 +34,7 @@ CONFIG = DecoderConfig(
     context=4096,
     norm_eps=1e-6,
 )
-"""One layer, and a small head: those of the whole would take 60 GB."""
+"""One layer, and a small head: the whole Thinker would take 60 GB."""
 
 
 @cache
@@ -44,7 +44,7 @@ def drawn(rows: int, columns: int) -> torch.Tensor:
 
 
 def weight(name: str) -> torch.Tensor | None:
-    """A weight of a layer of experts or of a dense layer."""
+    """The weight of this name, of a layer of experts or of a dense one; None for a name that neither has."""
     hidden, heads, kv = CONFIG.hidden_size, *(count * CONFIG.head_size for count in (CONFIG.query_heads, CONFIG.kv_heads))
     size = SIZES.size if ".experts." in name else CONFIG.ffn_size
     if name.endswith("norm.weight"):
@@ -66,7 +66,7 @@ def weight(name: str) -> torch.Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Steps of so many requests, each in the middle of its answer."""
+    """One engine step of several requests, each in the middle of its answer, to be measured again and again."""
 
     engine: Engine
     runs: list[Run]
@@ -76,20 +76,20 @@ class MeasuredSteps:
         return cls(engine, running(engine, requests, range(CONFIG.vocab_size)))
 
     def seconds(self) -> float:
-        """Seconds of this thread's processor for one step: other programs on the machine do not count."""
+        """CPU seconds of this thread for one step: other programs on the machine do not count."""
         begun = time.thread_time()
         by_hand.run(self.engine, self.runs)
         return time.thread_time() - begun
 
 
 def shared_bytes() -> int:
-    """Bytes of the weights that both layers have, the router included."""
+    """Bytes of the weights that both layers have, those of the router (`gate`) included."""
     names = (*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate", "embed_tokens")
     return sum(values.nbytes for name in names if (values := weight(f"layers.0.{name}.weight")) is not None)
 
 
 def in_use(steps: MeasuredSteps) -> int:
-    """Experts that some row of a step is given to."""
+    """The number of experts that at least one row of a step is given to."""
     found, route = list[int](), Experts._route
 
     def noted(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,8 +112,8 @@ def decoder(feed_forward: Callable[..., object] | None) -> PackedDecoder:
 
 
 def measure(report: Report) -> None:
-    """In turns, so that other load on the machine touches both alike. The bound is no ceiling: with many rows a layer without experts takes
-    longer than to read its weights."""
+    """Measure steps with and without experts in turns, so that other load on the machine touches both alike. `bound`: the ratio if only the
+    bytes of the weights counted; with many rows the result can be above it."""
     torch.set_num_threads(1)
     mixed, dense = new_engine(decoder(experts(SIZES))), new_engine(decoder(None))
     one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize

@@ -1,4 +1,4 @@
-"""Figures: written as JSON when they are there, printed as a table at the end, and held against their goals."""
+"""Figures: each is written as JSON when it is measured, printed in a table at the end, and compared with its goal."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Figure:
 
 @dataclass
 class Report:
-    """The figures of one run, in `folder`/`name`.json. The file is whole at every moment, so all measured figures stay, even after a
-    crash."""
+    """The figures of one run, in `folder`/`name`.json. The file is complete at every moment, so measured figures survive a crash. failed:
+    parts of the run that failed, and why."""
 
     name: str
     folder: Path = OUT
@@ -63,7 +63,7 @@ class Report:
         return self.folder / f"{self.name}.json"
 
     def add(self, *figures: Figure) -> None:
-        """Print figures in a line each and write them."""
+        """Print each figure in a line and write all to the file."""
         for figure in figures:
             self.figures.append(figure)
             goal = f" (goal {figure.goal}{', MISSED' if figure.missed else ''})" if figure.goal else ""
@@ -72,7 +72,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the run that the other parts do not need: its failure is reported, and the run goes on after it."""
+        """Run a part that the other parts do not need: if it fails, the error is printed and noted, and the run goes on."""
         try:
             yield
         except Exception as error:  # As at the edge of a process: figures of the other parts count after any fault.
@@ -82,7 +82,7 @@ class Report:
             self._write()
 
     def finish(self, *, judge: bool = True) -> int:
-        """Print the table and the missed goals. Exit status: 1 when a part failed, or when `judge` and a goal was missed."""
+        """Print the table, missed goals and failures. Returns the exit status: 1 if a part failed, or if `judge` and a goal was missed."""
         Console(width=150).print(self._table())
         missed = [figure.figure for figure in self.figures if figure.missed]
         if missed:
@@ -110,7 +110,7 @@ class Report:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """The arguments that every benchmark's command line takes. Its terminal is guarded from here on."""
+    """Make the parser of a benchmark's command line, with the options that all of them have; guard the standard streams."""
     guard_standard_streams()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="print the figures only: exit status 0 though a goal is missed")
@@ -118,7 +118,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(name: str, description: str | None, parts: Mapping[str, Callable[[Report], Coroutine[Any, Any, None] | None]]) -> int:
-    """The command of a benchmark without options of its own: measures its parts. Returns the exit status."""
+    """Run the parts of a benchmark that has no options of its own, in order. parts: functions by name. Returns the exit status."""
     given, report = arguments(description).parse_args(), Report(name)
     for title, measure in parts.items():
         with report.part(title):

@@ -35,7 +35,7 @@ from omnistage.models.registry import load
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 SIDE = 64
-"""Pixels of a frame each way, where decoding is measured: its parts grow alike with the pixels."""
+"""Width and height of a frame in pixels: all parts of decoding grow alike with the pixels."""
 FRAMES = 81
 RATE_HZ = 16
 SHORT_S, LONG_S = 2.5, 10.0
@@ -44,7 +44,7 @@ REQUESTS = 4
 STEPS = 20
 DRAWN_FRAMES = 9
 SAME = 2
-"""The difference of 255 that a colour of the two may have, as for pictures."""
+"""How far apart, of 255, a colour of the two films may be, as for pictures."""
 
 PIPELINE = """
 name: film
@@ -60,7 +60,7 @@ Frames = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class FilmTimes:
-    """The times of a film's events, in seconds of a CPU of this process, and its frames."""
+    """When a film's events happened, in CPU seconds of this process, and its frames."""
 
     arrived_s: float
     drawn_s: float = 0.0
@@ -70,14 +70,14 @@ class FilmTimes:
 
 
 class Camera:
-    """A folder of Wan, loaded as a model of ours."""
+    """Our model of a checkpoint of Wan. side: width and height of its films in pixels."""
 
     def __init__(self, folder: Path, side: int) -> None:
         options = LoadOptions(path=folder, dtype="float32", family={"width": side, "height": side})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
 
     async def film(self, request: DrawRequest, after_s: float = 0.0) -> FilmTimes:
-        """The frames of a film, as they leave the model before they are encoded. The film is asked for after so many seconds."""
+        """Ask for a film after `after_s` seconds; returns its times and its frames, which are not encoded."""
         await asyncio.sleep(after_s)
         seen, rows = FilmTimes(time.process_time()), list[Any]()
         prepared = await self.model.prepare(request)
@@ -92,7 +92,7 @@ class Camera:
         return seen
 
     async def frames_only(self, request: DrawRequest) -> int:
-        """The number of frames; none of them is kept."""
+        """Make a film without keeping its frames; returns their number."""
         prepared, count = await self.model.prepare(request), 0
         async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0}):
             count += len(piece.rows) if isinstance(piece, TensorRows) else 0
@@ -114,7 +114,7 @@ def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int
 
 
 def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
-    """Seconds of a CPU, and the result of the pipeline of Diffusers."""
+    """Make a film with the pipeline of Diffusers; returns CPU seconds and frames."""
     begun = time.process_time()
     frames = pipe(
         prompt=request.prompt,
@@ -159,7 +159,7 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
 
 
 def published_decoder(folder: Path) -> Path:
-    """A folder of Wan 2.2 whose transformers are tiny and whose VAE is as large as the published one."""
+    """Make a checkpoint of Wan 2.2 with tiny transformers and a VAE as large as the published one; returns its folder."""
     made = folder / "wan-decoder"
     if made.exists():
         return made
@@ -183,7 +183,7 @@ async def first_frame(report: Report, folder: Path) -> None:
 
 
 async def first_fragment(made: Path, folder: Path) -> float:
-    """Seconds from the last step to the first fragment, by the clock."""
+    """The time from the last step to the first fragment, over that to the end of the film."""
     flags = ("--checkpoint", str(made), "--dtype", "float32")
     pipeline = folder / "film.yaml"
     pipeline.write_text(PIPELINE)
@@ -221,16 +221,16 @@ async def memory(report: Report, folder: Path) -> None:
 
 
 def _measured(made: Path, frames: int, streamed: bool) -> int:
-    """Runs in a process of its own, so that no measurement finds memory of another one. Freed memory goes back to the system at once: else
-    the figure would show how the C library keeps memory."""
+    """Run `peak_of` in a process of its own, so that no measurement finds memory of another one. There freed memory goes back to the system
+    at once: else the figure would show how the C library keeps memory."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(peak_of, made, frames, streamed).result()
 
 
 def peak_of(made: Path, frames: int, streamed: bool) -> int:
-    """Bytes that a film takes above the loaded model: ours, of which each frame is let go, or the pipeline's. A short one before it has
-    brought the weights into memory."""
+    """Bytes that a film needs above the loaded model: ours, without keeping frames, if `streamed`, else the pipeline's. A short film before
+    it brings the weights into memory."""
     torch.set_num_threads(1)
     request = asked(1, SIDE, frames, steps=1)
     if streamed:

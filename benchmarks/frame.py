@@ -60,16 +60,16 @@ SIZE = TalkerSize(
     predictor_kv_heads=8,
     predictor_head_size=128,
 )
-"""As published, but for the number of layers: each of them costs the same."""
+"""The published sizes with fewer layers, each of which costs the same."""
 
 
 def written(folder: Path) -> Path:
-    """A checkpoint of nothing but the Talker."""
+    """Write a checkpoint that has only the Talker, with random weights; returns its folder."""
     config = tiny.config(SIZE, ROW_SIZE, 24, {})
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
     source, tensors = np.random.default_rng(0), {"thinker.model.embed_tokens.weight": torch.zeros(TOKENS, ROW_SIZE).bfloat16()}
     for name, shape in tiny.weights(config).items():
-        # Some of several equal weights would share their place in the caches of the processor, so each begins elsewhere.
+        # Each weight begins at a random place of the pool, so that no two have equal numbers.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
         drawn = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
         tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else drawn * (1.0 if "embedding" in name else shape[-1] ** -0.5)
@@ -87,7 +87,7 @@ def read(folder: Path, config: TalkerConfig, dtype: torch.dtype) -> TalkerParts:
 
 
 def products(call: Callable[[], object]) -> Callable[[], None]:
-    """The products of a call alone, with its own weights and rows."""
+    """Run a call once; returns a function that repeats only its matrix products, with the same weights and rows."""
     made, plain = list[tuple[Linear, torch.Tensor]](), Linear.__call__
 
     def noted(self: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def products(call: Callable[[], object]) -> Callable[[], None]:
 
 
 class SpeakerFrames:
-    """Frames of some speakers at once, by the engine: one for each call. layers: of the Talker."""
+    """Makes one frame for each of SPEAKERS speakers with the engine whenever it is called."""
 
     def __init__(self, config: TalkerConfig, parts: TalkerParts, head: FrameHead) -> None:
         self._config, self._at = config, CONVERSATION
@@ -116,7 +116,7 @@ class SpeakerFrames:
         self._sequences = [self._begun(seed) for seed in range(SPEAKERS)]
 
     def _begun(self, seed: int) -> Sequence:
-        """A speaker whose conversation is read, and whose rows are all there."""
+        """Begin a speaker: the engine reads its conversation, and has all its rows. Returns its sequence."""
         rows = torch.randn(CONVERSATION + 1, ROW_SIZE, generator=torch.Generator().manual_seed(seed)).to(self._engine.spec.dtype)
         items = np.zeros((CONVERSATION, self._config.groups), np.int64)
         items[:, 0] = self._config.nothing
@@ -137,7 +137,7 @@ class SpeakerFrames:
 
 
 def cpu_s(calls: Many[Callable[[], object]]) -> list[float]:
-    """Seconds of a CPU for each."""
+    """CPU seconds of each call."""
     clock = [time.process_time()]
     for call in calls:
         call()

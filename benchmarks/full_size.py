@@ -25,7 +25,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 def transformer() -> Any:
-    """Random weights. It is made as bfloat16, for twice that may not fit."""
+    """The transformer with random weights. It is made in bfloat16 at once: in float32 it might not fit."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -40,7 +40,7 @@ def transformer() -> Any:
 
 
 class Easel:
-    """The small checkpoint with another transformer in it, so that the rest of a picture takes no time."""
+    """The small checkpoint with the full-size transformer in it, so that the rest of a picture takes nearly no time."""
 
     def __init__(self, folder: Path) -> None:
         self.studio = Studio("z-image", folder, "cuda", "bfloat16")
@@ -59,7 +59,7 @@ class Easel:
         return made
 
     def pass_s(self, canvases: Sequence[Canvas]) -> float:
-        """One pass for all of them."""
+        """Seconds of one pass of the transformer for all these pictures together."""
         torch.cuda.synchronize()
         begun = time.perf_counter()
         with torch.inference_mode():
@@ -68,7 +68,7 @@ class Easel:
         return time.perf_counter() - begun
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
-        """Seconds of a step with so many pictures in the model."""
+        """Seconds of a step of the engine while it draws `count` pictures together."""
         with looked_at(self.studio.painter, "velocities", time.perf_counter) as calls:
             await self.studio.together([self.request(seed + n, side) for n in range(count)])
         return median(calls.between_s)

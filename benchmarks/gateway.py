@@ -49,7 +49,7 @@ SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format":
 
 @dataclass
 class StreamTimes:
-    """The times of one streamed answer, in seconds from its question."""
+    """One streamed answer: seconds from the question to first text and sound, seconds of sound, and the gaps between events."""
 
     ttft_s: float = 0.0
     ttfa_s: float = 0.0
@@ -60,7 +60,7 @@ class StreamTimes:
 
 
 class Http:
-    """A bare client, so that its own work is not measured. One connection, one question at a time."""
+    """A client with so little work of its own that it does not disturb the figures. It has one connection and one question at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -71,7 +71,7 @@ class Http:
         return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
 
     async def ask(self, **fields: Any) -> StreamTimes:
-        """A streamed answer of POST /v1/chat/completions."""
+        """Send a POST /v1/chat/completions with these fields and read the streamed answer. Raises RuntimeError for a refusal."""
         body = json.dumps({"stream": True, **fields}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         heard, begun = StreamTimes(), time.perf_counter()
@@ -98,7 +98,7 @@ class Http:
         return heard
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Server-sent events of a body in chunks."""
+        """Yield the data of each server-sent event of an answer in HTTP chunks."""
         rest = b""
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             rest += (await self._reader.readexactly(size + 2))[:-2]
@@ -113,7 +113,7 @@ class Http:
 
 
 async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
-    """A streamed answer by the Python client."""
+    """Ask by the Python client and read the streamed answer."""
     heard, begun = StreamTimes(), time.perf_counter()
     async for event in omni.stream_chat([{"role": "user", "content": QUESTION}], seed=seed, **options):
         now = time.perf_counter() - begun
@@ -127,7 +127,7 @@ async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
 
 @asynccontextmanager
 async def gateway(router: str) -> AsyncIterator[tuple[str, int]]:
-    """A gateway in front of this router: its address, and its process."""
+    """Start a gateway in front of a router; yields its address and its process id."""
     ready, told = os.pipe()
     words = [sys.executable, "-m", "omnistage.gateway", "--router", router, "--ready-fd", str(told), "--log-level", "warning"]
     process = await asyncio.create_subprocess_exec(*words, pass_fds=(told,))
@@ -145,7 +145,7 @@ async def gateway(router: str) -> AsyncIterator[tuple[str, int]]:
 
 @asynccontextmanager
 async def served(layout: Layout) -> AsyncIterator[tuple[Stack, str, int]]:
-    """A stack with a gateway: its address, and its process."""
+    """Start a stack with a gateway; yields the stack, and the gateway's address and process id."""
     stack = Stack(layout)
     await stack.start()
     try:
@@ -187,8 +187,8 @@ def _toys(options: Mapping[str, object]) -> Layout:
 
 
 async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **options: Any) -> None:
-    """Pairs of one answer over gRPC and one over HTTP, which are first in turn. The toy takes nearly no time, so the times are those of the
-    way."""
+    """Measure by how many ms the first text or sound (name: ttft or ttfa) comes later over HTTP than over gRPC. The two are asked in turn;
+    the toy itself takes nearly no time."""
     fields = {"model": "toy", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, **(SPEAKS if name == "ttfa" else {})}
     times: dict[str, list[float]] = {"grpc": [], "http": []}
     for number in range(WARM_UPS + PAIRS):
@@ -269,7 +269,7 @@ async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
 
 
 async def _page(report: Report, address: str) -> None:
-    """In Chromium: from the arrival of the first sound in the page to the moment at which its worklet plays it."""
+    """Measure in Chromium the time from the arrival of the first sound in the page to the moment at which its worklet plays it."""
     if CHROMIUM is None:
         print("not measured: the page, which needs Debian's chromium", file=sys.stderr)
         return

@@ -1,7 +1,7 @@
-"""The wake-ups of a stack's processes while nobody asks, beside as many processes that only speak gRPC.
+"""The wake-ups of a stack's processes while it has no requests, beside as many processes that only speak gRPC.
 
-A wake-up is counted when a thread went to sleep by itself, for any reason: the kernel counts them. The bare processes are grpc.aio as it
-comes: a server with nothing registered, a channel that is connected to the next one's, no option set, no call.
+A wake-up is counted when a thread went to sleep by itself, for any reason: the kernel counts them. Each bare process
+has a server of grpc.aio with nothing registered and a channel to the process before it, no option set, no call.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import grpc.aio
 from benchmarks.processes import wakeups
 
 FIRST = "first"
-"""Upstream of the process that has none."""
+"""The argument in the place of an address, for the process that connects to no other."""
 
 _STOP_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Wakeups:
-    """Wake-ups a second, of all processes of a side together."""
+    """Wake-ups per second of all processes together: of the stack, and of the bare ones."""
 
     stack: float
     bare: float
 
 
 def measure(stack: Sequence[int], settle_s: float, period_s: float) -> Wakeups:
-    """Count both sides in the same period. stack: its processes. settle_s: time before, in which nobody asks either."""
+    """Count the wake-ups of both in the same period. stack: its process ids. settle_s: seconds before it, also without requests."""
     with _bare_processes(len(stack)) as bare:
         time.sleep(settle_s)
         before = [_all_wakeups(side) for side in (stack, bare)]

@@ -43,7 +43,7 @@ async def measure(report: Report) -> None:
 
 
 async def _alone(omni: AsyncOmni, address: str) -> list[Figure]:
-    """Rounds of three: the SDK, the raw client, one process; the median of each."""
+    """Ask the SDK, the raw client and the models in one process in turn, and make figures of the medians."""
     raw = RawClient(address)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.one_process", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -93,7 +93,7 @@ def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]]
 
 
 async def _concurrent(omni: AsyncOmni) -> Figure:
-    """Audio seconds per second: the same 8 questions at once, and one after another."""
+    """The speed of answers at once, in seconds of sound per second, over that of the same answers one after the other."""
     ratios = []
     for number in range(CONCURRENT_ROUNDS):
         questions = [(SPOKEN[i], number * CONCURRENT + i) for i in range(CONCURRENT)]

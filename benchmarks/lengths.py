@@ -1,7 +1,7 @@
-"""Kills of a stage late in an answer, while others talk: they show whether the gap grows with the answer.
+"""Kills of a stage late in an answer, while other clients talk: does the gap grow with the length of the answer?
 
-The replica that has the answer is found while it has no other one; then the other clients begin, and each of them checks that its answers
-stay alike.
+The replica that has the answer is found while there is no other one; then the other clients begin, and each of them checks that its
+answers stay the same.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 BYSTANDERS = 8
 LATE = 0.8
-"""The part of the tokens that has come when the stage is killed."""
+"""The share of the tokens that has come when the stage is killed."""
 
 TIMEOUT_S = 300.0
 ATTEMPTS = 3
-"""To strike before the answer is over: on a busy machine a short one can be."""
+"""How often to try to kill a stage before the answer is over; on a busy machine that can be too late."""
 
 Request = Callable[[int], omni_pb2.GenerateRequest]
-"""The request with a number."""
+"""Makes the request with a number."""
 
 
 async def measure(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, kills: int) -> Figure:
-    """How long a listener waits for the first chunk that was made after the loss of a stage."""
+    """Measure how long a listener waits for the first chunk that was made after the loss of a stage. tokens: length of the answer."""
     undisturbed = await hear(stub, request(0))
     resumed = [1e3 * await _loss(house, stub, request, kind, tokens, undisturbed) for _ in range(kills)]
     note = f"{kills} kills, with {BYSTANDERS} others; p90 {percentile(resumed, 90):.0f}, longest {max(resumed):.0f}"
@@ -43,7 +43,7 @@ async def measure(house: Fleet, stub: Stub, request: Request, kind: str, tokens:
 
 
 async def _loss(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, undisturbed: Hearing) -> float:
-    """Seconds from the kill to the first chunk after it; afterwards everything is as before."""
+    """Seconds from a kill to the first chunk made after it; tries again if the answer was over before."""
     for _ in range(ATTEMPTS - 1):
         try:
             return await _try(house, stub, request, kind, tokens, undisturbed)
@@ -66,7 +66,7 @@ async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: in
 
 
 async def _disturbed(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int) -> tuple[Hearing, float]:
-    """The answer and when its stage was killed. Raises NothingLost."""
+    """The answer, and the moment at which its stage was killed, of time.monotonic(). Raises NothingLost."""
     hearing = Hearing()
     striking: asyncio.Task[tuple[float, float]] | None = None
     events = aiter(stub.Generate(request(0), timeout=TIMEOUT_S))
@@ -86,7 +86,7 @@ async def _disturbed(house: Fleet, stub: Stub, request: Request, kind: str, toke
 
 @asynccontextmanager
 async def _company(stub: Stub, request: Request) -> AsyncIterator[Callable[[], bool]]:
-    """Others that ask one question each, again and again; gives a function that tells whether all of them have begun to hear."""
+    """Let BYSTANDERS clients ask one question each, again and again; yields a function: has every one of them got a first event?"""
     hearing: set[int] = set()
 
     async def ask(number: int) -> None:

@@ -1,7 +1,7 @@
-"""One answer in the middle of which a stage is killed, stopped or hung, and the times of what followed.
+"""An answer in the middle of which a stage is killed, stopped or hung, and the times of all that follows.
 
-All times are seconds after the signal was sent. The servers' part is read from their logs, whose time stamps and this process read one
-clock; what a client sees is what arrives here.
+All times are seconds after the signal was sent. The times of the servers are read from their logs, which have the
+clock of this process; those of a client are measured here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 
 START_BUFFER_S = 0.5
 FREEZES = {signal.SIGSTOP: signal.SIGCONT, HANG: WAKE}
-"""Signals after which a process lives and does nothing, or only its event loop does nothing; and what wakes it."""
+"""Signals that stop a process, or only its event loop, and for each the signal that wakes it."""
 BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
-"""Ports that a lost stage makes, or that are made from what it makes."""
+"""The ports whose output depends on a stage, by its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
-    """A loss: a signal to the replica of a kind that has the session, when so many chunks of a port have come."""
+    """A loss: the signal `number` goes to the replica of `kind` that has the session, when `chunks` chunks of `port` have come."""
 
     kind: str
     number: signal.Signals
@@ -41,11 +41,11 @@ class LossCase:
 
 @dataclass(slots=True)
 class MeasuredLoss:
-    """The events after a loss. closed_s: the kernel closed the connections of the process; infinite for a frozen process. noticed_s: the
-    caller's link saw it. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read the first chunk made
-    after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a
-    second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after
-    the loss; if that is later than held_s, a listener hears a gap, no matter which part noticed the loss."""
+    """Seconds from a signal to what followed. closed_s: the kernel closed the process's connections; infinite if it is frozen. noticed_s:
+    the caller's link saw the loss. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read the first
+    chunk made after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts
+    with half a second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was
+    made after the loss; if that is later than held_s, a listener hears a gap, no matter which part noticed the loss."""
 
     case: LossCase
     victim: str
@@ -60,17 +60,17 @@ class MeasuredLoss:
 
     @property
     def is_covered(self) -> bool:
-        """The sound held at the signal lasts until there is more."""
+        """Whether the sound held at the signal lasts until more comes."""
         return self.held_s >= self.sound_s
 
 
 class NothingLost(RuntimeError):
-    """The answer was over, or its port was, before the case could happen, or it went on without the replica."""
+    """The answer, or its port, was over before the loss could happen, or it did not need the replica any more."""
 
 
 @dataclass
 class Hearing:
-    """An answer as it arrives: (time.monotonic(), event)."""
+    """An answer: its events, each with the time of its arrival, of time.monotonic()."""
 
     events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Hearing:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of text that have come."""
+        """How many tokens of text have come."""
         return sum(event.chunk.count for _, event in self.events if event.HasField("chunk") and event.chunk.port == "text")
 
     @property
@@ -92,7 +92,7 @@ class Hearing:
 
     @property
     def content(self) -> tuple[str, bytes]:
-        """Text and samples."""
+        """The whole text, and the bytes of all samples."""
         chunks = [event.chunk for _, event in self.events if event.HasField("chunk")]
         return "".join(chunk.text.text for chunk in chunks), b"".join(chunk.audio.data for chunk in chunks)
 
@@ -101,7 +101,7 @@ class Hearing:
         return sum(chunk.gap_s for chunk in play(self.sound, START_BUFFER_S))
 
     def held_s(self, at: float) -> float:
-        """Sound that has come by then and is not played yet."""
+        """Seconds of sound that had come at the moment `at` and were not played yet."""
         came = sum(chunk.arrival_s <= at for chunk in self.sound)
         if not came:
             return 0.0
@@ -111,7 +111,7 @@ class Hearing:
         return max(played[came - 1].end_s - at, 0.0)
 
     def sound_resumed(self) -> float:
-        """When the first sound came that was made after the loss. Raises NothingLost."""
+        """The moment at which the first sound came that was made after the loss. Raises NothingLost."""
         went_on = False
         for at, event in self.events:
             went_on = went_on or event.HasField("failover")
@@ -120,7 +120,7 @@ class Hearing:
         raise NothingLost("the sound was over before the loss was noticed")
 
     def resumed(self, kind: str) -> tuple[float, chunk_pb2.Chunk]:
-        """The first chunk that was made after the loss, and when it came. Raises NothingLost."""
+        """The moment at which the first chunk came that was made after the loss of a stage, and the chunk. Raises NothingLost."""
         went_on = False
         for at, event in self.events:
             went_on = went_on or event.HasField("failover")
@@ -129,13 +129,13 @@ class Hearing:
         raise NothingLost(f"nothing came after the {kind} was lost")
 
     def arrival(self, port: str, *, item: int) -> float:
-        """When an item of a port came."""
+        """The moment at which an item of a port came."""
         chunks = ((at, event.chunk) for at, event in self.events if event.HasField("chunk") and event.chunk.port == port)
         return next(at for at, chunk in chunks if chunk.first <= item < chunk.first + chunk.count)
 
 
 async def hear(stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest) -> Hearing:
-    """The answer undisturbed."""
+    """Ask and return the whole answer, without a loss."""
     hearing = Hearing()
     async for event in stub.Generate(request, timeout=120):
         hearing.events.append((time.monotonic(), event))
@@ -145,7 +145,8 @@ async def hear(stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.Gener
 async def lose(
     fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, case: LossCase, undisturbed: Hearing
 ) -> tuple[MeasuredLoss, Hearing]:
-    """The answer with the case in it; a replica that was stopped goes on again afterwards. Raises NothingLost."""
+    """Ask, and cause the loss in the middle of the answer; returns its times and the answer. A stopped replica is woken then. Raises
+    NothingLost. undisturbed: the same answer without a loss."""
     hearing = Hearing()
     signalling: asyncio.Task[tuple[str, float, float]] | None = None
     async for event in stub.Generate(request, timeout=120):
@@ -178,7 +179,7 @@ async def lose(
 
 
 async def _signal(fleet: Fleet, case: LossCase) -> tuple[str, float, float]:
-    """The replica that had the session, the time of the signal, and how many seconds later its connections were closed."""
+    """Send the signal to the replica that has the session; returns its name and the results of `strike`. Raises NothingLost."""
     try:
         victim = await holder(fleet, case.kind)
     except AssertionError as error:
@@ -187,7 +188,7 @@ async def _signal(fleet: Fleet, case: LossCase) -> tuple[str, float, float]:
 
 
 async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[float, float]:
-    """Sends a signal; its time, and how many seconds later the connections of the process were closed."""
+    """Send a signal to a replica; returns its moment (time.monotonic()) and the seconds until its connections closed, inf if it froze."""
     host, _, port = fleet.address(victim).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

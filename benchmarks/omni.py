@@ -40,8 +40,8 @@ BEGIN, END = 10, 400
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFamily:
-    """maker, size: of the checkpoint. load: the Thinker here. whole: the class of Transformers, loaded with `how`. figure, goal: of
-    `throughput`."""
+    """A family to measure. maker, size: of its checkpoint. load: loads our Thinker. whole: the class of Transformers, loaded with the
+    arguments `how`. figure, goal: name and goal of the figure of `throughput`."""
 
     maker: str
     size: str
@@ -68,7 +68,7 @@ QWEN3 = MeasuredFamily(
 
 @contextmanager
 def running(family: MeasuredFamily, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
-    """The Thinker here, and that of Transformers on the same files."""
+    """Make a checkpoint and load it twice; yields our Thinker and that of Transformers."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
         make_tiny(family.maker, made, CheckpointOrder(size=family.size))
@@ -88,7 +88,7 @@ Answers = list[list[int]]
 
 
 async def ours(model: MediaThinker, asked: Sequence[Sequence[int]], items: Sequence[int]) -> tuple[float, Answers]:
-    """Seconds for all, asked at once, and their tokens."""
+    """Ask our engine all prompts at once; returns the seconds for all of them, and their tokens. items: tokens of each answer."""
     started = time.perf_counter()
     answers = await asyncio.gather(*(read(model.engine.submit(request(*one))) for one in zip(asked, items, strict=True)))
     taken_s = time.perf_counter() - started
@@ -98,7 +98,7 @@ async def ours(model: MediaThinker, asked: Sequence[Sequence[int]], items: Seque
 
 
 def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[float, Answers]:
-    """Seconds and tokens of Transformers for all as one batch, padded on the left."""
+    """Ask Transformers all prompts as one batch, padded on the left; returns seconds and tokens. items: tokens of each answer."""
     longest = max(map(len, asked))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in asked])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
@@ -141,7 +141,7 @@ def _how(model: MediaThinker) -> str:
 
 
 async def first_s(model: MediaThinker, *parts: Part) -> float:
-    """Seconds to the first text of an answer."""
+    """Seconds to the first text of an answer. parts: the question."""
     asked = TextRequest((Turn("user", parts),), seed=0, max_tokens=8, ignore_eos=True)
     started = time.perf_counter()
     async with aclosing(model.generate(await model.prepare(asked), no_inputs(), {"text": 0})) as pieces:
@@ -173,7 +173,7 @@ async def pictures(model: MediaThinker, report: Report) -> None:
 
 
 async def overhead(model: MediaThinker, report: Report) -> None:
-    """The share of the steps' time that passes between the calls of the model."""
+    """Measure the share of the steps' time that the engine needs between the calls of the model."""
     source = random.Random(2)
     runner = model.engine._runner
     spent = {"calls": 0.0}
@@ -202,7 +202,7 @@ async def overhead(model: MediaThinker, report: Report) -> None:
 
 
 class _Timed:
-    """An object of which one method is timed."""
+    """Stands for an object; the calls of one of its methods are timed."""
 
     def __init__(self, of: Any, name: str, timed: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
         self._of = of
@@ -229,7 +229,7 @@ async def _qwen2_5(report: Report) -> None:
 
 
 async def qwen3(report: Report) -> None:
-    """In float32, where the tokens are those of Transformers."""
+    """Measure the Thinker of Qwen3-Omni beside Transformers; in float32, because only then both give the same tokens."""
     torch.set_num_threads(1)
     with running(QWEN3, "float32") as (model, reference):
         await model.warm_up()

@@ -34,7 +34,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 
 REPETITION_PENALTY = 1.1
-"""As deploy/pipelines/smol.yaml has it."""
+"""The value in deploy/pipelines/smol.yaml."""
 
 
 class OneProcess:
@@ -55,7 +55,7 @@ class OneProcess:
             await model.close()
 
     async def ask(self, question: str, seed: int, max_tokens: int) -> dict[str, float]:
-        """Seconds after the call, as the client measures them."""
+        """Answer a question; returns the times that a client would measure: seconds to first text and sound, and the others of Timing."""
         self._begun = time.perf_counter()
         self._ttft_s = 0.0
         first_sound = last_sound = 0.0
@@ -75,7 +75,7 @@ class OneProcess:
         return {"ttft_s": self._ttft_s, "ttfa_s": first_sound, "audio_s": audio_s, "rtf": last_sound / audio_s}
 
     async def _noted(self, pieces: AsyncIterator[TextPiece | TensorRows]) -> AsyncIterator[Piece]:
-        """The Thinker runs ahead of the Talker, as it does behind its own server."""
+        """Pass the Thinker's pieces on through a queue, so that it runs ahead of the Talker as on its own server; time the first text."""
         queue: asyncio.Queue[TextPiece | None] = asyncio.Queue(256)
 
         async def fill() -> None:

@@ -38,14 +38,14 @@ SOUND_S = 5.0
 
 @dataclass
 class SpeechTimes:
-    """The times of one answer, in seconds after its question. waited_s: the time that the server told a player to wait. late_s: by how much
-    sound came too late for a player that waited so long."""
+    """The times of one answer, in seconds after its question. waited_s: how long the server told a player to wait. late_s: how
+    long such a player had nothing to play."""
 
     first_s: float = 0.0
     total_s: float = 0.0
     samples: int = 0
     talker: str = ""
-    """The replica that spoke."""
+    """The name of the replica that spoke."""
     waited_s: float = 0.0
     late_s: float = 0.0
     _begun: float = field(default_factory=time.perf_counter)
@@ -68,7 +68,7 @@ class SpeechTimes:
 
 
 def conversation(seed: int, *, heard: bool = False) -> tuple[Turn, ...]:
-    """A question of words, or if `heard` of a sound alone."""
+    """A question in text, or if `heard` a sound alone."""
     part = Media("audio/wav", sound(seed, SOUND_S)) if heard else words(seed, CHARACTERS)
     return (Turn("user", (part,)),)
 
@@ -88,7 +88,7 @@ def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.Generat
 
 
 async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> SpeechTimes:
-    """asked: by default a question of words."""
+    """Ask and measure the answer. asked: the question, by default one in text."""
     request, heard = question(chain, seed, asked or conversation(seed)), SpeechTimes()
     async for event in stub.Generate(request, timeout=600):
         heard.take(event)
@@ -100,14 +100,14 @@ async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed:
 
 
 class Sequential:
-    """Transformers' own `generate`, with sound, on the faster number of threads."""
+    """Asks Transformers, whose `generate` makes text, then codes, then sound; on 1 or 2 threads, whichever is faster."""
 
     def __init__(self, chain: Chain, folder: Path) -> None:
         self._chain, self._reference = chain, chain.reference(folder)
         self.threads = min((1, 2), key=lambda threads: self._answer_s(0, conversation(0), ([], []), threads))
 
     async def answer_s(self, seed: int, asked: Sequence[Turn]) -> float:
-        """Seconds of an answer. A sound is decoded before that, outside the measured time."""
+        """Seconds of an answer. A sound in the question is decoded before, outside the measured time."""
         return self._answer_s(seed, asked, await self._reference.read(asked), self.threads)
 
     def _answer_s(self, seed: int, asked: Sequence[Turn], seen: Seen, threads: int) -> float:
@@ -158,7 +158,7 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
 async def in_turns(
     stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, heard: bool
 ) -> tuple[list[SpeechTimes], list[float]]:
-    """Answers here, and seconds of the same ones in Transformers."""
+    """Ask ours and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. heard: ask with sound."""
     mine, others = list[SpeechTimes](), list[float]()
     for seed in range(1, 1 + ROUNDS):
         asked = conversation(seed, heard=heard)
@@ -168,20 +168,20 @@ async def in_turns(
 
 
 async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
-    """Several answers at once: their seconds, and the answers."""
+    """Ask for AT_ONCE answers at once; returns the seconds for all of them, and the times of each."""
     begun = time.perf_counter()
     together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
     return time.perf_counter() - begun, together
 
 
 def told(chain: Chain, sequential: Sequential, theirs: float) -> str:
-    """The note of figures beside Transformers: how they are made."""
+    """The note of the figures beside Transformers. theirs: seconds of its answer."""
     size = f"{TOKENS} tokens, {chain.frames} frames; small"
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
 
 
 def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], others: Sequence[float], how: str) -> Iterator[Figure]:
-    """asked: in the names of the figures."""
+    """Our times as parts of the `others`, seconds of a whole answer of Transformers. asked: ends the figures' names. how: their note."""
     pairs = list(zip(mine, others, strict=True))
     yield chain.figure(f"ttfa_over_hf_e2e{asked}", median([a.first_s / b for a, b in pairs]), "", chain.goal, how)
     yield chain.figure(f"e2e_over_hf_e2e{asked}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", how)
@@ -191,7 +191,7 @@ def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], oth
 
 
 async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
-    """The first sound beside the calls that it needs, made on the models in this process."""
+    """Measure the time to the first sound beside that of the model calls that it needs, made in this process."""
     path, ratios, paths = chain.path(folder), list[float](), list[float]()
     await path.seconds(199)
     async with omni_stub(running.address("router")) as stub:
@@ -209,7 +209,7 @@ async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Repo
 
 
 async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Report) -> None:
-    """Several answers at once, in turns by one Talker and Code2Wav and by two of each, behind one Thinker."""
+    """Measure answers at once, in turns with one Talker and Code2Wav and with two of each, after one Thinker."""
     ratios, firsts, spoken = list[float](), list[float](), Counter[str]()
     async with omni_stub(single.address("router")) as one, omni_stub(double.address("router")) as two:
         await asyncio.gather(at_once(one, chain), at_once(two, chain))
@@ -225,7 +225,7 @@ async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Repor
 
 
 def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> AbstractContextManager[Fleet]:
-    """The chain in processes of its own. replicas: of a kind, where not one."""
+    """Start the chain in processes of its own. replicas: how many of a kind, if not one."""
     (logs := folder / f"logs-{sum(replicas.values())}").mkdir()
     stage_args = ["--checkpoint", str(folder / "small"), "--dtype", "float32"]
     return fleet(logs, replicas=replicas, kinds=CHAIN, pipeline=chain.family, family=chain.family, stage_args=stage_args)

@@ -1,4 +1,4 @@
-"""The kernel's facts of a process: CPU time, memory, wake-ups, and the processes that it started."""
+"""Facts of a process from the kernel: CPU time, memory, wake-ups, and the processes that it started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak_bytes(pid: int) -> int:
-    """Peak resident memory of a process (proc(5), VmHWM)."""
+    """Peak resident memory of a process in bytes (proc(5), VmHWM)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -32,7 +32,7 @@ def wakeups(pid: int) -> int:
 
 
 def with_children(pid: int) -> list[int]:
-    """A process and all that came from it and are its children still."""
+    """The ids of a process, of its children and of theirs."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     return [pid, *(each for child in children for each in with_children(child))]
@@ -40,7 +40,7 @@ def with_children(pid: int) -> list[int]:
 
 @dataclass
 class CpuMeter:
-    """CPU time of several processes between two looks."""
+    """Measures the CPU time of several processes from its making on."""
 
     pids: Sequence[int]
 
@@ -51,5 +51,5 @@ class CpuMeter:
         return [cpu_seconds(pid) for pid in self.pids]
 
     def spent(self) -> list[float]:
-        """Seconds per process since the meter was made."""
+        """CPU seconds of each process since the meter was made."""
         return [now - before for now, before in zip(self._now(), self._before, strict=True)]

@@ -1,4 +1,4 @@
-"""Overhead of the chain: toy stages, which cost nothing, in four real processes; 120-byte audio chunks, one token a message.
+"""The overhead of the chain: toy stages, which compute nothing, and a router in four processes; 120-byte audio chunks, one token a message.
 
 A token is one row, two frames and so, with one frame a chunk, two audio messages. Time stamps of emission travel in the rows, codes and
 samples themselves; every process reads the same monotonic clock.
@@ -30,13 +30,13 @@ RAMP_S = 0.005
 LOAD_TOKENS = {1: 400, 64: 60, 500: 30}
 
 HANDLED_PER_TOKEN = 23
-"""Sent: text 2 (Thinker, router), row 1, codes 2, audio 2 * 4 (Code2Wav, Talker, Thinker, router). Received: text 1, row 1, codes 2, audio
-2 * 3; the client's own are not in it. Credit is extra work and not counted."""
+"""Messages that the four servers send for a token: text 2 (Thinker, router), row 1, codes 2, audio 2 * 4 (Code2Wav, Talker, Thinker,
+router). They receive: text 1, row 1, codes 2, audio 2 * 3. Messages with credit are not counted."""
 
 
 @dataclass
 class Latencies:
-    """Seconds from emission to the client's read."""
+    """Seconds from the time stamp of a stage to the client's read, for each audio message; and how many tokens and messages came."""
 
     code2wav: list[float] = field(default_factory=list)
     thinker: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ def layout() -> Layout:
 
 
 async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Latencies, *, stamped: bool = True) -> None:
-    """One answer of `tokens` tokens; every message is looked at when it is read."""
+    """Ask for an answer of `tokens` tokens and add its messages to `into`. stamped: whether the samples hold time stamps."""
     message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="count")])
     thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=tokens, ignore_eos=True)
     async for event in stub.Generate(omni_pb2.GenerateRequest(seed=1, thinker=thinker), timeout=120):
@@ -124,7 +124,7 @@ async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack, report: 
 
 
 async def relaying(report: Report) -> None:
-    """CPU that a process spends to pass one message on: one token makes thousands of audio chunks, which Talker and Thinker only relay."""
+    """Measure the CPU time that a process spends to pass one message on: Talker, Thinker and router only relay the chunks of one token."""
     for name, interval_s, chunks in (("paced", RELAY_INTERVAL_S, 1000), ("streaming", 0.0, 10000)):
         sound = {"samples_per_frame": CHUNK_SAMPLES * chunks // formulas.FRAMES_PER_ROW, "chunk_samples": CHUNK_SAMPLES, "max_chunk": 1}
         stages = [StageLayout(kind, "toy", options=sound) for kind in ("thinker", "talker")]

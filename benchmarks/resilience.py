@@ -1,4 +1,4 @@
-"""`python -m benchmarks.resilience`: the effect of a lost stage on a listener, as benchmarks/out/resilience.json and as a table.
+"""`python -m benchmarks.resilience`: how much a listener notices of a lost stage, as benchmarks/out/resilience.json and as a table.
 
 It uses two replicas of every stage and one router. It needs the folder of the tests on the path, for their processes that can be killed.
 """
@@ -28,7 +28,7 @@ from helpers.servers import CHAIN, omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
 
 WAYS = {"frozen": signal.SIGSTOP, "hung": HANG}
-"""All of the process, or only the thread of its event loop."""
+"""Ways in which a process lives and does nothing: all of it, or only the thread of its event loop."""
 
 KILLS = 10
 STOPS = 5
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredPipeline:
-    """A pipeline to measure. tokens: of every answer. text, sound: chunks of it that come before a loss in mid text or in mid speech."""
+    """A pipeline to measure. tokens: how many each answer has. text, sound: after how many chunks of text or of sound a stage is lost."""
 
     name: str
     tokens: int
@@ -59,14 +59,14 @@ class MeasuredPipeline:
 
 
 MODELS = {
-    # A token every 10 ms is twenty of sound: the chain and the player are never far from each other.
+    # A token comes every 10 ms and makes 20 ms of sound, so the player never has much sound in hand.
     "toy": MeasuredPipeline("toy", 150, 10, 40, {"interval_s": 0.01, "samples_per_frame": 240}),
     "smol": MeasuredPipeline("smol", 40, 20, 4),
 }
 
 
 async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> None:
-    """All figures of one model."""
+    """Measure all figures of one model. kills, stops: losses for each kind and moment. loop_s: seconds of each closed loop; 0: none."""
     async with _house(model) as (house, stub):
         moments = (("text", model.text), ("audio", model.sound))
         for kind in kinds:
@@ -88,7 +88,7 @@ async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str],
 
 
 async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequence[int], kills: int) -> None:
-    """Kills late in answers of these many tokens, with company."""
+    """Measure kills late in answers of these lengths (in tokens), while other clients talk."""
     model = MODELS["toy"]
     # The others must not take all cores, or the figure would measure them.
     slow = replace(model, options={**model.options, "interval_s": LONG_INTERVAL_S})
@@ -115,7 +115,7 @@ async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
 
 
 async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCase, number: int) -> MeasuredLoss:
-    """One loss; the answer must be the undisturbed one, and afterwards the stack is as before."""
+    """Measure one loss. The answer must be that without a loss, else RuntimeError; afterwards all replicas run again."""
     undisturbed = await hear(stub, model.request(number))
     try:
         loss, hearing = await lose(house, stub, model.request(number), case, undisturbed)
@@ -142,7 +142,7 @@ def _check_cadence(undisturbed: Hearing, case: LossCase) -> None:
 
 
 def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The effect on a client when one kind is killed at one moment."""
+    """The figures of kills of one kind at one moment: the wait for the next chunk, and the silence."""
     case = losses[0].case
     name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
     goal = "<= 300" if model.name == "smol" else ""
@@ -200,7 +200,7 @@ def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequen
 
 
 async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredPipeline, kinds: Sequence[str], loop_s: float) -> None:
-    """Requests a second of a closed loop, with both replicas and while one is down, in turns."""
+    """Measure the requests per second of a closed loop, with both replicas and while one is down, in turns."""
     both = [await _requests_per_second(stub, model, loop_s)]
     for kind in kinds:
         house.kill(f"{kind}-1")
@@ -214,8 +214,8 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredP
 
 
 async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
-    """Requests per second of a closed loop. A request that is under way when the time is over counts by the part of it that fell into the
-    time."""
+    """Requests per second of clients that ask again as soon as they have an answer, for loop_s seconds. A request that is not over then
+    counts by the part of its time that lies within."""
     begun = time.monotonic()
     end = begun + loop_s
 

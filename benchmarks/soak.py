@@ -43,7 +43,7 @@ PROMPT_WORDS = (3, 8, 20, 60, 200, 600)
 ANSWER_TOKENS = (4, 16, 40)
 SPOKEN_PART = 0.3
 THIRDS = 3
-"""Parts of the time. In the first, caches fill and the allocator finds its size."""
+"""The time is measured in three parts. In the first, caches fill and the allocator grows."""
 
 
 def main() -> int:
@@ -68,19 +68,19 @@ def main() -> int:
 
 
 def anonymous_mib(pid: int) -> float:
-    """Private memory without a file (proc(5), smaps_rollup)."""
+    """Memory of a process that no file backs, in MiB (proc(5), smaps_rollup, Anonymous)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
 
 def _kind(pid: int) -> str:
-    """The kind of a server, by its command line."""
+    """The kind of a server, such as thinker or router, from its command line."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return next(word.removeprefix("omnistage.") for word in words if word.startswith("omnistage."))
 
 
 def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict[str, list[float]]]:
-    """The number of answered questions, and the memory of each process at each look."""
+    """Ask questions for `seconds`; returns how many were answered, and the memory of each process in MiB, once every LOOK_S."""
     end = time.monotonic() + seconds
     counts = [0] * ASKERS
     failures: list[BaseException] = []
@@ -89,7 +89,7 @@ def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict
         try:
             with Omni(address=address, max_retries=0) as omni:
                 _ask_until(omni, random.Random(number), lambda: time.monotonic() < end, counts, number)
-        except BaseException as error:  # told by the main thread
+        except BaseException as error:  # The main thread raises it.
             failures.append(error)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(ASKERS)]

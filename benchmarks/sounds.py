@@ -1,4 +1,4 @@
-"""Sound of a drawing: the time to its first samples, beside the time of its whole decoding."""
+"""The sound of a diffusion model: the time to its first samples, beside the time to decode all of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
 
 CHANNELS, LATENTS, LONGEST = 32, 64, 1024
-"""Sizes of the decoder: a quarter of the published width, in every stage; the published latents, and how many 47 s have."""
+"""Sizes of the decoder: channels, a quarter of the published ones; channels of the latents, as published; latents of 47 s."""
 ASKED_S = 10.0
 ROUNDS = 3
 
 
 async def first_sound(report: Report, folder: Path) -> None:
-    """The figures of 10 s of sound by a model of 47 s."""
+    """Measure 10 s of sound by a model that always computes 47 s."""
     with quiet():
         vae: Any = AutoencoderOobleck(decoder_channels=CHANNELS, decoder_input_channels=LATENTS).eval()
     latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))

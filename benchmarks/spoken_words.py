@@ -1,5 +1,4 @@
-"""The match of the words in the sound with the words on the screen: the word error rate of spoken answers, by a recogniser from a
-package."""
+"""How well the sound says the words of the text: the word error rate of spoken answers, by a recogniser from a package."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class RequestTimes:
-    """The times of one request's events, by the clock that it was watched with."""
+    """When one request's events happened, in seconds of one clock, and the bytes of its picture."""
 
     arrived_s: float
     first_preview_s: float = 0.0
@@ -52,7 +52,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of a method that is watched: when each call began and ended."""
+    """When each call of a watched method began and ended, in seconds of one clock."""
 
     begun_s: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ def looked_at(owner: object, method: str, clock: Clock = time.process_time) -> I
 
 
 class Studio:
-    """name: see make-tiny; its checkpoint of size small is made in `folder` if there is none. family: options of ours."""
+    """Our model of a checkpoint. name: its maker; makes it in `folder`, of size small, if it is not there. family: options of the model."""
 
     def __init__(
         self, name: str, folder: Path, device: str = "cpu", dtype: str = "float32", family: Mapping[str, Any] | None = None
@@ -97,8 +97,8 @@ class Studio:
         self.painter = cast(PicturePainter, self.drawing._painter)
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
-        """A request with a prompt of its own for every seed, of several lengths, unless a prompt is given; every seed is a client of its
-        own."""
+        """A request for a picture of `side` x `side` pixels. Every seed is another client with another prompt, of several lengths, unless
+        one is given."""
         return DrawRequest(
             seed=seed,
             prompt=prompt or f"picture {seed}: a {'very ' * (seed % 4)}small house on a hill beside the sea",
@@ -112,7 +112,7 @@ class Studio:
         )
 
     def editing(self, seed: int, side: int) -> DrawRequest:
-        """A guided request to any family: with a picture if the family edits one, in the size that follows from it."""
+        """A request that fits any family, guided if it can be; with as many pictures as it needs at least, which then decide the size."""
         limits = self.painter.limits
         request = self.request(seed, 0 if limits.images[0] else side, guided=limits.guidable)
         pixels = np.random.default_rng(seed).integers(0, 256, (96, 96, 3), np.uint8)
@@ -123,7 +123,7 @@ class Studio:
     # Ours
 
     async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> RequestTimes:
-        """Send a request after so many seconds, and watch it."""
+        """Send a request after `after_s` seconds, and note when its events happen."""
         await asyncio.sleep(after_s)
         seen = RequestTimes(clock())
         prepared = await self.model.prepare(request)
@@ -136,7 +136,7 @@ class Studio:
         return seen
 
     async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[RequestTimes]:
-        """Draw several requests, each of which comes so many seconds after the one before it."""
+        """Draw several requests at once, each sent `apart_s` seconds after the one before it."""
         return list(await asyncio.gather(*(self.watched(request, n * apart_s) for n, request in enumerate(requests))))
 
     # Diffusers'
@@ -146,7 +146,7 @@ class Studio:
 
 
 class DiffusersPipeline:
-    """The pipeline of Diffusers as it is, for pictures from words."""
+    """The unchanged pipeline of Diffusers, for pictures from text."""
 
     def __init__(self, folder: Path) -> None:
         self._pipe: Any = load_pipeline(folder, torch.float32)
@@ -154,7 +154,7 @@ class DiffusersPipeline:
         self._scale = "guidance_scale" if type(self._pipe).__name__ == "ZImagePipeline" else "true_cfg_scale"
 
     def called(self, request: DrawRequest) -> tuple[float, Image]:
-        """Seconds of a CPU, and the picture, which is not encoded."""
+        """CPU seconds of a picture, and the picture, which is not encoded."""
         begun = time.process_time()
         image = self._pipe(
             prompt=request.prompt,

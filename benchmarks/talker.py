@@ -44,7 +44,7 @@ PROMPT_CHARACTERS = 1200
 FRAMES = 64
 SPEAKERS = 8
 ALIKE = (0.8, 1.25)
-"""The Talker alone over the Thinker alone, in time."""
+"""Between which factors the time of the Talker alone must lie, over that of the Thinker alone."""
 
 NEVER_ENDS = {8294: -100.0}
 SPOKEN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
@@ -78,7 +78,7 @@ async def timed(call: Callable[[], Awaitable[object]]) -> float:
 
 
 class StageAlone:
-    """A stage by itself, with a caller in the place of its neighbours."""
+    """Runs the Thinker or the Talker of a fleet by itself: this class takes the place of its neighbours."""
 
     def __init__(self, running: Fleet) -> None:
         self._addresses = {kind: running.address(f"{kind}-0") for kind in ("thinker", "talker")}
@@ -93,7 +93,7 @@ class StageAlone:
         await self._stack.aclose()
 
     async def think(self, seed: int) -> list[chunk_pb2.Chunk]:
-        """The rows of an answer, as chunks for a Talker."""
+        """Ask the Thinker for TOKENS tokens; returns their rows, as chunks for a Talker."""
         opening = open_of(self._said["thinker"], seed=seed, params=stage_pb2.StageParams(thinker=thinker_params(seed)))
         heard = await run_once(self._stubs["thinker"], opening)
         return [chunk for port in ROW_PORTS for chunk in heard.of(port)]
@@ -110,7 +110,7 @@ class StageAlone:
 
 
 async def overlap(running: Fleet, report: Report) -> None:
-    """The chain beside its stages one after the other. The number of frames is found first: speech takes about as long as the text."""
+    """Measure the chain beside its two stages one after the other, with so many frames that speech takes about as long as the text."""
     async with StageAlone(running) as alone, omni_stub(running.address("router")) as stub:
         rows = await alone.think(0)
         await alone.speak(rows, 0, TOKENS)
@@ -150,7 +150,7 @@ def _chunks(message: omni_pb2.GenerateResponse) -> Sequence[chunk_pb2.Chunk]:
 
 
 async def first_code_s(running: Fleet, seed: int) -> float:
-    """Seconds to the first code of an answer to a prompt that is not known, through the router."""
+    """Seconds to the first code of an answer through the router; the prompt is in no cache."""
     async with omni_stub(running.address("router")) as stub:
         started = time.perf_counter()
         call = stub.Generate(question(seed, FRAMES, PROMPT_CHARACTERS), timeout=60)
@@ -163,8 +163,8 @@ async def first_code_s(running: Fleet, seed: int) -> float:
 
 
 async def first_code(running: Fleet, folder: Path, report: Report) -> None:
-    """The first code beside the calls that it needs, made on the models in this process: the prompt and two steps of the Thinker, the same
-    prompt and one step of the Talker."""
+    """Measure the time to the first code beside that of the model calls that it needs, made in this process: the prompt and two steps of
+    the Thinker, the same prompt and one step of the Talker."""
     options = LoadOptions(path=folder)
     thinker, talker = load_thinker(folder, options), load_talker(folder, options)
     await first_code_s(running, 99)
@@ -185,7 +185,7 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
 
 
 def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
-    """The request of a speech, as the Talker makes it. rows: of the prompt, whose vectors come later."""
+    """The request of a speech, as the Talker makes it. rows: number of rows of the prompt; their vectors come later."""
     codec = config.codec
     items = np.full((rows, 1), config.nothing, np.int64)
     items[-2:, 0] = codec.pad, codec.bos
@@ -194,13 +194,13 @@ def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
 
 
 def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> float:
-    """Seconds to read a prompt and to make so many steps after it; see `steps_s`."""
+    """Seconds to read a prompt and to make `steps` steps after it, in all. given: as in `steps_s`."""
     return sum(steps_s(engine, request, steps, given))
 
 
 def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> list[float]:
-    """Seconds to read a prompt, and of each of so many steps after it. given: vectors of its rows; the last one also that of each row after
-    them."""
+    """Seconds to read a prompt, then the seconds of each of `steps` steps after it. given: the vectors of the prompt's rows, [rows, width],
+    the last of which serves for the row of each step too."""
     sequence = by_hand.begun(engine, request, len(request.prompt) + steps)
     if given is not None:
         sequence.give(Given(0, given))
@@ -222,7 +222,7 @@ def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.T
 
 
 class MeasuredSpeech:
-    """A speech whose rows are there, all or only the first."""
+    """A speech by the Talker alone. rows: how many rows of the answer it gets; with only one it starves."""
 
     def __init__(self, talker: Qwen2_5Talker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
@@ -241,7 +241,7 @@ class MeasuredSpeech:
 
 
 async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
-    """Codes a second of speeches that are asked for at once."""
+    """Codes per second of speeches that begin at the same time, one for each seed."""
     started = time.perf_counter()
     codes = await asyncio.gather(*(MeasuredSpeech(talker, seed, FRAMES).speak() for seed in seeds))
     assert codes == [FRAMES] * len(seeds)

@@ -18,7 +18,7 @@ from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import SmolThinker, load_thinker
 
 CONCURRENT = {1: 1.0, 8: 4.5, 32: 8.0}
-"""Concurrent requests, and how many times the tokens per second of one request they should reach."""
+"""Goals by number of concurrent requests: how many times the tokens per second of one request they should reach."""
 
 ANSWER_TOKENS = 96
 SUBJECTS = ("the sea", "rain", "a guitar", "bread", "the moon", "a good friend", "winter", "trains")
@@ -35,7 +35,7 @@ class AnswerTimes:
 
 
 async def answer(model: SmolThinker, index: int) -> AnswerTimes:
-    """Ask one question; each index asks another one."""
+    """Ask the question with this number and measure the answer."""
     question = f"Tell me fact number {index} about {SUBJECTS[index % len(SUBJECTS)]}."
     request = TextRequest(
         turns=(Turn("user", (question,)),),
@@ -88,7 +88,7 @@ def _token_ms(answers: Sequence[AnswerTimes]) -> float:
 
 
 async def measure(report: Report) -> None:
-    """All figures of the Thinker alone, in this process."""
+    """Measure all figures of the Thinker alone, in this process."""
     directory = model_directory() / "thinker"
     started = time.perf_counter()
     model = load_thinker(directory)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.use`: the time that a person waits before the answer begins, and the cost of a stack without requests, as
+"""`python -m benchmarks.use`: the time that a person waits for an answer, and the cost of a stack without requests, as
 benchmarks/out/use.json and as a table. Nothing else should run beside it."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "omnistage.cli"]
 QUESTION = ("ask", "--text-only", "What is a kite?")
 ONE_TOKEN = ("--max-tokens", "1")
-"""Options for an answer of one token: the rest is the command, the stack and the way to it."""
+"""Options for an answer of one token: the time that is left is that of the command, the stack and the way to it."""
 
 COMMANDS = 20
 STARTS = 5
@@ -32,9 +32,9 @@ LIMIT_S = 600.0
 LOOK_S = 0.2
 
 SETTLE_S = 30.0
-"""After the last answer: the router stops listening to the stages after 10 s."""
+"""Seconds to wait after the last answer: after 10 s the router stops listening to the stages."""
 IDLE_S = 60.0
-"""The router looks at its stages once in so long."""
+"""Seconds in which wake-ups are counted: the router checks its stages once in this time."""
 
 
 def _command(report: Report) -> None:
@@ -57,7 +57,7 @@ def _install(report: Report) -> None:
 
 
 def _asks(report: Report) -> None:
-    """Seconds of questions: the first question starts a stack of its own; the others find a running one."""
+    """Measure questions that start a stack of their own, questions to a running stack, and that stack without requests."""
     firsts = [_run(*QUESTION) for _ in range(ASKS)]
     first_tokens = [_run(*QUESTION, *ONE_TOKEN) for _ in range(ASKS)]
     smol, bare = _starts()
@@ -94,7 +94,7 @@ def _asks(report: Report) -> None:
 
 
 def _starts() -> tuple[list[float], list[float]]:
-    """Seconds of starts in turns: of the answering pipeline alone, and of all default pipelines, with one start fewer."""
+    """Seconds of each start, in turns: of the pipeline smol alone, and of all default pipelines, which start once less."""
     smol, bare = [], []
     for number in range(STARTS):
         with stack("smol") as (_, _, seconds):
@@ -116,19 +116,19 @@ def _wait_ready(address: str) -> None:
 
 
 def _found(address: str, *words: str) -> float:
-    """The median seconds of a question to a running stack."""
+    """The median seconds of a question to a running stack. words: further options."""
     return _median_of((*QUESTION, *words), address)
 
 
 def _median_of(words: Sequence[str], address: str) -> float:
-    """Seconds of a command that finds a running stack, the median; the one before warms it up."""
+    """The median seconds of a command that finds a running stack; the first run only warms it up."""
     return median([_run(*words, router=address) for _ in range(ASKS + 1)][1:])
 
 
 @contextmanager
 def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
-    """A stack of these pipelines, or of the default ones: the process that started it, the address of its router, and the seconds until it
-    served."""
+    """Start a stack of these pipelines, or of the default ones; yields the id of the process that started it, the address of its router,
+    and the seconds until it served."""
     ready, told = os.pipe()
     begun = time.monotonic()
     words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(told)]
@@ -150,7 +150,7 @@ def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
 
 
 def _run(*words: str, router: str = "none") -> float:
-    """Seconds of a command. router: the running one that it is to find."""
+    """Seconds of an omnistage command. router: address of the running router that it finds, or "none". Raises RuntimeError."""
     begun = time.monotonic()
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=LIMIT_S, env=_environment(router), check=False)
     if done.returncode:
