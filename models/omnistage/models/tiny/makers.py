@@ -1,4 +1,4 @@
-"""Checkpoints with random weights: the order of one, and the families that can make one."""
+"""Checkpoints with random weights: what can be ordered, and the function that makes it for each family."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MakeError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrder:
-    """A checkpoint to be made. size: one of its maker's. tokenizer: "built", trained in place, or "qwen", the real vocabulary. dtype: ""
-    takes that of the size."""
+    """A checkpoint to be made. size: one of its maker's sizes. tokenizer: "built" has a small vocabulary that is trained on the spot,
+    "qwen" that of Qwen. dtype: "" is that of the size."""
 
     size: str = "tiny"
     seed: int = 0
@@ -36,14 +36,14 @@ class CheckpointOrder:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """make: "module:function" of a Make, imported when it is needed."""
+    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: those it can make."""
 
     make: str
     sizes: tuple[str, ...]
 
 
 Make = Callable[[Path, CheckpointOrder, ShowProgress], None]
-"""Fills an empty folder."""
+"""Fills an empty folder with a checkpoint."""
 
 MAKERS: Mapping[str, Maker] = {
     "qwen2.5-omni": Maker("omnistage.models.tiny.qwen2_5_omni.checkpoint:make", ("tiny", "small", "100m")),
@@ -67,7 +67,8 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress | None = None) -> None:
-    """Make a checkpoint. Its folder must be empty or missing. Raises MakeError, FetchError, OSError."""
+    """Make a checkpoint in a folder, which must be empty or missing; nothing of it is left after a failure. Raises MakeError, FetchError,
+    OSError. name: one of MAKERS."""
     maker = MAKERS.get(name)
     if maker is None:
         told = f"no checkpoint of {name!r} can be made"

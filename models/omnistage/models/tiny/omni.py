@@ -1,4 +1,4 @@
-"""The files that the makers of both Omni families write alike: a small vocabulary, the form of chats, and settings."""
+"""The files that the makers of both Omni families write in the same way: tokenizer, template of chats, settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PREPROCESSOR = {
     "return_attention_mask": True,
     "sampling_rate": 16000,
 }
-"""The values of preprocessor_config.json in both families, beside the sizes of the picture encoder."""
+"""The contents of preprocessor_config.json in both families, without the sizes of the picture encoder."""
 
 _TEMPLATE = """\
 {%- for message in messages -%}
@@ -66,12 +66,12 @@ Ids = TypeVar("Ids")
 
 
 def template_of(image: str, audio: str, video: str) -> str:
-    """The template of chats with these marks of media."""
+    """The template of chats. image, audio, video: the text that stands for a medium."""
     return _TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
 
 
 def build_vocabulary() -> ByteVocabulary:
-    """A small vocabulary."""
+    """Train a small vocabulary."""
     return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
@@ -86,7 +86,7 @@ def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgre
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-    """values: of config.json. preprocessor: values of preprocessor_config.json beside PREPROCESSOR and the sizes in `values`."""
+    """Write config.json and the settings. values: its contents. preprocessor: what preprocessor_config.json has beside PREPROCESSOR."""
     vision = values["thinker_config"]["vision_config"]
     patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
     write_json(directory / "config.json", values)
@@ -95,13 +95,13 @@ def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Map
 
 
 def added_gains(config: Mapping[str, Any], decoders: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """The gain of the products that a layer adds, by the beginnings of its decoder's names of weights. The more layers a decoder has, the
-    less each adds to a row; otherwise attention would make all rows alike. decoders: the place in the config of each decoder's sizes, if it
-    has them."""
+    """The gain of the matrices whose results a layer adds to its rows, for each decoder: 2 over its layers, because else attention would
+    make all rows alike. decoders: by the beginning of its weights' names, the path in the config to its sizes; those that it lacks are left
+    out."""
     return {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in decoders.items() if path[0] in config}
 
 
 def published_name(name: str) -> str:
-    """The name in the published files of a weight of Transformers."""
+    """The name that a weight of Transformers has in the published files."""
     begin = next((begin for begin in RENAMED if name.startswith(begin)), "")
     return RENAMED.get(begin, "") + name.removeprefix(begin)

@@ -1,4 +1,4 @@
-"""The vocabulary of Qwen2 and those after it, from a package that has it."""
+"""The vocabulary of Qwen2 and later models of Qwen, from a package that has it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
 
 
 def _halves(ranks: Mapping[bytes, int], entry: bytes, rank: int) -> tuple[bytes, bytes]:
-    """The last two pieces of an entry."""
+    """The two pieces of an entry that the merges of lower rank than its own leave. ranks: of all entries."""
     pieces = [entry[index : index + 1] for index in range(len(entry))]
     while len(pieces) > 2:
         found = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]

@@ -21,7 +21,7 @@ VISION_SPECIAL = (
 ORDINARY = (
     *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
 )
-"""Added to the vocabulary too, but as text: a decoder that drops special tokens keeps them."""
+"""Tokens that are added to the vocabulary as text: a decoder that drops special tokens keeps them."""
 
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The pattern by which Qwen2 splits text before it merges."""
@@ -57,7 +57,7 @@ The house stands on a hill between the trees. The speaker is a man; he asks for 
 
 @dataclass(frozen=True, slots=True)
 class ByteVocabulary:
-    """A byte-level vocabulary: entry -> id from 0 on without gaps, and its merges, the first first."""
+    """A byte-level vocabulary. entries: the id of each, from 0 on without gaps. merges: pairs of entries that join, in order of rank."""
 
     entries: Mapping[str, int]
     merges: Sequence[tuple[str, str]]
@@ -65,10 +65,10 @@ class ByteVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDesign:
-    """The parts of a tokenizer beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
-    answer. ordinary: added too, but as text. later: special too, added behind them. roles: names by which Transformers' processor asks for
-    tokens. template: of chats, if tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any. repeats:
-    whether there are files, tokenizer.json among them, that repeat the contents of the others."""
+    """A tokenizer without its vocabulary. special: special tokens; the first is the padding, and `<|im_end|>` ends an answer. ordinary:
+    tokens that are added as text after them. later: special tokens after those. roles: names by which Transformers' processor asks for
+    tokens. template: of chats, if tokenizer_config.json has it. processor: class of the processor that it belongs to, if any. repeats:
+    whether to write the files that repeat the contents of the others, such as tokenizer.json."""
 
     special: Sequence[str]
     max_tokens: int
@@ -81,7 +81,7 @@ class TokenizerDesign:
 
 
 def train(lines: Iterable[str], size: int) -> ByteVocabulary:
-    """A vocabulary with all bytes, trained on lines of text; the same each time. size: number of entries."""
+    """Train a vocabulary on lines of text; it has all bytes, and is the same each time. size: number of entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer()
@@ -132,7 +132,7 @@ def merges_text(merges: Iterable[tuple[str, str]]) -> str:
 
 
 def _whole(vocabulary: ByteVocabulary, design: TokenizerDesign) -> Tokenizer:
-    """The tokenizer in tokenizer.json."""
+    """The whole tokenizer, for tokenizer.json."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary.entries), merges=list(vocabulary.merges), byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer()

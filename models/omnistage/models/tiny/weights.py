@@ -1,4 +1,4 @@
-"""The files of weights in the layout of published checkpoints: shards, and their index."""
+"""Writes random weights in the layout of published checkpoints: shards, and their index."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """The weights of a model of Transformers, without memory behind them. Warnings while it is built are silenced: they are about the form
-    of the published configs."""
+    """The weights of a model of Transformers by name, as tensors without memory. Warnings while it is built are silenced: they are about
+    the form of the published configs."""
     verbosity = get_verbosity()
     set_verbosity(logging.ERROR)
     try:
@@ -42,7 +42,7 @@ def write_weights(
     dtype_of: Callable[[str], torch.dtype],
     progress: ShowProgress,
 ) -> None:
-    """distribution: mean and deviation of a weight, by its name and shape. dtype_of: the type that it is stored in."""
+    """Write all weights. distribution: mean and deviation of a weight, by name and shape. dtype_of: the type in which it is stored."""
     total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())
     shards = list(_shards(shapes, -(-total // max(2, -(-total // SHARD_BYTES))), dtype_of))
     shard_of = {}
@@ -60,7 +60,7 @@ def write_weights(
 
 
 def _shards(shapes: Shapes, limit: int, dtype_of: Callable[[str], torch.dtype]) -> Iterator[list[str]]:
-    """The names in the order of the model, in groups of about `limit` bytes."""
+    """Yield the names of weights in the order of the model, in groups of about `limit` bytes."""
     group: list[str] = []
     size = 0
     for name, shape in shapes.items():

@@ -1,5 +1,4 @@
-"""Checkpoints of the drawing pipelines with random weights, in the files of the published ones: for tests, and for trials that need no
-beauty.
+"""Makes checkpoints of the drawing pipelines with random weights, in the published files: for tests, and for trials that need no beauty.
 
 A weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
 """
@@ -61,7 +60,7 @@ def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgr
 
 
 def check_tokenizer(name: str, order: CheckpointOrder) -> None:
-    """Raises MakeError for a vocabulary that does not fit the pipeline."""
+    """Raises MakeError for a vocabulary other than "built". name: of the pipeline, for the error."""
     if order.tokenizer != "built":
         raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
 
@@ -76,7 +75,7 @@ longcat_image_edit = partial(make, "longcat-image-edit")
 
 
 def _models(design: Design, size: str, ids: WordIds) -> dict[str, Any]:
-    """The parts with weights, which have no memory yet."""
+    """The parts that have weights, by name, as models without memory. size: key of `design.transformers`."""
     transformer = getattr(diffusers, design.transformer)
     vae = getattr(diffusers, design.vae)
     with torch.device("meta"):
@@ -103,7 +102,7 @@ def _text_encoder(design: Design, ids: WordIds) -> Any:
 
 
 def fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> None:
-    """Give all weights of a part their values."""
+    """Give all weights of a part their random values, in `dtype`. part: its name, which the numbers depend on."""
     weights = {}
     for name, value in model.state_dict().items():
         mean, deviation = _distribution(name, tuple(value.shape))
@@ -112,7 +111,7 @@ def fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> No
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a weight."""
+    """Mean and deviation of the numbers of a weight, by its name and shape."""
     if name.endswith(".bias"):
         return 0.0, 0.1
     if name.endswith(("time_proj.weight", ".weights")):  # frequencies
@@ -127,7 +126,7 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _index(design: Design, parts: dict[str, Any]) -> dict[str, Any]:
-    """model_index.json: the class of each part, and whose it is."""
+    """The contents of model_index.json: for each part the library that has its class, and the class."""
     components = {part: [type(model).__module__.partition(".")[0], type(model).__name__] for part, model in parts.items()}
     components |= {"scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"], "tokenizer": ["transformers", "Qwen2Tokenizer"]}
     if design.processor:

@@ -1,4 +1,4 @@
-"""Checkpoints of the pipelines of films and sounds with random weights, in the files of the published ones."""
+"""Makes checkpoints of the pipelines of films and sounds with random weights, in the published files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import CheckpointOrder
 
 MULTIPLE = 64
-"""Rows of an embedding are a multiple of it, some of which no token has."""
+"""The number of rows of an embedding is a multiple of this, so some rows belong to no token."""
 
 
 def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
@@ -50,7 +50,7 @@ stable_audio = partial(make, "stable-audio")
 
 
 def _models(design: MovingDesign, size: str, rows: int) -> list[tuple[str, Any]]:
-    """The parts with weights, which have no memory yet. rows: of the embedding of words."""
+    """The parts that have weights, with their names, as models without memory. rows: how many the embedding of tokens has."""
     encoder: Any = getattr(transformers, design.encoder)
     with torch.device("meta"):
         return [
@@ -65,7 +65,7 @@ def _kind(part: PipelinePart) -> Any:
 
 
 def _index(design: MovingDesign) -> dict[str, Any]:
-    """model_index.json: the class of each part, and whose it is."""
+    """The contents of model_index.json: for each part the library that has its class, and the class."""
     components: dict[str, Any] = {part: [made.library, made.kind] for part, made in design.parts.items()}
     components |= {
         "scheduler": ["diffusers", design.scheduler],

@@ -29,8 +29,9 @@ class PipelinePart:
 
 @dataclass(frozen=True, slots=True)
 class MovingDesign:
-    """A pipeline. encoder: class of its text encoder, with arguments by size. tokens: of a text. scheduler: its class, with the contents of
-    its file. nothing: parts that the pipeline may have and this one lacks. values: of model_index.json, beside the parts."""
+    """A pipeline. encoder, encoders: class of its text encoder, and its arguments by size. tokens: length of a text. scheduler, schedule:
+    its class, and the contents of its file. nothing: parts that it may have and here has not. values: of model_index.json, beside the
+    parts."""
 
     pipeline: str
     encoder: str
@@ -68,7 +69,7 @@ FLOW: Values = {"num_train_timesteps": 1000, "prediction_type": "flow_prediction
 
 
 def _latents(count: int) -> Values:
-    """Mean and deviation of each of so many channels of latents."""
+    """Arguments of a VAE: mean and deviation of each of `count` channels of latents."""
     return {
         "latents_mean": [(number * 7 % 11 - 5) / 20 for number in range(count)],
         "latents_std": [1 + number % 5 / 4 for number in range(count)],
@@ -76,7 +77,7 @@ def _latents(count: int) -> Values:
 
 
 def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> MovingDesign:
-    """A pipeline of two experts. special: arguments of each transformer, by size."""
+    """A pipeline of Wan with two transformers. boundary: the noise (0..1) at which the second takes over. special: channels by size."""
     sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], **special[size]} for size in SIZES}
     channels = {size: special[size]["out_channels"] for size in SIZES}
     vaes = {size: {**WAN_VAE[size], "z_dim": channels[size], **_latents(channels[size])} for size in SIZES}
@@ -98,7 +99,7 @@ def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> Movin
 
 
 def _expanding() -> MovingDesign:
-    """A pipeline of one transformer, with a VAE of patches that is twice as coarse (TI2V)."""
+    """The pipeline TI2V of Wan: one transformer, and a VAE whose latents cover patches of twice the width."""
     channels = {"tiny": 48, "small": 48, "odd": 14}
     vaes: dict[str, Values] = {
         size: {
@@ -133,7 +134,7 @@ STABLE_AUDIO: Mapping[str, Values] = {
     "small": {"sample_size": 1024, "in_channels": 64, "num_layers": 7, "attention_head_dim": 32, "num_attention_heads": 8},
     "odd": {"sample_size": 90, "in_channels": 5, "num_layers": 3, "attention_head_dim": 12, "num_attention_heads": 3},
 }
-"""3 s of sound, 47.6 s as published, 1.8 s."""
+"""Arguments of the transformer. The latents hold 3 s of sound, 47.6 s (as published) and 1.8 s."""
 OOBLECK: Mapping[str, Values] = {
     "tiny": {"encoder_hidden_size": 2, "decoder_channels": 2, "decoder_input_channels": 8},
     "small": {"encoder_hidden_size": 8, "decoder_channels": 8, "decoder_input_channels": 64},
@@ -148,7 +149,7 @@ OOBLECK: Mapping[str, Values] = {
     },
 }
 CONDITIONED = {"tiny": 32, "small": 32, "odd": 24}
-"""Width of the input that describes words and seconds."""
+"""Widths of the rows for words and seconds that the transformer of Stable Audio gets."""
 
 
 def _stable_audio() -> MovingDesign:
@@ -198,7 +199,7 @@ def _stable_audio() -> MovingDesign:
 
 
 def _channels(tiny: int, odd: int, more: int) -> Mapping[str, Values]:
-    """Channels of a film's latents, as many as published except in "odd". more: further channels for the known part of the film."""
+    """Arguments for the channels of a film's latents, by size. more: if the beginning of the film is given, the channels of its mask."""
     return {
         size: {"in_channels": count * (2 if more else 1) + more, "out_channels": count}
         for size, count in (("tiny", tiny), ("small", tiny), ("odd", odd))

@@ -19,7 +19,8 @@ HIDDEN = 32
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A pipeline. transformers: by size. processor: the part that prepares pictures for the text encoder, "" if it sees none."""
+    """A pipeline: classes of its parts and their arguments. transformers: those by size. processor: name of the part that prepares pictures
+    for the text encoder; "" if it sees none."""
 
     pipeline: str
     transformer: str

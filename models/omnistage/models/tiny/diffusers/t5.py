@@ -1,4 +1,4 @@
-"""The tokenizer of the films and sounds with random weights: T5's, of whole words if it knows them and otherwise of letters."""
+"""The tokenizer of the films and sounds with random weights: T5's, with tokens for the words that it knows and for single letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.models.tiny.tokenizer import TRAINING
 
 SPACE = "\u2581"
 SENTINELS = 100
-"""As published: tokens that stand for left-out words, which no prompt here has."""
+"""How many tokens stand for left-out words, as published; no prompt here has any."""
 WORD_COST, LETTER_COST = 8.0, 16.0
 """Cost of a word and of a letter: the logarithm of how rare it is. All words are alike, and so are all letters, so a known word is cheaper
 than its letters."""

@@ -15,7 +15,7 @@ from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, VISION_SPECIAL, 
 MAX_TOKENS = 131072
 VOCABULARY = 800
 REPEATS = 20
-"""How often the words below are read: often enough that each becomes one token before anything else is merged."""
+"""How often the training reads the instructions: so often that each of their words becomes one token before other merges."""
 
 INSTRUCTIONS = """\
 system
@@ -64,7 +64,7 @@ VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n"
 
 @dataclass(frozen=True, slots=True)
 class WordIds:
-    """Ids that configs must name. rows: of the embedding, some of which no token has."""
+    """Token ids that configs must name. rows: how many the embedding has; some belong to no token."""
 
     pad: int
     im_start: int

@@ -1,4 +1,4 @@
-"""A checkpoint of Qwen2.5-Omni with random weights, in the files of the published ones: for tests, and for trials that need no sense."""
+"""Makes a checkpoint of Qwen2.5-Omni with random weights, in the published files: for tests, and for trials that need no sense."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREPROCESSOR = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "processor_class": "Qwen2_5OmniProcessor",
 }
-"""Values beside those of both families."""
+"""Contents of preprocessor_config.json beside those of both families."""
 
 
 def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
@@ -35,7 +35,7 @@ def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> Non
 
 
 def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
-    """spk_dict.pt: each voice's token, its vector [1, speaker] and an example's mel frames [1, frames, 80], float32."""
+    """The contents of spk_dict.pt: for each voice its token, vector [1, speaker], and an example's mel frames [1, frames, 80], float32."""
     return {
         name: {
             "bos_token": number,

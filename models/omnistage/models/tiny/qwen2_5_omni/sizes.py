@@ -35,7 +35,7 @@ class DecoderSize:
 
 @dataclass(frozen=True, slots=True)
 class VisionSize:
-    """full_attention: layers that see the whole picture; the others see windows of 112 x 112 pixels."""
+    """The picture encoder. full_attention: layers that see the whole picture; the others see windows of 112 x 112 pixels."""
 
     layers: int
     hidden: int
@@ -54,8 +54,8 @@ class AudioSize:
 
 @dataclass(frozen=True, slots=True)
 class DitSize:
-    """The 22 layers that turn codes into mel frames. speaker: width of the vector of a voice; encoder*: of the part that reads a voice's
-    example."""
+    """The 22 layers that turn codes into mel frames. speaker: width of a voice's vector. encoder*: widths of the part that reads the
+    example of a voice."""
 
     hidden: int
     heads: int
@@ -70,7 +70,8 @@ class DitSize:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """vocoder: channels before the first of its six upsamplings, each of which halves them. voice_frames: of a voice's example."""
+    """A whole model. vocoder: channels before the first of its six upsamplings, each of which halves them. voice_frames: mel frames in the
+    example of a voice."""
 
     thinker: DecoderSize
     vision: VisionSize
@@ -149,7 +150,7 @@ SIZES: Mapping[str, Size] = {
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids that the config names. speakers: the tokens that tell the Talker which voice speaks. rows: of the table of embeddings."""
+    """Token ids that the config names. speakers: by voice, the token that selects it for the Talker. rows: how many the embedding has."""
 
     pad: int
     im_start: int
@@ -171,7 +172,7 @@ class Ids:
 
 
 def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
-    """config.json of a whole checkpoint. dtype: "float32" or "bfloat16"."""
+    """The contents of config.json. dtype: "float32" or "bfloat16"."""
     return {
         "architectures": ["Qwen2_5OmniModel"],
         "enable_audio_output": True,
@@ -209,7 +210,7 @@ def _decoder(size: DecoderSize) -> dict[str, Any]:
 
 
 def _media(ids: Ids) -> dict[str, Any]:
-    """The values about media that both the Thinker and the Talker have."""
+    """The values about media in the configs of Thinker and Talker."""
     return {
         "audio_end_token_id": ids.audio_eos,
         "audio_start_token_id": ids.audio_bos,

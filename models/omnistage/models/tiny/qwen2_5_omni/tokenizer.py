@@ -48,7 +48,7 @@ def write_tokenizer(directory: Path, vocabulary: ByteVocabulary) -> Ids:
 
 
 def _ids(entries: Mapping[str, int], added: Mapping[str, int]) -> Ids:
-    """The ids. Reserved ids of the Talker that no token has stand where Qwen has them, or directly behind the last token."""
+    """The ids for the config. The Talker has some that are no tokens: as published in Qwen's vocabulary, otherwise after the last token."""
     last = max(added.values())
     published = len(entries) == QWEN_ENTRIES
     tts = QWEN_TTS if published else last + 1

@@ -27,15 +27,15 @@ GAINS = (
     (".resblocks.", 0.5),
     (".conv_post.", 0.2),
 )
-"""By how much a product enlarges its input, if not by 1. Sharp attention keeps an answer from running in circles, because its result
-differs from token to token. The sound of the vocoder stays below full scale."""
+"""By how much matrices enlarge their input, by a part of their names; others by 1. Large ones in attention make it sharp, so that an answer
+does not repeat one token; small ones in the vocoder keep its sound below full scale."""
 
 DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model.": ("talker_config",)}
 """The beginnings of the names of the decoders' weights, and the place of their sizes in the config."""
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Published name -> shape of every weight of a checkpoint with that config.json."""
+    """The shape of every weight of a checkpoint with this config.json, by published name."""
     state = state_of(lambda: Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)))
     return {published_name(name): tuple(value.shape) for name, value in state.items()}
 
@@ -52,7 +52,7 @@ def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
-    """Mean and deviation of a weight. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
+    """Mean and deviation of the numbers of a weight. adds: as from added_gains."""
     owner = name.split(".")[-2]
     if name.endswith(".bias"):
         return 0.0, 0.1

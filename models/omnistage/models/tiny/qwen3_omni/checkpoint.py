@@ -1,4 +1,4 @@
-"""A checkpoint of Qwen3-Omni with random weights, in the files of the published ones: for tests, and for trials that need no sense.
+"""Makes a checkpoint of Qwen3-Omni with random weights, in the published files: for tests, and for trials that need no sense.
 
 The weights are drawn so that the model's answers are worth comparing: finite, different for different media, and not one token for ever. A
 weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
@@ -23,14 +23,14 @@ from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLA
 from omnistage.models.tiny.weights import write_weights
 
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
-"""Values beside those of both families."""
+"""Contents of preprocessor_config.json beside those of both families."""
 
 GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
     *((".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1)),
 )
-"""By how much a product or a norm enlarges its input, if not by 1. Sharp attention keeps an answer from running in circles, because its
-result differs from token to token."""
+"""By how much matrices and norms enlarge their input, by a part of their names; others by 1. Large ones in attention make it sharp, so that
+an answer does not repeat one token."""
 
 DECODERS = {
     "thinker.model.": ("thinker_config", "text_config"),
@@ -50,7 +50,7 @@ def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> Non
 
 
 def make_thinking(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
-    """As `make`, for a checkpoint that thinks before it answers, and does not speak."""
+    """Do as `make` for a checkpoint that thinks before it answers and does not speak."""
     _make(directory, order, progress, thinking_config, THINKING_TEMPLATE)
 
 
@@ -61,13 +61,13 @@ def _make(directory: Path, order: CheckpointOrder, progress: ShowProgress, confi
 
 
 def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
-    """Write all files but those of the tokenizer. values: of config.json."""
+    """Write all files but those of the tokenizer. values: the contents of config.json."""
     write_settings(directory, values, PREPROCESSOR)
     write(directory, values, seed, dtype, progress)
 
 
 def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
-    """config.json of a whole checkpoint. dtype: "float32" or "bfloat16"."""
+    """The contents of config.json. dtype: "float32" or "bfloat16"."""
     seen = thinker.config(size.thinker, ids, dtype)
     repeated = {name: value for name, value in seen.items() if name.endswith("_token_id")}
     return {
@@ -91,7 +91,7 @@ def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 
 
 def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
-    """config.json of a checkpoint that has a Thinker alone."""
+    """The contents of config.json for a checkpoint that has a Thinker alone."""
     whole = config(size, ids, dtype) | {"enable_audio_output": False}
     return {name: value for name, value in whole.items() if name not in ("talker_config", "code2wav_config")}
 
@@ -108,7 +108,7 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
 
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
-    """Mean and deviation of a weight. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
+    """Mean and deviation of the numbers of a weight. adds: as from added_gains."""
     if name.startswith(code2wav.PREFIX):
         return code2wav.distribution(name, shape)
     owner = name.split(".")[-2]

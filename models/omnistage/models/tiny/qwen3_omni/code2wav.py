@@ -14,17 +14,17 @@ from omnistage.models.tiny.weights import state_of
 PREFIX = "code2wav."
 
 GAINS = ((".q_proj.", 2.0), (".k_proj.", 2.0), (".conv1.", 0.6), (".conv2.", 0.4))
-"""By how much a product enlarges its input, if not by 1. Sharp attention tells frames apart; residual units add to their input."""
+"""By how much matrices enlarge their input, by a part of their names; others by 1. Large ones make attention tell frames apart."""
 
 LAST_GAIN = 0.05
-"""Gain of the last convolution: the sound stays below full scale, where everything is alike."""
+"""Gain of the last convolution: it keeps the sound below full scale, where all sounds would be equal."""
 
 ADDED = 0.5
 """Gain of the output of a layer or a ConvNeXt block, which is added to its input."""
 
 
 def config(codebooks: int = 16, codes: int = 2048) -> dict[str, Any]:
-    """The JSON of a checkpoint, with frames as long as published. codebooks: codes of a frame. codes: ids of each codebook."""
+    """Its part of config.json, with frames as long as published. codebooks: codes of a frame. codes: how many ids a codebook has."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -50,14 +50,14 @@ def config(codebooks: int = 16, codes: int = 2048) -> dict[str, Any]:
 
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Published name -> shape."""
+    """The shape of every weight, by published name. config: as from `config`."""
     state = state_of(lambda: Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**config)))
     return {PREFIX + name: tuple(value.shape) for name, value in state.items()}
 
 
 def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a weight, so that the sound is worth comparing: neither silence nor full scale, and different for different
-    codes, also for earlier ones."""
+    """Mean and deviation of the numbers of a weight. With them the sound is neither silent nor at full scale, and depends on all codes,
+    earlier ones too."""
     owner, part = name.split(".")[-2:]
     if part in ("bias", "alpha", "beta"):
         return 0.0, 0.1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 MEL_BINS = 128
 
 RESERVED = 1024
-"""Items of the Talker behind its codes."""
+"""How many items the Talker has after its codes."""
 
 SPECIAL = {
     "codec_pad_id": 100,
@@ -18,7 +18,7 @@ SPECIAL = {
     "codec_think_bos_id": 108,
     "codec_think_eos_id": 109,
 }
-"""Items by their name in the config, counted from the first one that is no code."""
+"""Items by their names in the config, counted from the first item that is no code."""
 
 SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
 """Items by voice, counted as above."""
@@ -26,8 +26,8 @@ SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together. chosen: how many
-    experts a row goes to; expert: columns of one."""
+    """The decoder of the Thinker. rope_sections: pairs of components of a head that turn by time, height and width; together half of
+    head_size. chosen: how many of the experts a row goes to. expert: width of one."""
 
     layers: int
     hidden: int
@@ -42,7 +42,7 @@ class TextSize:
 
 @dataclass(frozen=True, slots=True)
 class VisionSize:
-    """deepstack: layers whose rows go to layers of the text. grid: rows and columns of the table of positions."""
+    """The picture encoder. deepstack: layers whose rows are added in the decoder too. grid: rows and columns of its table of positions."""
 
     layers: int
     hidden: int
@@ -54,7 +54,7 @@ class VisionSize:
 
 @dataclass(frozen=True, slots=True)
 class AudioSize:
-    """channels: of the convolutions. window: frames that attention sees together, whole chunks of a hundred."""
+    """The sound encoder. channels: of its convolutions. window: mel frames that attention sees together, a multiple of 100."""
 
     layers: int
     hidden: int
@@ -73,8 +73,8 @@ class ThinkerSize:
 
 @dataclass(frozen=True, slots=True)
 class TalkerSize:
-    """codes: of one codebook. groups: codes of a frame. between: of the two projections. sections: pairs of components of a head that turn
-    by time, height and width. predictor_*: of the code predictor."""
+    """The Talker. codes: how many ids a codebook has. groups: codes of a frame. between: width inside the two projections. sections: as
+    rope_sections above. expert, shared: widths of an expert, and of the one for all rows. predictor_*: sizes of the code predictor."""
 
     layers: int = 2
     hidden: int = 96
@@ -98,7 +98,7 @@ class TalkerSize:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """hidden_layer: the layer whose rows the Talker takes for media, as `hidden_states` of Transformers counts."""
+    """A whole model. hidden_layer: layer of the Thinker whose rows the Talker gets for media, as `hidden_states` of Transformers counts."""
 
     thinker: ThinkerSize
     hidden_layer: int

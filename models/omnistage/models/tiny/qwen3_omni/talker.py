@@ -18,7 +18,7 @@ from omnistage.models.tiny.weights import state_of
 
 
 def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids: Mapping[str, int]) -> dict[str, Any]:
-    """thinker_hidden: of the rows of the Thinker. ids: token ids of its config that the Talker's config repeats, such as image_token_id."""
+    """The Talker's part of config.json. thinker_hidden: width of the Thinker's rows. ids: token ids of the Thinker's config."""
     common = {"attention_bias": False, "attention_dropout": 0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
     common |= {"max_position_embeddings": 32768, "rope_theta": 1_000_000, "sliding_window": None, "tie_word_embeddings": False}
     return {
@@ -74,7 +74,7 @@ def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids:
 
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Published name -> shape of every weight. config: as above."""
+    """The shape of every weight, by published name. config: as from `config`."""
     state = state_of(lambda: Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**config)))
     return {name: tuple(value.shape) for name, value in published_weights(state).items()}
 

@@ -20,7 +20,7 @@ from omnistage.models.tiny.weights import state_of
 
 
 def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
-    """The JSON of the Thinker. dtype: "float32" or "bfloat16"."""
+    """The Thinker's part of config.json. dtype: "float32" or "bfloat16"."""
     return {
         "audio_config": _audio(size.audio, size.text.hidden),
         "audio_end_token_id": ids.audio_end,
@@ -42,7 +42,7 @@ def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
 
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Published name -> shape of every weight of a Thinker with that config."""
+    """The shape of every weight, by published name. config: as from `config`."""
     state = state_of(lambda: Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config)))
     return {
         name: tuple(value.shape)

@@ -13,7 +13,7 @@ from omnistage.models.tiny.tokenizer import ORDINARY, VISION_SPECIAL, ByteVocabu
 
 WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
 SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
-"""Special tokens too; in the published vocabulary they came last."""
+"""Special tokens that stand last in the published vocabulary."""
 
 ROLES = {
     "image_token": "<|image_pad|>",
@@ -49,7 +49,7 @@ DESIGN = TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEM
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids that the config names. rows: of the table of embeddings."""
+    """Token ids that the config names. rows: how many the embedding has."""
 
     im_start: int
     im_end: int
@@ -81,6 +81,6 @@ def write_tokenizer(directory: Path, vocabulary: ByteVocabulary, template: str =
         "tts_bos": "<tts_text_bos>",
         "tts_eos": "<tts_text_eod>",
     }
-    # No token has the last rows of the table, as in the published one.
+    # The last rows of the embedding belong to no token, as in the published one.
     rows = QWEN_ROWS if len(vocabulary.entries) == QWEN_ENTRIES else (max(added.values()) // 64 + 2) * 64
     return Ids(**words, **{name: added[mark] for name, mark in marks.items()}, rows=rows)
