@@ -37,13 +37,7 @@ from faster_whisper import WhisperModel  # noqa: E402
 _CLOCK = re.compile(r"\b(\d{1,2})\.(\d\d) ?([ap]\.?m)\b", re.IGNORECASE)
 _MONEY = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?:\s(hundred|thousand|million|billion|trillion))?")
 _UNITS = {"$": ("dollars", "cents"), "£": ("pounds", "pence"), "€": ("euros", "cents")}
-_WORDS = {
-    "%": " percent ",
-    "&": " and ",
-    "+": " plus ",
-    "=": " equals ",
-    "°": " degrees ",
-}
+_WORDS = {"%": " percent ", "&": " and ", "+": " plus ", "=": " equals ", "°": " degrees "}
 _SAME = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "okay", "oclock": "", "and": "", "oh": "zero", "o": "zero"}
 """Spellings that sound alike; "and" is said in numbers by some and not by others."""
 

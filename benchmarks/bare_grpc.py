@@ -74,6 +74,7 @@ async def _chain() -> AsyncIterator[tuple[str, list[int]]]:
 
 
 async def _source(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    """Send the messages that the client orders, each with the time of its sending."""
     messages, burst, interval_s = _ORDER.unpack(await anext(requests))
     filler = bytes(_MESSAGE_BYTES - _STAMP.size)
     for number in range(messages):
@@ -83,6 +84,8 @@ async def _source(requests: AsyncIterator[bytes], context: grpc.aio.ServicerCont
 
 
 class _Relay:
+    """Passes on the messages of the process at `address`."""
+
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
 

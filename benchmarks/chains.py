@@ -62,6 +62,7 @@ class SoundPath(ABC):
         """Seconds that Code2Wav takes for the sound of the first frames."""
 
     async def seconds(self, seed: int) -> float:
+        """Seconds from a question to the first sound, if each call begins when the one before it ends."""
         text = thinker_params(seed, CHARACTERS).messages[0].parts[0].text
         asked = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
         thought = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(asked)).prompt_ids), seed, TOKENS, taps_from=0)
@@ -88,7 +89,7 @@ class SoundPath(ABC):
 
 
 class FlowPath(SoundPath):
-    """The path of Qwen2.5-Omni: 24 codes, and a window of Code2Wav."""
+    """The path of Qwen2.5-Omni, whose first sound needs 24 codes, a window of Code2Wav."""
 
     frames = 24
     late = 1
@@ -112,7 +113,7 @@ class FlowPath(SoundPath):
 
 
 class CausalPath(SoundPath):
-    """The path of Qwen3-Omni: one frame."""
+    """The path of Qwen3-Omni, whose first sound needs one frame."""
 
     frames = 1
     late = 0

@@ -94,6 +94,7 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
 
 
 async def throughput(report: Report, folder: Path) -> None:
+    """Measure the families of GOALS beside their pipelines; see `beside`."""
     joined = dict[str, float]()
     how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
     for name, goal in GOALS.items():
@@ -119,6 +120,7 @@ async def throughput(report: Report, folder: Path) -> None:
 
 
 async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
+    """Measure the time to the first preview over that to the picture: by the linear map, and by the VAE before it."""
     worst, found = "", dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
@@ -184,6 +186,7 @@ async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[
 
 
 async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
+    """Measure what the engine adds to a step, in CPU time and by the clock; see `overhead`."""
     found = dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
@@ -229,10 +232,8 @@ async def prompt_cache(report: Report, folder: Path) -> None:
 
 
 async def families(report: Report, folder: Path) -> None:
-    rows = [
-        f"| pipeline | pixels | a picture alone | a step | each of {AT_ONCE} at once |",
-        "|---|---|---|---|---|",
-    ]
+    """Measure each family alone and AT_ONCE pictures at once; write a table to OUT."""
+    rows = [f"| pipeline | pixels | a picture alone | a step | each of {AT_ONCE} at once |", "|---|---|---|---|---|"]
     for name in FAMILIES:
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
         fresh = map(studio.editing, count(), repeat(SIDES[0]))

@@ -84,6 +84,7 @@ async def tokens_per_s(engine: Engine, concurrent: int) -> float:
 
 
 async def throughput(engine: Engine, report: Report) -> None:
+    """Measure tokens per second of several requests over those of one."""
     goals = THROUGHPUT[isa()]
     rates: dict[int, list[float]] = {1: [], **{concurrent: [] for concurrent in goals}}
     for _ in range(ROUNDS):  # The rounds are interleaved, so that other load on the machine touches all of them alike.
@@ -119,6 +120,7 @@ def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
 
 
 def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Report) -> None:
+    """Measure a step of several rows over the time to read all weights once."""
     engine = new_engine(decoder)
     with torch.inference_mode():
         floor_s = seconds(lambda: [weight.sum() for weight in weights])
@@ -181,6 +183,7 @@ async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
 
 
 async def behind(engine: Engine, report: Report) -> None:
+    """Measure the first token of a short prompt that comes just after a long one, over alone."""
     ratios = []
     for _ in range(ROUNDS):
         alone = await first_s(engine, request(SHORT, 4))
@@ -193,6 +196,7 @@ async def behind(engine: Engine, report: Report) -> None:
 
 
 async def resumed(engine: Engine, report: Report) -> None:
+    """Measure the first new token after a long history, over that after a prompt of that length."""
     ratios = []
     for _ in range(ROUNDS):
         prefill = await first_s(engine, request(PROMPT + LONG, 4))
@@ -202,6 +206,7 @@ async def resumed(engine: Engine, report: Report) -> None:
 
 
 async def beside_giants(engine: Engine, report: Report) -> None:
+    """Measure the first tokens of small requests beside a few giant ones, over an empty engine."""
     ratios = []
     for _ in range(3):
         empty = await slowest_first(engine)

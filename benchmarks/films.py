@@ -134,6 +134,7 @@ def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
 
 
 async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
+    """Measure films at once, over calls of the pipeline one by one, and compare their pixels."""
     made = folder / "wan-small"
     make_tiny("wan2.2-t2v", made, CheckpointOrder(size="small"))
     camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
@@ -170,6 +171,7 @@ def published_decoder(folder: Path) -> Path:
 
 
 async def first_frame(report: Report, folder: Path) -> None:
+    """Measure the time to the first decoded frame, and to the first fragment of video at a client."""
     made = published_decoder(folder)
     camera = Camera(made, SIDE)
     await camera.film(asked(0, SIDE, 5, steps=1))
@@ -205,6 +207,7 @@ async def first_fragment(made: Path, folder: Path) -> float:
 
 
 async def memory(report: Report, folder: Path) -> None:
+    """Measure the memory of decoding short and long films, frame by frame and by the pipeline."""
     made = published_decoder(folder)
     short, long = (1 + 4 * round(seconds * RATE_HZ / 4) for seconds in (SHORT_S, LONG_S))
     peaks = {
@@ -245,6 +248,7 @@ def peak_of(made: Path, frames: int, streamed: bool) -> int:
 
 
 async def _peak_streamed(made: Path, request: DrawRequest) -> int:
+    """The bytes of `peak_of` for our model."""
     camera = Camera(made, SIDE)
     assert await camera.frames_only(replace(request, frames=5)) == 5
     peak = Peak(os.getpid())

@@ -146,6 +146,7 @@ def cpu_s(calls: Many[Callable[[], object]]) -> list[float]:
 
 
 def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
+    """Measure the code predictor beside its products alone, and its share of a frame of all layers."""
     config = read_talker_config(folder)
     parts = read(folder, config, dtype)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, SPEAKERS)

@@ -75,6 +75,7 @@ class Easel:
 
 
 async def on_gpu(report: Report, folder: Path) -> None:
+    """Measure passes of the transformer with several pictures, and what the engine adds to a step."""
     easel, where = Easel(folder), torch.cuda.get_device_name()
     for side in SIDES:
         passes = dict[int, float]()

@@ -209,6 +209,7 @@ async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **optio
 
 
 async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> None:
+    """Measure the CPU time of the gateway for streamed sound over that of the router."""
     router = next(child.pid for child in stack.children if child.name == "router")
     clients = [await Http.to(address) for _ in range(SOUNDS)]
     meter, audio_s = CpuMeter([pid, router]), 0.0
@@ -227,6 +228,7 @@ async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> No
 
 
 async def _idle(report: Report, stack: Stack, pid: int) -> None:
+    """Count the wake-ups of the gateway without visitors. pid: its process id."""
     router = next(child.pid for child in stack.children if child.name == "router")
     await asyncio.sleep(SETTLE_S)
     before, meter = [wakeups(each) for each in (pid, router)], CpuMeter([pid])
@@ -241,6 +243,7 @@ async def _idle(report: Report, stack: Stack, pid: int) -> None:
 
 
 async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
+    """Measure STREAMS streams at once: those that were not complete, and the gaps between pieces."""
     router = next(child.pid for child in stack.children if child.name == "router")
     clients = [await Http.to(address) for _ in range(STREAMS)]
     meter = CpuMeter([pid, router])

@@ -51,6 +51,7 @@ def _all_wakeups(pids: Sequence[int]) -> int:
 
 @contextmanager
 def _bare_processes(number: int) -> Iterator[list[int]]:
+    """Start so many bare processes; yields their ids."""
     with ExitStack() as ending:
         upstream, pids = FIRST, []
         for _ in range(number):

@@ -73,6 +73,7 @@ async def _alone(omni: AsyncOmni, address: str) -> list[Figure]:
 
 
 def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]], one: Sequence[dict[str, float]]) -> list[Figure]:
+    """The figures of the times of answers by the SDK, by the raw client and in one process."""
     note = f"median of {len(sdk)} answers of {median([run['audio'] for run in sdk]):.1f} s"
     figures = []
     for name, goal in GOALS.items():

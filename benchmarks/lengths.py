@@ -53,6 +53,7 @@ async def _loss(house: Fleet, stub: Stub, request: Request, kind: str, tokens: i
 
 
 async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, undisturbed: Hearing) -> float:
+    """Try `_loss` once. Raises NothingLost if the answer was over before the kill."""
     try:
         hearing, at = await _disturbed(house, stub, request, kind, tokens)
     finally:

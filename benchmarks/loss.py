@@ -84,6 +84,7 @@ class Hearing:
 
     @property
     def sound(self) -> list[AudioArrival]:
+        """When each piece of sound came, for a simulated player."""
         return [
             AudioArrival(at, event.chunk.first, event.chunk.count, event.chunk.audio.sample_rate_hz, True)
             for at, event in self.events

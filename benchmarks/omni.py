@@ -110,6 +110,7 @@ def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[
 
 
 async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any, report: Report) -> None:
+    """Measure requests at once, over Transformers one by one."""
     ratios, source, same = [], random.Random(0), list[bool]()
     theirs(reference, prompts(source, 1), ITEMS)
     for _ in range(ROUNDS):
@@ -126,6 +127,7 @@ async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any
 
 
 async def ragged(model: MediaThinker, reference: Any, report: Report) -> None:
+    """Measure requests of unequal lengths at once, over Transformers in padded batches."""
     ratios, source = [], random.Random(1)
     for _ in range(ROUNDS - 1):
         asked, items = prompts(source, RAGGED), [source.randint(4, 256) for _ in range(RAGGED)]
@@ -152,6 +154,7 @@ async def first_s(model: MediaThinker, *parts: Part) -> float:
 
 
 async def prefixes(model: MediaThinker, report: Report) -> None:
+    """Measure the first text of a prompt whose beginning is known, against an unknown one."""
     ratios = []
     for n in range(ROUNDS):
         words = "".join(random.Random(n).choices("abcdefghij ", k=SHARED))
@@ -163,6 +166,7 @@ async def prefixes(model: MediaThinker, report: Report) -> None:
 
 
 async def pictures(model: MediaThinker, report: Report) -> None:
+    """Measure the first text of a second question about a picture, against the first question."""
     ratios = []
     for n in range(ROUNDS):
         picture = Media("image/jpeg", media_files.picture(n, 480, 640, "JPEG"))

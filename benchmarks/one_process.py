@@ -95,6 +95,7 @@ class OneProcess:
                 first += len(piece.token_ids)
 
     async def _frames(self, text: AsyncIterator[Piece], seed: int) -> AsyncIterator[Piece]:
+        """Speak the text on a task of its own; yields the feature rows."""
         queue: asyncio.Queue[Frames | None] = asyncio.Queue(256)
 
         async def fill() -> None:

@@ -51,6 +51,7 @@ class SpeechTimes:
     _begun: float = field(default_factory=time.perf_counter)
 
     def take(self, event: omni_pb2.GenerateResponse) -> None:
+        """Note an event: the times of its sound, and the replica of the Talker."""
         self.talker = next((report.replica for report in event.usage.stages if report.kind == stage_pb2.STAGE_KIND_TALKER), "")
         for chunk in chunks_of(event) if event.WhichOneof("event") in ("chunk", "chunks") else ():
             if chunk.port != "audio" or not chunk.count:
@@ -79,11 +80,7 @@ def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.Generat
     )
     talker = stage_pb2.TalkerParams(sampling=chain.sampling, max_frames=chain.frames)
     return omni_pb2.GenerateRequest(
-        seed=seed,
-        outputs=["text", "audio"],
-        thinker=thinker,
-        talker=talker,
-        code2wav=stage_pb2.Code2WavParams(profile=chain.profile),
+        seed=seed, outputs=["text", "audio"], thinker=thinker, talker=talker, code2wav=stage_pb2.Code2WavParams(profile=chain.profile)
     )
 
 
@@ -111,6 +108,7 @@ class Sequential:
         return self._answer_s(seed, asked, await self._reference.read(asked), self.threads)
 
     def _answer_s(self, seed: int, asked: Sequence[Turn], seen: Seen, threads: int) -> float:
+        """Seconds of an answer. seen: the media of the question, decoded."""
         ids, inputs = self._reference.inputs(asked, seen)
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
@@ -133,6 +131,7 @@ class Sequential:
 
 
 async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
+    """Measure the chain beside Transformers: one by one, at once, and with questions in sound."""
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
         await answered(stub, chain, 0)

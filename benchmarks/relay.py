@@ -88,6 +88,7 @@ async def measure(report: Report) -> None:
 
 
 async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
+    """The latencies of one session, beside those of bare gRPC."""
     latencies = Latencies()
     await ask(stub, IDLE_TOKENS, latencies)
     note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"
@@ -105,6 +106,7 @@ async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
 
 
 async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack, report: Report) -> None:
+    """Measure the CPU time of all processes for a token, with few and with many sessions."""
     for sessions, tokens in LOAD_TOKENS.items():
         latencies = Latencies()
         meter = CpuMeter([child.pid for child in stack.children])

@@ -165,6 +165,7 @@ def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> li
 
 
 def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[MeasuredLoss]) -> list[Figure]:
+    """The figures of how soon kills of one kind were noticed."""
     if not killed:
         return []
     noticed = [1e3 * loss.noticed_s for loss in killed]
@@ -180,6 +181,7 @@ def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[Measure
 
 
 def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequence[MeasuredLoss]) -> list[Figure]:
+    """The figures of processes of one kind that stopped. way: of WAYS."""
     if not frozen:
         return []
     left = [loss.noticed_s for loss in frozen]

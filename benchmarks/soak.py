@@ -108,6 +108,7 @@ def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict
 
 
 def _ask_until(omni: Omni, chance: random.Random, is_time: Callable[[], bool], counts: list[int], number: int) -> None:
+    """Ask random questions while `is_time()`; counts those answered in counts[number]."""
     while is_time():
         prompt = "Tell me about " + " ".join(chance.choices(WORDS, k=chance.choice(PROMPT_WORDS)))
         outputs = ["text", "audio"] if chance.random() < SPOKEN_PART else ["text"]

@@ -99,6 +99,7 @@ class StageAlone:
         return [chunk for port in ROW_PORTS for chunk in heard.of(port)]
 
     async def speak(self, rows: Sequence[chunk_pb2.Chunk], seed: int, frames: int) -> None:
+        """Let the Talker speak `frames` frames of these rows, and check their number."""
         caller = RunStream(self._stubs["talker"])
         await caller.send(open=open_of(self._said["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
         await caller.opened()
@@ -139,6 +140,7 @@ async def overlap(running: Fleet, report: Report) -> None:
 
 
 async def whole(call: object, frames: int) -> None:
+    """Read an answer to its end and check that it has `frames` codes."""
     codes = 0
     async for message in call:  # type: ignore[attr-defined]
         codes += sum(chunk.count for chunk in _chunks(message) if chunk.port == "codes")
@@ -233,6 +235,7 @@ class MeasuredSpeech:
         self._line.put(TensorRows("hidden", array_of(values[40:]), last=rows > 1))
 
     async def speak(self) -> int:
+        """Speak; returns the number of codes."""
         codes = 0
         async with aclosing(self._talker.speak(await self._talker.prepare(self._request), self._line.inputs(), {"codes": 0})) as frames:
             async for made in frames:
@@ -249,6 +252,7 @@ async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
 
 
 async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
+    """Measure SPEAKERS speeches at once over one by one, and beside others that starve."""
     together, starved = [], []
     await rate(talker, [0])
     for n in range(ROUNDS):

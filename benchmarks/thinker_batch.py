@@ -38,11 +38,7 @@ async def answer(model: SmolThinker, index: int) -> AnswerTimes:
     """Ask the question with this number and measure the answer."""
     question = f"Tell me fact number {index} about {SUBJECTS[index % len(SUBJECTS)]}."
     request = TextRequest(
-        turns=(Turn("user", (question,)),),
-        seed=index,
-        sampling=Sampling(repetition_penalty=1.1),
-        max_tokens=ANSWER_TOKENS,
-        ignore_eos=True,
+        turns=(Turn("user", (question,)),), seed=index, sampling=Sampling(repetition_penalty=1.1), max_tokens=ANSWER_TOKENS, ignore_eos=True
     )
     started = time.perf_counter()
     first_s, tokens = 0.0, 0
@@ -61,6 +57,7 @@ async def rate(model: SmolThinker, concurrent: int, first: int) -> float:
 
 
 async def _speed(model: SmolThinker, report: Report) -> None:
+    """Measure tokens per second of several requests, and the times of one alone."""
     await model.warm_up()
     rates: dict[int, list[float]] = {concurrent: [] for concurrent in CONCURRENT}
     # The rounds are interleaved, so that other load on the machine touches all of them alike.

@@ -145,6 +145,7 @@ class _Phrase:
         return out.numpy()
 
     def _next_rows(self, count: int) -> Samples:
+        """Take the next `count` rows of those that wait."""
         rows = np.concatenate(self._waiting)
         self._waiting = deque([rows[count:]])
         self._pushed += count
@@ -263,6 +264,7 @@ class WaveSession:
         return chunk_rows(self.schedule, self._given, phrase.rows - phrase.given)
 
     def _begin_phrase(self, count: float) -> None:
+        """Begin a phrase of `count` rows with the next row. Raises BadRequest for an impossible number."""
         if not (1 <= count <= MAX_PHRASE_ROWS and count.is_integer()):
             raise BadRequest("features", f"a phrase of {count} rows; 1 to {MAX_PHRASE_ROWS} are possible")
         wanted = self.first_sample // SAMPLES_PER_ROW - self._received

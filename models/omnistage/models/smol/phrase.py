@@ -40,8 +40,7 @@ _UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "
 _GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS
 _NUMERAL = re.compile(r"[IVXLivxl]+,?")
 _RANGE_BEGINS = re.compile(
-    rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{NAMED}\.?)$",
-    re.IGNORECASE,
+    rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{NAMED}\.?)$", re.IGNORECASE
 )
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _WORD = re.compile(r"[^\W_]")

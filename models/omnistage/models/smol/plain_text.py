@@ -109,6 +109,7 @@ class PlainText:
             self._break = "\n"
 
     def _decide(self) -> None:
+        """Act on the beginning of a line if its kind is clear now."""
         mark = self._mark
         if _FENCE.fullmatch(mark):
             self._fence = mark
@@ -175,6 +176,7 @@ class PlainText:
     # Text -----------------------------------------------------------------------------------------------------------------------------
 
     def _body(self, character: str) -> None:
+        """Read a character of text, or begin the mark that it opens."""
         if self._run and character != self._run[0]:
             self._end_run(character)
         if character == "\n":
@@ -258,6 +260,7 @@ class PlainText:
         self._state(character)
 
     def _link_text(self, character: str) -> None:
+        """Read the text of a link, up to its "]"."""
         if character == "]":
             self._state = self._after_link_text
         elif self._held == "[!" and character == "[":
@@ -268,6 +271,7 @@ class PlainText:
             self._held += character
 
     def _after_link_text(self, character: str) -> None:
+        """Read the character after the "]": with "(" or "[" a target follows; without one it was no link."""
         text = self._held[1:]
         if character in "([":
             self._release(1, "")

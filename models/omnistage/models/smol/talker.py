@@ -222,6 +222,7 @@ def _first_rows(net: FeatureNet, phonemizer: Phonemizer) -> Rows:
 
 
 async def _phrases(inputs: AsyncIterator[Piece], cutter: PhraseCutter) -> AsyncIterator[Phrase]:
+    """Cut the text of the pieces into phrases."""
     async for piece in inputs:
         assert isinstance(piece.content, TextPiece)  # The only input port carries text.
         for phrase in cutter.feed(piece.content.text):
@@ -250,10 +251,7 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
         name="hibari-talker",
         revision=revision(folder, CODE_REVISION, dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),
         accepts=(PortSpec("text", Content.TEXT),),
-        produces=(
-            PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),
-            PortSpec(ALIGNMENT, Content.ALIGNMENT),
-        ),
+        produces=(PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH), PortSpec(ALIGNMENT, Content.ALIGNMENT)),
         max_sessions=options.sessions,
         voices=(VOICE,),
         draws=False,

@@ -89,6 +89,7 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
     ) -> PreparedAnswer:
+        """See EngineThinker._prepared."""
         if said_ids or request.finished is not None:
             return PreparedAnswer(request, prompt_ids, said_ids, None)
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)

@@ -103,6 +103,7 @@ def _undo_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.floa
 
 
 def _write_model(facts: dict[str, Any], weights: dict[str, torch.Tensor], out: Path) -> None:
+    """Write the model with these weights of its decoder. facts: the metadata of the GGUF file."""
     from transformers import GenerationConfig, Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration
     from transformers.utils.logging import disable_progress_bar
 

@@ -31,10 +31,7 @@ def convert_voice(graph: Path, vocabulary: Path, talker: Path, code2wav: Path) -
     symbols = json.loads(vocabulary.read_text(encoding="utf-8"))
     voice = {"heads": 2, "embeddings": len(weights["m.text.emb.weight"]), "symbols": symbols}
     parts = {
-        talker: (
-            TALKER,
-            {"model_type": "hibari-talker", "source_sha256": source, **voice},
-        ),
+        talker: (TALKER, {"model_type": "hibari-talker", "source_sha256": source, **voice}),
         code2wav: (DECODER, {"model_type": "hibari-code2wav", "source_sha256": source}),
     }
     for folder, (prefixes, config) in parts.items():

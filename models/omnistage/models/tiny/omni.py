@@ -95,9 +95,8 @@ def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Map
 
 
 def added_gains(config: Mapping[str, Any], decoders: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """The gain of the matrices whose results a layer adds to its rows, for each decoder: 2 over its layers, because else attention would
-    make all rows alike. decoders: by the beginning of its weights' names, the path in the config to its sizes; those that it lacks are left
-    out."""
+    """For each decoder the gain of the matrices whose results a layer adds to its rows: 2 / layers, because otherwise attention would make
+    all rows alike. decoders: by the beginning of the weights' names, the path in the config to the sizes. The config may lack some."""
     return {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in decoders.items() if path[0] in config}
 
 

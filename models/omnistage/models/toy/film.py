@@ -151,6 +151,7 @@ class FilmMaker(Toy):
         return scene
 
     def _read(self, image: Media) -> NDArray[np.uint8]:
+        """The pixels of a picture in the request. Raises BadRequest."""
         check_medium(image, self.info, "diffusion.images")
         try:
             return pixels_of(image.data)
@@ -195,6 +196,7 @@ class FilmMaker(Toy):
             job.made = part
 
     def take(self, job: ToyFilmJob) -> Sequence[Drawn]:
+        """See Drawing.take: finish the step; returns its progress, a preview if one is due, and the checkpoint in the middle."""
         scene, previews = job.scene, job.scene.request.previews
         job.step += 1
         job.latent = (job.made + self._options.multistep * job.before + scene.steer + job.step) % 256

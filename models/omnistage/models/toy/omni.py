@@ -89,6 +89,8 @@ class OmniThinkerOptions(OmniOptions):
 
 
 class _Omni(Toy):
+    """A stage of toy-omni, with its options."""
+
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options.common)
         self.omni = options
@@ -224,6 +226,7 @@ def _seen_in(medium: Spooled) -> formulas.Seen:
 
 
 def _seen(media: Media, field: str, **place: str) -> formulas.Seen:
+    """The content of a medium. Raises BadRequest with `field` and `place`, which say where the medium stands."""
     try:
         if media.kind == "video":
             return formulas.film(media.digest)
@@ -285,6 +288,7 @@ class OmniTalker(_Omni):
         raise BadRequest("resume.history", f"the speech has fewer frames than the {len(history)} that are there")
 
     def _cuts(self, frames: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+        """Cut frames into pieces of random size."""
         while frames:
             cut = self._cut()
             yield frames[:cut]
@@ -299,6 +303,7 @@ class _Prompt:
         self._missing = {PROMPT.name, PLACES.name}
 
     def take(self, port: str, content: Array, *, last: bool) -> None:
+        """Add rows of a port of the prompt. last: the port has no more."""
         values = formulas.from_bfloat16(content[:, 0].astype(np.uint16)) if port == PROMPT.name else content[:, 0].astype(np.int64)
         self._sum += int(values.sum())
         if last:

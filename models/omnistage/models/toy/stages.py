@@ -159,7 +159,7 @@ class ToyThinker(Toy):
     async def generate(
         self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
+        """See ThinkerModel.generate. Says `formulas.text` or the verbatim text; ends after `length` tokens or at max_tokens."""
         request, total = prepared, self._length(prepared)
         thinks = 0 if request.verbatim else self.options.thinks
         answer = AnswerAssembler(
@@ -211,6 +211,7 @@ class ToyThinker(Toy):
             yield from answer.take()
 
     def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        """The rows of tokens, [n, row_width], with a time stamp if the option asks for it."""
         rows = np.empty((len(tokens), self.options.row_width), np.float32)
         for i, token in enumerate(tokens):
             rows[i, : self.options.width] = formulas.row(token, self.options.width)
@@ -227,14 +228,7 @@ class ToyTalker(Toy):
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
         codes = PortSpec("codes", Content.CODES, rate_hz=self._rate(), width=options.codebooks, compact=True)
         self.info = ModelInfo(
-            "toy-talker",
-            REVISION,
-            (hidden,),
-            (codes,),
-            MAX_SESSIONS,
-            voices=("toy",),
-            draws=False,
-            tells_unspoken=options.mute_every > 0,
+            "toy-talker", REVISION, (hidden,), (codes,), MAX_SESSIONS, voices=("toy",), draws=False, tells_unspoken=options.mute_every > 0
         )
 
     def _rate(self) -> float:
@@ -279,6 +273,7 @@ class ToyTalker(Toy):
         return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
 
     def _codes(self, rows: Array) -> NDArray[np.uint32]:
+        """The codes of rows, [2n, codebooks], with the time stamps of the rows if the option asks for them."""
         codes = formulas.frames(rows)
         if self.options.differs:
             codes = (codes + np.uint32(DIFFERENCE)) % np.uint32(1024)
@@ -329,6 +324,7 @@ class ToyCode2Wav(Toy):
             raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {first}")
 
     def _sound(self, codes: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """The samples of frames, [n, 1]; with the option `stamp` the first ones are time stamps."""
         sound = formulas.samples(codes, self.options.samples_per_frame)
         if self.options.stamp:
             sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768

@@ -238,6 +238,7 @@ _seen: dict[str, str] = {}
 
 
 def _plain(character: str) -> str:
+    """As `_plain_of`, but from a cache."""
     found = _seen.get(character)
     if found is None:
         found = _plain_of(character)

@@ -26,15 +26,7 @@ TENS = table("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
 LETTER_A = "\uff21"
 """The letter A, which the lexicon takes for the article if it is written A. No clean text has this character."""
 SCALES = ("", "thousand", "million", "billion", "trillion")
-_IRREGULAR = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+_IRREGULAR = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 
 

@@ -460,10 +460,7 @@ QUANTITIES: tuple[Form, ...] = (
         r"(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?<!\d)|(?:rds?|ths?|nds?)\b)(?<=[a-z])",
         lambda match: fraction(int(match["over"]), int(match["under"])) if int(match["under"]) > 1 else None,
     ),
-    form(
-        rf"(?P<over>\d{{1,2}})/(?P<under>\d{{1,3}})[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z])",
-        _fraction_of,
-    ),
+    form(rf"(?P<over>\d{{1,2}})/(?P<under>\d{{1,3}})[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z])", _fraction_of),
     form(
         r"(?P<over>\d{1,3}\.\d{1,2})/(?P<under>5|10|100)(?![\d/.])",
         lambda match: f"{amount(match['over'])} out of {amount(match['under'])}",

@@ -179,8 +179,7 @@ def _is_smaller(one: str, other: str) -> bool:
 def is_score(left: str, right: str) -> bool:
     """Whether two numbers are the score of a game: between two sides, or after words about how it ended."""
     points = re.match(
-        r"\d{1,3}(?!\d|[.:]\d|%)(?= ?(?P<end>[A-Z][a-z]|[.,;!?)\"”'’]|$|(?:in|at|to|on|after|for|against|over|and|with)\b))",
-        right,
+        r"\d{1,3}(?!\d|[.:]\d|%)(?= ?(?P<end>[A-Z][a-z]|[.,;!?)\"”'’]|$|(?:in|at|to|on|after|for|against|over|and|with)\b))", right
     )
     if not points or not re.search(r"(?:^|[ (])\d{1,3}$", left):
         return False
@@ -451,12 +450,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
         form("°", "degrees"),
     ),
     **dict.fromkeys((chr(0x2160 + place) for place in range(32)), ROMAN_SIGNS),
-    "-": (
-        form(r"->", "to"),
-        *DECREMENTS,
-        form(r"(?<![^\s(\"'“])--(?=[A-Za-z])", "dash dash"),
-        _DASH,
-    ),
+    "-": (form(r"->", "to"), *DECREMENTS, form(r"(?<![^\s(\"'“])--(?=[A-Za-z])", "dash dash"), _DASH),
     "−": (_DASH,),
     "–": (_DASH,),
     "—": (_DASH,),
@@ -473,12 +467,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
     "=": (form(r"=>", "arrow"), form(r"={1,2}", "equals")),
     "!": (form(r"!=", "is not equal to"), form(r"(?<=[\w)])!", _factorial)),
-    "<": (
-        form(r"<=", "less than or equal to"),
-        form(r"<-(?!\d)", "from"),
-        form(r"<>", "is not equal to"),
-        form(r"<", "less than"),
-    ),
+    "<": (form(r"<=", "less than or equal to"), form(r"<-(?!\d)", "from"), form(r"<>", "is not equal to"), form(r"<", "less than")),
     ">": (form(r">=", "greater than or equal to"), form(r">", "greater than")),
     "~": (form(r"~=", "is approximately equal to"), form(r"(?<=\d)~(?=\d)", "to"), form("~", _about)),
     "≈": (form("≈", _nearly),),

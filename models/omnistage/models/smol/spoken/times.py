@@ -252,10 +252,7 @@ TIMES: tuple[Form, ...] = (
     form(r"(?<![\d.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?= [a-z]|[-–])", _day_with_stop),
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
-    form(
-        rf"(?P<first>(?!))?{_DAY}-(?P<of>(?!))?(?P<month>{alternatives(SHORT_MONTHS)}|May)-(?P<year>\d{{4}})(?!\d)",
-        _day_month,
-    ),
+    form(rf"(?P<first>(?!))?{_DAY}-(?P<of>(?!))?(?P<month>{alternatives(SHORT_MONTHS)}|May)-(?P<year>\d{{4}})(?!\d)", _day_month),
     form(r"(?P<year>(?:19|20)\d\d)-(?P<month>0[1-9]|1[0-2])(?![\d-])", _month_of),
     form(r"(?P<month>0?[1-9]|1[0-2])/(?P<year>(?:19|20)\d\d)(?![\d/])", _month_of),
     form(
@@ -273,10 +270,7 @@ TIMES: tuple[Form, ...] = (
 """Forms that begin with a digit."""
 DAYS: tuple[Form, ...] = (form(r"(?<!\d/)(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
 ZONES: tuple[Form, ...] = (
-    form(
-        r"(?<!\w)(?P<zone>UTC|GMT) ?(?P<ahead>[-+−]\d{1,2}(?::?\d\d)?)(?![\d:])",
-        lambda match: match["zone"] + _ahead(match["ahead"]),
-    ),
+    form(r"(?<!\w)(?P<zone>UTC|GMT) ?(?P<ahead>[-+−]\d{1,2}(?::?\d\d)?)(?![\d:])", lambda match: match["zone"] + _ahead(match["ahead"])),
     form(r"(?<![\w-])[TLED][-−](?=\d+ ?(?:seconds?|minutes?|hours?|days?|weeks?|months?|min|h|s)\b|\d+:\d\d)", _countdown),
     form(r"(?<=\bat )T[-−](?=\d{1,3}\b)", _countdown),
 )
@@ -288,14 +282,10 @@ MONTH_DAYS: tuple[Form, ...] = (
         _short_name,
     ),
     form(
-        rf"{MONTH} (?P<day>\d{{1,2}})(?P<place>st|nd|rd|th)?(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)",
-        _month_day,
+        rf"{MONTH} (?P<day>\d{{1,2}})(?P<place>st|nd|rd|th)?(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)", _month_day
     ),
     form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= (?:\d{{4}}|'\d\d)\b)", _lone_month),
     form(rf"(?P<name>{alternatives(SHORT_DAYS)})(?P<last>)(?= \d{{1,2}}(?::\d|[ap]m\b| [ap]\.?m))", _short_name),
 )
 """Forms that begin with a letter."""
-APOSTROPHES: tuple[Form, ...] = (
-    form(r"(?<!\w)(?P<mark>')(?P<number>\d0)s\b", _decade),
-    form(r"'(?P<year>\d\d)(?![\w'])", _short_year),
-)
+APOSTROPHES: tuple[Form, ...] = (form(r"(?<!\w)(?P<mark>')(?P<number>\d0)s\b", _decade), form(r"'(?P<year>\d\d)(?![\w'])", _short_year))

@@ -41,6 +41,7 @@ _SPECIAL = {
 
 
 def _table() -> dict[str, tuple[str, str]]:
+    """The names of each unit for one and for many, by its sign."""
     names = {}
     for line in _NAMES.replace("\n", ";").split(";"):
         if line:

@@ -87,6 +87,7 @@ def _models(design: Design, size: str, ids: WordIds) -> dict[str, Any]:
 
 
 def _text_encoder(design: Design, ids: WordIds) -> Any:
+    """Qwen2.5-VL for a pipeline that sees pictures, else Qwen3, in the tiny size."""
     tokens: dict[str, Any] = {"vocab_size": ids.rows, "bos_token_id": ids.pad, "eos_token_id": ids.im_end, "pad_token_id": ids.pad}
     if not design.sees:
         return transformers.Qwen3Model(transformers.Qwen3Config(**QWEN3, **tokens))

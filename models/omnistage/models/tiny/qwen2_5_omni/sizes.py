@@ -46,6 +46,8 @@ class VisionSize:
 
 @dataclass(frozen=True, slots=True)
 class AudioSize:
+    """The sound encoder."""
+
     layers: int
     hidden: int
     ffn: int
@@ -187,6 +189,7 @@ def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 
 
 def _decoder(size: DecoderSize) -> dict[str, Any]:
+    """The values of a decoder in the configs of Thinker and Talker."""
     return {
         "attention_dropout": 0.0,
         "hidden_act": "silu",
@@ -305,6 +308,7 @@ def _talker(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 
 
 def _token2wav(size: Size) -> dict[str, Any]:
+    """The part of config.json for Code2Wav: the flow (dit_config) and the vocoder (bigvgan_config)."""
     dit = size.dit
     return {
         "bigvgan_config": {
