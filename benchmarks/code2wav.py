@@ -215,8 +215,8 @@ def causal(report: Report) -> None:
     how = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"
     for size, own_s, again_s in zip(ends, rest[::2], rest[1::2], strict=True):
         target = ">= 3" if size == 4 else ""
-        told = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {how}"
-        report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - begun), "x", target, told))
+        note = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {how}"
+        report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - begun), "x", target, note))
 
 
 def cpu_s(call: Callable[[], None]) -> float:
@@ -238,14 +238,14 @@ async def default_voice(report: Report) -> list[ProfileFigures]:
     speeches = [await rows_of(talker, text) for text in TEXTS]
     found, made = await lines("default", model, speeches, 1 / 40)
     listener = await asyncio.to_thread(recogniser)
-    told = []
+    judged = []
     for line in found:
         pairs = [(text, heard(listener, one.samples, 24000)) for text, one in zip(TEXTS, made[line.profile], strict=True)]
-        told.append(replace(line, errors=word_error_rate(pairs)))
-        report.add(Figure(f"default_word_error_rate_{line.profile}", told[-1].errors or 0.0, "", "<= 0.04", f"{len(TEXTS)} texts"))
+        judged.append(replace(line, errors=word_error_rate(pairs)))
+        report.add(Figure(f"default_word_error_rate_{line.profile}", judged[-1].errors or 0.0, "", "<= 0.04", f"{len(TEXTS)} texts"))
         report.add(Figure(f"default_spectral_distance_{line.profile}", line.distance, "dB", "", "from the whole"))
     await asyncio.gather(talker.close(), model.close())
-    return told
+    return judged
 
 
 # The page --------------------------------------------------------------------------------------------------------------------------

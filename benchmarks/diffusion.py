@@ -193,11 +193,11 @@ async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -
         await studio.watched(studio.request(0, side, guided=False))
         for guided in (False, True):
             label = f"{name.replace('-', '_')}{'_guided' if guided else ''}"
-            found[label], told = await overhead(studio, side, guided=guided, clock=time.process_time)
-            wall, told_wall = await overhead(studio, side, guided=guided, clock=time.perf_counter)
+            found[label], note_cpu = await overhead(studio, side, guided=guided, clock=time.process_time)
+            wall, note_wall = await overhead(studio, side, guided=guided, clock=time.perf_counter)
             report.add(
-                Figure(f"engine_overhead_of_a_step_{label}", found[label], "", "", told),
-                Figure(f"engine_overhead_of_a_step_{label}_wall", wall, "", "", f"of the wall, with waiting for threads; {told_wall}"),
+                Figure(f"engine_overhead_of_a_step_{label}", found[label], "", "", note_cpu),
+                Figure(f"engine_overhead_of_a_step_{label}_wall", wall, "", "", f"of the wall, with waiting for threads; {note_wall}"),
             )
         await studio.model.close()
     worst = max(found, key=found.__getitem__)
@@ -247,14 +247,14 @@ async def families(report: Report, folder: Path) -> None:
             many.append((max(one.done_s for one in seen) - min(one.arrived_s for one in seen)) / AT_ONCE)
         plan = await studio.model.prepare(next(fresh))
         await studio.model.close()
-        told, key = f"{plan.width}x{plan.height}" + (f" x {plan.layers}" if plan.layers else ""), name.replace("-", "_")
-        how = f"{told} px, {STEPS} steps, guided; small; median of {ROUNDS}"
+        size, key = f"{plan.width}x{plan.height}" + (f" x {plan.layers}" if plan.layers else ""), name.replace("-", "_")
+        how = f"{size} px, {STEPS} steps, guided; small; median of {ROUNDS}"
         report.add(
             Figure(f"picture_{key}", median(alone), "s", "", how),
             Figure(f"step_{key}", median(step), "s", "", "of it"),
             Figure(f"picture_of_{AT_ONCE}_{key}", median(many), "s", "", f"each, {AT_ONCE} at once"),
         )
-        rows.append(f"| {name} | {told} | {median(alone):.2f} s | {1e3 * median(step):.1f} ms | {median(many):.2f} s |")
+        rows.append(f"| {name} | {size} | {median(alone):.2f} s | {1e3 * median(step):.1f} ms | {median(many):.2f} s |")
     OUT.mkdir(exist_ok=True)
     (OUT / "diffusion.md").write_text("\n".join(rows) + "\n")
     print("\n".join(rows))

@@ -182,7 +182,7 @@ async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
     return items / (time.perf_counter() - started)
 
 
-async def behind(engine: Engine, report: Report) -> None:
+async def short_after_long(engine: Engine, report: Report) -> None:
     """Measure the first token of a short prompt that comes just after a long one, over alone."""
     ratios = []
     for _ in range(ROUNDS):
@@ -248,7 +248,7 @@ async def served(decoder: PackedDecoder, report: Report) -> None:
     for name, part in {
         "throughput": throughput,
         "bystander": bystander,
-        "behind a long prompt": behind,
+        "behind a long prompt": short_after_long,
         "resume": resumed,
         "beside giants": beside_giants,
     }.items():

@@ -94,9 +94,9 @@ class Report:
 
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = {"figures": [asdict(figure) | {"missed": figure.missed} for figure in self.figures], "failed": self.failed}
+        contents = {"figures": [asdict(figure) | {"missed": figure.missed} for figure in self.figures], "failed": self.failed}
         partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.path)
 
     def _table(self) -> Table:

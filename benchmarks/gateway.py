@@ -128,12 +128,12 @@ async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
 @asynccontextmanager
 async def gateway(router: str) -> AsyncIterator[tuple[str, int]]:
     """Start a gateway in front of a router; yields its address and its process id."""
-    ready, told = os.pipe()
-    words = [sys.executable, "-m", "omnistage.gateway", "--router", router, "--ready-fd", str(told), "--log-level", "warning"]
-    process = await asyncio.create_subprocess_exec(*words, pass_fds=(told,))
+    reading, writing = os.pipe()
+    words = [sys.executable, "-m", "omnistage.gateway", "--router", router, "--ready-fd", str(writing), "--log-level", "warning"]
+    process = await asyncio.create_subprocess_exec(*words, pass_fds=(writing,))
     try:
-        os.close(told)
-        with os.fdopen(ready) as pipe:
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
             line = json.loads(await asyncio.to_thread(pipe.readline) or "{}")
         if "address" not in line:
             raise RuntimeError(f"the gateway did not start: {line}")
@@ -175,8 +175,8 @@ async def _toy(report: Report) -> None:
     async with served(_toys(options)) as (stack, address, pid):
         with report.part("many streams"):
             await _many(report, stack, address, pid)
-    told = {"interval_s": 0.1, "max_chunk": 1, "samples_per_frame": 4_800, "prebuffer_s": PREBUFFER_S}
-    async with served(_toys(told)) as (_, address, _):
+    options_of_page = {"interval_s": 0.1, "max_chunk": 1, "samples_per_frame": 4_800, "prebuffer_s": PREBUFFER_S}
+    async with served(_toys(options_of_page)) as (_, address, _):
         with report.part("page"):
             await _page(report, address)
 

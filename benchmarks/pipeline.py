@@ -138,7 +138,7 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
         mine, others = await in_turns(stub, chain, sequential, heard=False)
         together_s, together = await at_once(stub, chain)
         theirs = median(others)
-        how = told(chain, sequential, theirs)
+        how = note_of(chain, sequential, theirs)
         report.add(
             chain.figure("hf_e2e", theirs, "s", "", f"generate of Transformers on the faster of 1 and 2 threads: {sequential.threads}"),
             chain.figure("ttfa", median([heard.first_s for heard in mine]), "s", "", "through the router"),
@@ -150,7 +150,7 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
             chain.figure("ttfa_8", median([heard.first_s for heard in together]), "s", "", f"of {AT_ONCE} at once, median"),
         )
         mine, others = await in_turns(stub, chain, sequential, heard=True)
-        how = f"asked with {SOUND_S:g} s of sound alone; {told(chain, sequential, median(others))}"
+        how = f"asked with {SOUND_S:g} s of sound alone; {note_of(chain, sequential, median(others))}"
         report.add(*over_transformers(chain, "_sound", mine, others, how))
 
 
@@ -173,7 +173,7 @@ async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tup
     return time.perf_counter() - begun, together
 
 
-def told(chain: Chain, sequential: Sequential, theirs: float) -> str:
+def note_of(chain: Chain, sequential: Sequential, theirs: float) -> str:
     """The note of the figures beside Transformers. theirs: seconds of its answer."""
     size = f"{TOKENS} tokens, {chain.frames} frames; small"
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"

@@ -123,7 +123,7 @@ async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCas
         await restore(house, stub)
     if hearing.content != undisturbed.content:
         raise RuntimeError(f"another answer than without the loss: {case}, seed {number}")
-    _check_cadence(undisturbed, case)
+    _check_length(undisturbed, case)
     print(_line(loss), flush=True)
     return loss
 
@@ -132,11 +132,11 @@ def _line(loss: MeasuredLoss) -> str:
     case = loss.case
     times = {"closed": loss.closed_s, "noticed": loss.noticed_s, "open": loss.reopened_s, "first chunk": loss.resumed_s}
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
-    told = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
-    return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {told}"
+    listed = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in times.items())
+    return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {listed}"
 
 
-def _check_cadence(undisturbed: Hearing, case: LossCase) -> None:
+def _check_length(undisturbed: Hearing, case: LossCase) -> None:
     if undisturbed.chunks(case.port) <= case.chunks:
         raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
 
@@ -184,14 +184,16 @@ def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequen
     """The figures of processes of one kind that stopped. way: of WAYS."""
     if not frozen:
         return []
-    left = [loss.noticed_s for loss in frozen]
+    noticed = [loss.noticed_s for loss in frozen]
     resumed = [loss.resumed_s for loss in frozen]
     heard = [loss for loss in frozen if loss.gap_s > 0]
     covered = [loss for loss in frozen if loss.is_covered]
     beyond = [1e3 * (loss.gap_s - max(loss.sound_s - loss.held_s, 0.0)) for loss in frozen]
     held = f"held at that moment: {', '.join(f'{loss.held_s:.2f}' for loss in frozen)} s"
     return [
-        Figure(f"{model.name}_{kind}_{way}_to_left_max", max(left), "s", "<= 1.5", f"{len(left)} times; median {median(left):.2f}"),
+        Figure(
+            f"{model.name}_{kind}_{way}_to_left_max", max(noticed), "s", "<= 1.5", f"{len(noticed)} times; median {median(noticed):.2f}"
+        ),
         Figure(f"{model.name}_{kind}_{way}_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
         Figure(f"{model.name}_{kind}_{way}_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms", "", f"{len(heard)} heard; {held}"),
         Figure(f"{model.name}_{kind}_{way}_covered", 100 * len(covered) / len(frozen), "%", "", "of them, by the sound that was held"),

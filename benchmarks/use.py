@@ -129,14 +129,14 @@ def _median_of(words: Sequence[str], address: str) -> float:
 def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
     """Start a stack of these pipelines, or of the default ones; yields the id of the process that started it, the address of its router,
     and the seconds until it served."""
-    ready, told = os.pipe()
+    reading, writing = os.pipe()
     begun = time.monotonic()
-    words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(told)]
+    words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(writing)]
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(words, pass_fds=(told,), stdout=output, stderr=output, env=_environment("none"))
+        process = subprocess.Popen(words, pass_fds=(writing,), stdout=output, stderr=output, env=_environment("none"))
         try:
-            os.close(told)
-            with os.fdopen(ready) as pipe:
+            os.close(writing)
+            with os.fdopen(reading) as pipe:
                 line = pipe.readline() if select.select([pipe], [], [], LIMIT_S)[0] else ""
             seconds = time.monotonic() - begun
             found = json.loads(line) if line else {}

@@ -249,8 +249,8 @@ class WaveSession:
     def step(self) -> Sound:
         """The next chunk, float32 [samples, 1], without the samples before `first_sample`; it may be empty."""
         phrase, rows = self._phrases[0], self._next_chunk()
-        known = max(self.first_sample - self._given * SAMPLES_PER_ROW, 0)
-        samples = phrase.take(rows)[known:, None]
+        skipped = max(self.first_sample - self._given * SAMPLES_PER_ROW, 0)
+        samples = phrase.take(rows)[skipped:, None]
         self._given += rows
         needs = phrase.first_row
         if phrase.given == phrase.rows:

@@ -74,8 +74,8 @@ class PhraseCutter:
     plain: the text is no Markdown: every character stands for itself."""
 
     def __init__(self, plain: bool = False) -> None:
-        self._is_given = plain
-        self._plain = AsGiven() if plain else PlainText()
+        self._is_plain = plain
+        self._converter = AsGiven() if plain else PlainText()
         self._quotation = Quotation()
         self._text = ""
         self._places: list[int] = []
@@ -87,12 +87,12 @@ class PhraseCutter:
 
     def feed(self, text: str) -> Iterator[Phrase]:
         """Take more of the text; yield the phrases that are complete now."""
-        for placed in self._plain.feed(text):
+        for placed in self._converter.feed(text):
             yield from self._take(*placed)
 
     def flush(self) -> Iterator[Phrase]:
         """The text ends here: yield the rest."""
-        for placed in self._plain.flush():
+        for placed in self._converter.flush():
             yield from self._take(*placed)
         if self._end is not None:
             yield from self._cut(self._end, self._pause)
@@ -139,6 +139,7 @@ class PhraseCutter:
         """Whether the text goes on with this character after a mark that may have ended a sentence or a clause."""
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
+            # Numerals; or the beginnings of months, days, noon, midnight and prices.
             return character.isdecimal() or character in ("IVXL" if before.endswith(",") else "JFMASONDTWnm$£€")
         stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
         numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
@@ -170,7 +171,7 @@ class PhraseCutter:
         self._in_word = bool(self._text) and bool(_WORD.search(self._text.split()[-1])) and not self._text[-1].isspace()
         has_word = _WORD.search(phrase) is not None
         self._first = self._first and not has_word
-        if has_word or not phrase.isascii() or (self._is_given and phrase):
+        if has_word or not phrase.isascii() or (self._is_plain and phrase):
             yield Phrase(self._quotation.read(phrase), pause, places)
         if pause is Pause.PARAGRAPH:
             self._quotation.end()

@@ -56,7 +56,7 @@ class PlainText:
         for character in text:
             self._at += 1
             self._state(character)
-        return self._taken()
+        return self._take_certain()
 
     def flush(self) -> list[Placed]:
         """The text ends here: returns the rest. An open link or tag is read as text, an open code block is left out."""
@@ -64,10 +64,10 @@ class PlainText:
             return []
         self._at += 1
         self._state("\n")
-        out = self._taken()
+        out = self._take_certain()
         return out[:-1] if out and out[-1][0] == "\n" else out
 
-    def _taken(self) -> list[Placed]:
+    def _take_certain(self) -> list[Placed]:
         """Return the characters that are certain: in a table row a last space stays, because a comma may come before it."""
         kept = 1 if self._row and self._out and self._out[-1][0] == " " else 0
         out, self._out = self._out[: len(self._out) - kept], self._out[len(self._out) - kept :]
@@ -228,11 +228,11 @@ class PlainText:
     def _end_run(self, following: str) -> None:
         """End a run of equal marks: emphasis and code marks vanish; an operator between two operands is read."""
         run, self._run = self._run, ""
-        before, behind = self._last, self._at - self._run_at
+        before, distance = self._last, self._at - self._run_at
         if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
-            self._put(" times " if before.isdigit() else "times", behind)
+            self._put(" times " if before.isdigit() else "times", distance)
         elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
-            self._put(run, behind)
+            self._put(run, distance)
 
     def _cell(self) -> None:
         """End a table cell: put a comma after its text, before the last space, which was kept for that; none after an empty cell."""
@@ -325,8 +325,8 @@ class AsGiven:
     does."""
 
     def __init__(self) -> None:
-        self._at = -1
-        self._breaks = 0
+        self._at = -1  # Place of the last character read.
+        self._breaks = 0  # Line breaks since the last character of text.
         self._has_text = False
 
     def feed(self, text: str) -> list[Placed]:

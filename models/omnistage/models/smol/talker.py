@@ -174,10 +174,10 @@ class _Speech:
                 begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], count)
                 if begin < count:
                     words.append(_word(phrase, run, begun + begin, begun + end))
-        unheard, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
+        skipped, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
         is_cut_before = not count and self.finish_reason is FinishReason.LENGTH
         unspoken = () if is_cut_before else reading.unspoken
-        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]), unspoken)
+        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[skipped:]), unspoken)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
         """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: rows of it that may be spoken."""

@@ -104,6 +104,7 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
     async def _begun(
         self, prepared: PreparedAnswer, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
+        """See EngineThinker._begun. `_prepared` has made both."""
         assert prepared.begun is not None, "a finished answer has no port that anybody could want"
         return prepared.begun
 

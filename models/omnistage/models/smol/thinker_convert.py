@@ -153,6 +153,7 @@ def _write_model(facts: dict[str, Any], weights: dict[str, torch.Tensor], out: P
 
 
 def _write_tokenizer(facts: dict[str, Any], out: Path) -> None:
+    """Write the files of the tokenizer. facts: the metadata of the GGUF file."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = facts["tokenizer.ggml.tokens"]

@@ -50,7 +50,7 @@ class PulseTrain:
 
     def __init__(self) -> None:
         self._f0: NDArray[np.float32] = np.empty(0, np.float32)
-        self._turns_hz = 0.0
+        self._f0_sum = 0.0
         self._samples = torch.zeros(WINDOW // 2)
         place = ((np.arange(HOP) + 0.5) / HOP - 0.5) % 1.0
         self._place = place.astype(np.float32)
@@ -73,20 +73,20 @@ class PulseTrain:
         spectra: Tensor = torch.fft.rfft(samples.unfold(0, WINDOW, HOP)[:count] * (_HANN / (WINDOW / 4)))
         return spectra
 
-    def _pulses(self, known: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _pulses(self, f0_hz: NDArray[np.float32]) -> NDArray[np.float32]:
         """f0 in Hz of n + 2 frames -> samples [n * HOP] of the n frames in the middle; f0 is linear between the middles of two frames."""
-        if len(known) < 3:
+        if len(f0_hz) < 3:
             return np.empty(0, np.float32)
-        before, here, after = known[:-2, None], known[1:-1, None], known[2:, None]
+        before, here, after = f0_hz[:-2, None], f0_hz[1:-1, None], f0_hz[2:, None]
         half = HOP // 2
         u = self._place
         f0 = np.concatenate([before * (1 - u[:half]) + here * u[:half], here * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
         voiced = f0 > _LOWEST_HZ
         f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
         # f0 summed over samples, in float64 over the whole phrase: the same bits wherever it is cut. Over the sample rate it is turns.
-        turns = np.cumsum(np.concatenate([[self._turns_hz], f0.astype(np.float64)]))[1:]
-        self._turns_hz = float(turns[-1])
-        angle = (turns / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
+        sums = np.cumsum(np.concatenate([[self._f0_sum], f0.astype(np.float64)]))[1:]
+        self._f0_sum = float(sums[-1])
+        angle = (sums / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
         harmonics = np.floor(np.float32(_HIGHEST_HZ) / f0) + np.float32(0.5)
         divisor = 2 * np.sin(angle / 2)
         flat = np.abs(divisor) <= 2e-3

@@ -71,9 +71,9 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     OSError. name: one of MAKERS."""
     maker = MAKERS.get(name)
     if maker is None:
-        told = f"no checkpoint of {name!r} can be made"
+        reason = f"no checkpoint of {name!r} can be made"
         like = get_close_matches(name, MAKERS, 1)
-        raise MakeError(f"{told}; did you mean {like[0]}?" if like else f"{told}, of these there can: {', '.join(MAKERS)}")
+        raise MakeError(f"{reason}; did you mean {like[0]}?" if like else f"{reason}, of these there can: {', '.join(MAKERS)}")
     for what, value, known in (
         ("size", order.size, maker.sizes),
         ("tokenizer", order.tokenizer, TOKENIZERS),
@@ -83,21 +83,21 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
             raise MakeError(f"{what} {value!r}: a checkpoint of {name} can have {', '.join(filter(None, known))}")
     if not 0 <= order.seed < SEEDS:
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
-    there = directory.exists()
-    if there and directory.is_dir():
+    exists = directory.exists()
+    if exists and directory.is_dir():
         sweep(directory)  # Files that a killed process left do not make the folder full.
-    if there and (not directory.is_dir() or any(directory.iterdir())):
+    if exists and (not directory.is_dir() or any(directory.iterdir())):
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
-    if not there:
+    if not exists:
         directory.parent.mkdir(parents=True, exist_ok=True)
-    own = OwnFolder("partial", directory if there else directory.parent)
+    own = OwnFolder("partial", directory if exists else directory.parent)
     work = own.path
     try:
         _named(maker.make)(work, order, progress or unseen)
         umask = _umask()
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
-        if there:
+        if exists:
             for path in work.iterdir():
                 if path.name != LOCK:
                     path.rename(directory / path.name)

@@ -134,8 +134,8 @@ class FilmMaker(Toy):
         for product in products:
             product.check(request)
         if request.media_type not in ("", products[0].media_type):
-            told = f"{NAME} makes {products[0].media_type} of this request; ask for that or leave it out"
-            raise BadRequest("diffusion.media_type", told)
+            text = f"{NAME} makes {products[0].media_type} of this request; ask for that or leave it out"
+            raise BadRequest("diffusion.media_type", text)
         scale = GUIDANCE if request.guidance_scale is None else request.guidance_scale
         if scale != int(scale):
             raise BadRequest("diffusion.guidance_scale", f"{NAME} counts in whole numbers; ask for {round(scale)}")

@@ -261,28 +261,28 @@ class OmniTalker(_Omni):
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. Each row makes one frame, and TAIL more follow. Frames of the history are not made again."""
         history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
-        most = prepared.max_frames or ENDLESS
+        limit = prepared.max_frames or ENDLESS
         prompt, rows = _Prompt(prepared.voice), list[int]()
-        before, n, over = tuple(map(int, history[-1])) if len(history) else None, len(history), False
+        before, n, is_over = tuple(map(int, history[-1])) if len(history) else None, len(history), False
         async for piece in inputs:
             content = cast(Array, piece.content)
             if piece.port == HIDDEN.name:
                 rows += formulas.from_bfloat16(content[:, 0].astype(np.uint16)).tolist()
-                over = piece.last
+                is_over = piece.last
             else:
                 prompt.take(piece.port, content, last=piece.last)
             if not prompt.whole:
                 continue
             frames = []
-            for row in [*rows, *[0] * formulas.TAIL * over][n:most]:
+            for row in [*rows, *[0] * formulas.TAIL * is_over][n:limit]:
                 before = formulas.next_frame(before or (prompt.key, 0), row, n)
                 frames.append(before)
                 n += 1
-            ended = n == most or (over and n == len(rows) + formulas.TAIL)
+            ended = n == limit or (is_over and n == len(rows) + formulas.TAIL)
             for cut in self._cuts(frames):
                 yield Frames(np.array(cut, np.uint32))
             if ended:
-                reason = FinishReason.LENGTH if n == most else FinishReason.STOP
+                reason = FinishReason.LENGTH if n == limit else FinishReason.STOP
                 yield Frames(np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32), reason)
                 return
         raise BadRequest("resume.history", f"the speech has fewer frames than the {len(history)} that are there")

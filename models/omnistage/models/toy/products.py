@@ -95,10 +95,10 @@ class ToyFilm:
         return {VIDEO: scene.request.frames}
 
     def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
-        most, frames = MAX_CLIP_BYTES // (scene.height * scene.width), scene.request.frames
+        limit, frames = MAX_CLIP_BYTES // (scene.height * scene.width), scene.request.frames
         frame = wanted.get(VIDEO, frames)
         while frame < frames:
-            part = latent[frame : frame + min(self.cut(), most)].astype(np.uint8)
+            part = latent[frame : frame + min(self.cut(), limit)].astype(np.uint8)
             frame += len(part)
             yield Clip(part.tobytes(), FILM, len(part))
 

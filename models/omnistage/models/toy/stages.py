@@ -141,9 +141,11 @@ class ToyThinker(Toy):
         check_parts(request, self.info)
         check_constraint(request, self.info)
         check_bias(request, formulas.VOCABULARY)
-        told = sum(len(turn.text) for turn in request.turns)
-        if self.options.room and told > self.options.room:
-            raise BadRequest("thinker.messages", f"shorten the conversation: it has {told} characters, the model takes {self.options.room}")
+        characters = sum(len(turn.text) for turn in request.turns)
+        if self.options.room and characters > self.options.room:
+            raise BadRequest(
+                "thinker.messages", f"shorten the conversation: it has {characters} characters, the model takes {self.options.room}"
+            )
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
         if request.verbatim.split() and len(request.history) > len(request.verbatim.split()):
@@ -248,8 +250,8 @@ class ToyTalker(Toy):
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             spoken = -(-(request.max_frames - made) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
-            if told := self._unspoken(piece.first, piece.content[:spoken]):
-                yield Unspoken(told)
+            if unspoken := self._unspoken(piece.first, piece.content[:spoken]):
+                yield Unspoken(unspoken)
             codes = self._codes(piece.content)
             before, made = made, made + len(codes)
             codes = codes[max(first - before, 0) :]
@@ -312,14 +314,14 @@ class ToyCode2Wav(Toy):
             if reached <= first or not len(piece.content):
                 continue
             sound = self._sound(np.asarray(piece.content, np.uint32))[max(first - begin, 0) :]
-            given = reached - len(sound)
-            most = self.options.chunk_samples or max(len(sound), 1)
-            for place in range(0, len(sound), most):
+            end = reached - len(sound)
+            limit = self.options.chunk_samples or max(len(sound), 1)
+            for place in range(0, len(sound), limit):
                 if self.options.interval_s:
                     await asyncio.sleep(self.options.interval_s)
-                part = sound[place : place + most]
-                given += len(part)
-                yield Sound(part, self.first_frame(prepared, given), None if self.options.prebuffer_s < 0 else self.options.prebuffer_s)
+                part = sound[place : place + limit]
+                end += len(part)
+                yield Sound(part, self.first_frame(prepared, end), None if self.options.prebuffer_s < 0 else self.options.prebuffer_s)
         if reached < first:
             raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {first}")
 

@@ -144,7 +144,7 @@ def _is_star(match: re.Match[str]) -> bool:
     )
 
 
-def _dotted(match: re.Match[str]) -> str | None:
+def _dotted_abbreviation(match: re.Match[str]) -> str | None:
     """The words of an abbreviation with a full stop; the stop is kept if the text ends with it. None: it is read as it is written."""
     if match["short"] == "Sun" and _is_star(match):
         return None  # The star.
@@ -154,7 +154,7 @@ def _dotted(match: re.Match[str]) -> str | None:
     return DOTTED[match["short"]] + ("" if match.string[match.end() :].strip("\"'”’)") else ".")
 
 
-def _numbered(match: re.Match[str]) -> str | None:
+def _numbered_abbreviation(match: re.Match[str]) -> str | None:
     """The word of an abbreviation before a number, "No. 3". None if a sentence ends there: "He said no. 3 of us left.", "No. I do not." """
     short, text = match["short"], match.string
     numeral = re.compile(r"[IVXivx]*\b").match(text, match.end())
@@ -175,11 +175,11 @@ def _numbered(match: re.Match[str]) -> str | None:
     return NUMBERED[short] if counts else None
 
 
-def _plain(match: re.Match[str]) -> str:
+def _plain_abbreviation(match: re.Match[str]) -> str:
     return _PLAIN[match.group()]
 
 
-def _slashed(match: re.Match[str]) -> str:
+def _slashed_abbreviation(match: re.Match[str]) -> str:
     return _SLASHED[match.group()]
 
 
@@ -210,10 +210,10 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)(?:[A-Za-z]\.){2,8}(?![A-Za-z]{2})", _as_written),
     form(rf"(?<![\w.])(?P<short>{alternatives(TITLES)})(?P<dot>\.?) (?=[A-Z])", _title),
     form(rf"(?<![\w.])(?P<short>{alternatives(DOTTED_TITLES)})(?P<dot>\.) (?=[A-Z][a-z])", _title),
-    form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|(?!I(?:'| [a-z]|$))[IVXivx]+\b)", _numbered),
-    form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted),
-    form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
-    form(rf"(?<![\w./])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
+    form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|(?!I(?:'| [a-z]|$))[IVXivx]+\b)", _numbered_abbreviation),
+    form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted_abbreviation),
+    form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain_abbreviation),
+    form(rf"(?<![\w./])(?:{alternatives(_SLASHED)})(?!/)", _slashed_abbreviation),
     form(r"(?<![\w.])v\.(?= [A-Z])", "versus"),
     form(r"(?<!\w)WW(?P<war>I{1,3}|[123])(?!\w)", _war),
     form(rf"(?<![\w.])(?P<short>{alternatives(LIVES)})\. ?(?=\d{{3,4}}\b)", lambda match: LIVES[match["short"]]),

@@ -196,7 +196,7 @@ def clean(text: str) -> Clean:
             groups = gap in _GROUPING and parts[-1][-1:].isdecimal() and re.match(r"\d{3}(?!\d)", word)
             parts.append(GROUP if groups else " ")
         if not word.isascii():
-            word, lost = _known(word)
+            word, lost = _known_word(word)
             unspoken += lost
         if ".." in word:
             word = _SPAN.sub("…", word)
@@ -213,7 +213,7 @@ def clean(text: str) -> Clean:
 _BRACKETS = str.maketrans("[]{}", "()()", "`")
 
 
-def _known(word: str) -> tuple[str, list[str]]:
+def _known_word(word: str) -> tuple[str, list[str]]:
     """A word in characters that the forms know, and its runs of characters that became LOST."""
     word = unicodedata.normalize("NFC", word)
     greek = {place for match in _GREEK_WORD.finditer(word) for place in range(*match.span())}

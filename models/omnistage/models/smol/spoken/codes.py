@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation, table
+from omnistage.models.smol.spoken.form import Form, after, before, form, in_equation, table
 from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parse_number, plural
 
 _SECRET_WORDS = """
@@ -112,7 +112,7 @@ def _label(text: str) -> str:
     return " ".join(words)
 
 
-def _grouped(match: re.Match[str]) -> str:
+def _grouped_number(match: re.Match[str]) -> str:
     """A number with points that group its digits, 1.234.567, or a version after a word for one."""
     return _version(match) if _leader(match) in VERSION else amount(match.group())
 
@@ -121,12 +121,12 @@ def _known_version(match: re.Match[str]) -> str | None:
     return _version(match) if _leader(match) in VERSION else None
 
 
-def _scientific(match: re.Match[str]) -> str:
+def _scientific_number(match: re.Match[str]) -> str:
     sign = "minus " if match["sign"] in ("-", "−") else ""
     return f"{amount(match['number'])} times ten to the power of {sign}{amount(match['power'].lstrip('0') or '0')}"
 
 
-def _based(match: re.Match[str]) -> str:
+def _number_of_base(match: re.Match[str]) -> str:
     """A number of base 16, 2 or 8, digit by digit: 0x1F, 0b1010, 0o17."""
     return f"zero {match['base'].lower()} " + " ".join(ONES[int(one)] if one.isdecimal() else letters(one) for one in match["digits"])
 
@@ -143,7 +143,7 @@ def _ordinal(match: re.Match[str]) -> str | None:
 
 def _times_as(match: re.Match[str]) -> str | None:
     """A number before x: "three times" in 3x faster, "three x" in 3x - 2y."""
-    following = behind(match, 3)
+    following = after(match, 3)
     if re.match("/[a-z]{2}", following):
         return f"{amount(match['number'])} times"
     if in_equation(match) or re.match(r" ?[-+*/^=−²³<>·×÷]", following) or re.search(r"[-+*/^=−<>·×÷] ?$", before(match, 2)):
@@ -168,7 +168,7 @@ def _places(match: re.Match[str]) -> str:
     return " ".join(cardinal(int(part)) for part in match.group().split(","))
 
 
-def _plain(match: re.Match[str]) -> str:
+def _plain_number(match: re.Match[str]) -> str:
     """A number by itself: the text before it decides how its digits are read."""
     text = match.group()
     if not text.isdecimal():
@@ -190,7 +190,7 @@ def _plain(match: re.Match[str]) -> str:
     return bare(text)
 
 
-def _mixed(match: re.Match[str]) -> str:
+def _digits_and_letters(match: re.Match[str]) -> str:
     """Digits and the letters after them: 5G, 3D, 747s."""
     number, tail = match["number"], match["letters"]
     named = re.search(r"[A-Za-z]$", before(match, 1)) or _STREET.match(match.string, match.start("letters"))
@@ -248,15 +248,15 @@ NAMES: tuple[Form, ...] = (
     form(r"\d{2,4}(?: \d{2,4}){1,5}(?!\w|[.,:-]\d)", lambda match: _grouped_digits(match) if _leader(match) in SECRET else None),
     form(r"802\.(?P<number>\d{1,2})(?!\d)", lambda match: f"eight oh two dot {cardinal(int(match['number']))}"),
     form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)(?P<many>s\b)?", _aircraft),
-    form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),
-    form(r"0(?P<base>[xX]|[bB](?=[01]{1,80}\b)|[oO](?=[0-7]{1,80}\b))(?P<digits>[0-9A-Fa-f]{1,80})\b", _based),
+    form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific_number),
+    form(r"0(?P<base>[xX]|[bB](?=[01]{1,80}\b)|[oO](?=[0-7]{1,80}\b))(?P<digits>[0-9A-Fa-f]{1,80})\b", _number_of_base),
 )
 PLAIN: tuple[Form, ...] = (
     form(r"24[x×]7(?!\w)", "twenty four seven"),
     form(r"(?P<number>\d{1,4}(?:\.\d{1,4}){0,2})\.x(?!\w)", lambda match: f"{_version(match)} point x"),
     form(r"\d{1,2}(?:,\d{1,2}){1,3}(?=-(?:(?:di|tri|tetra)[a-z]{4}|[a-z]{0,20}(?:ane|ene|yne|[dtr]iol|amine|anone|yl|oic)\b))", _places),
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
-    form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|[.,]\d)", _grouped),
+    form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|[.,]\d)", _grouped_number),
     form(rf"(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{2,8}})(?!\d|,\d)(?:{_LABEL})?", _version),
     form(rf"(?P<number>\d{{1,4}}\.\d{{1,4}})(?!\.?\d)(?:{_LABEL})?", _known_version),
     form(r"(?P<number>\d{1,4}\.\d{1,4})(?P<label>(?:rc|alpha|beta|[ab](?=\d))\d{1,4})(?![0-9A-Za-z])", _version),
@@ -264,8 +264,8 @@ PLAIN: tuple[Form, ...] = (
     form(rf"(?P<number>{NUMBER})(?P<scale>[MB]|bn|mn|tn|Bn|k)(?= [a-z])", _millions),
     form(r"\d{1,4}(?:,\d{1,4}){2,}(?!\d|\.\d)", _list),
     form(r"(?<=\()\d{1,4}(?:\.\d{1,4})?(?:,\d{1,4}(?:\.\d{1,4})?){1,8}(?=\))", _list),
-    form(r"(?P<number>\d+)(?P<letters>(?!x\d)[A-Za-z]{1,12})(?![A-Za-z'])", _mixed),
-    form(NUMBER, _plain),
+    form(r"(?P<number>\d+)(?P<letters>(?!x\d)[A-Za-z]{1,12})(?![A-Za-z'])", _digits_and_letters),
+    form(NUMBER, _plain_number),
 )
 
 

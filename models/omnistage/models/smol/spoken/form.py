@@ -28,7 +28,7 @@ def before(match: re.Match[str], characters: int) -> str:
     return match.string[max(match.start() - characters, 0) : match.start()]
 
 
-def behind(match: re.Match[str], characters: int) -> str:
+def after(match: re.Match[str], characters: int) -> str:
     """The text after a match, at most `characters` long."""
     return match.string[match.end() : match.end() + characters]
 
@@ -39,7 +39,7 @@ _RELATION = re.compile(r"[=≠≤≥≈]")
 
 def in_equation(match: re.Match[str]) -> bool:
     """Whether a relation sign (= ≠ ≤ ≥ ≈) stands near the match, with no word of three letters and no end of a clause between."""
-    return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(behind(match, 60))[0]))
+    return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(after(match, 60))[0]))
 
 
 def alternatives(words: Iterable[str]) -> str:

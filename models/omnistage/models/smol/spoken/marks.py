@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, before, behind, form, table
+from omnistage.models.smol.spoken.form import Form, after, before, form, table
 from omnistage.models.smol.spoken.numbers import amount, cardinal
 from omnistage.models.smol.spoken.units import unit_names
 
@@ -51,7 +51,7 @@ def _sum(match: re.Match[str]) -> str:
     words = f"{_SUMS[match['sign']]} {'from' if match['last'] else 'over'} {_bound(match['first'])}"
     if match["last"]:
         words += f" to {_bound(match['last'])}"
-    return words if re.match(r" of\b", behind(match, 4)) else f"{words} of"
+    return words if re.match(r" of\b", after(match, 4)) else f"{words} of"
 
 
 def delimits(match: re.Match[str]) -> bool:

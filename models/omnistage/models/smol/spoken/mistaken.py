@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import before, behind, table
+from omnistage.models.smol.spoken.form import after, before, table
 
 LASTING = frozenset(
     table("after every within take takes took taking wait waits waited waiting last lasts lasted lasting sleep sleeps slept finished ended")
@@ -57,7 +57,7 @@ def is_many(match: re.Match[str]) -> bool:
 
 def are_seconds(match: re.Match[str]) -> bool:
     """Whether the whole number before a joined s counts seconds: in 5s, a 30s clip; not iPhone 5s, two 6s."""
-    front, rest = before(match, 48), behind(match, 24)
+    front, rest = before(match, 48), after(match, 24)
     if _PART_OF_NAME.search(front[-3:]) or _OF_MANY.match(rest) or rest[:1] == "'":
         return False
     alone = not front.strip("(\"'“ ") and not rest.strip(".,;:!?)\"'” ")
@@ -71,7 +71,7 @@ def are_seconds(match: re.Match[str]) -> bool:
 
 def is_mistaken(match: re.Match[str]) -> bool:
     """Whether the letters after a number that look like a unit are a name, a size or a direction."""
-    unit, front, rest = match["unit"], before(match, 48), behind(match, 48)
+    unit, front, rest = match["unit"], before(match, 48), after(match, 48)
     joined = match.group()[len(match["number"]) : len(match["number"]) + 1].isalpha()
     if joined and _NAME.search(front):
         return True

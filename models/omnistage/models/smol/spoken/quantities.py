@@ -6,7 +6,7 @@ import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
-from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
+from omnistage.models.smol.spoken.form import Form, after, alternatives, before, form, in_equation
 from omnistage.models.smol.spoken.mistaken import are_seconds, awaits_letter, is_many, is_mistaken
 from omnistage.models.smol.spoken.numbers import (
     NUMBER,
@@ -83,7 +83,7 @@ def _scaled_range(match: re.Match[str]) -> str:
     return f"{first} to {last} {CURRENCIES[match['sign']][1]}"
 
 
-def _parted(match: re.Match[str]) -> str | None:
+def _price_with_fraction(match: re.Match[str]) -> str | None:
     """A price with a fraction: $3 1/2. None if the fraction is not between 0 and 1."""
     over, under = FRACTIONS[match["part"]] if match["part"] else (int(match["over"]), int(match["under"]))
     if not 0 < over < under:
@@ -92,9 +92,9 @@ def _parted(match: re.Match[str]) -> str | None:
     return f"{amount(match['number'])} and {part} {CURRENCIES[match['sign']][1]}"
 
 
-def _negative(match: re.Match[str]) -> str | None:
+def _number_in_brackets(match: re.Match[str]) -> str | None:
     """A number in brackets below zero, as in accounts: a loss of ($5m). None where the brackets only set it apart."""
-    front, rest = before(match, 60), behind(match, 8)
+    front, rest = before(match, 60), after(match, 8)
     alone = not front.strip() and not rest.strip(" .,;")
     sign = match.groupdict().get("sign")
     if not awaits_figure(front) and not (sign and alone):
@@ -166,7 +166,7 @@ def _seconds(match: re.Match[str]) -> str | None:
     """Seconds that might be a decade: a 30s clip. None for a decade."""
     if not are_seconds(match) or _AGE_BEFORE.search(before(match, 16)):
         return None
-    return count_words(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
+    return count_words(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(after(match, 12)) else "seconds")
 
 
 _AGE_BEFORE = re.compile(
@@ -183,7 +183,7 @@ def _percent(match: re.Match[str]) -> str | None:
 
 def is_modulo(match: re.Match[str]) -> bool:
     """Whether the % that ends a match is the operator: an operand follows, 10 % 3, or without spaces only in an equation."""
-    rest = behind(match, 12)
+    rest = after(match, 12)
     spaced = (len(match.group()) == 1 and before(match, 1) == " ") or match.group()[-2:] == " %"
     if spaced:
         return bool(re.match(r" (?:\d{1,6}|[b-zB-HJ-Z]|\()(?![A-Za-z'-])", rest))
@@ -202,7 +202,7 @@ def _degrees(match: re.Match[str]) -> str:
 
 def _bare_degrees(match: re.Match[str]) -> str | None:
     """A temperature without its sign: 72F. None if the text is not about heat."""
-    front, near = before(match, 24), before(match, 60) + "|" + behind(match, 40)
+    front, near = before(match, 24), before(match, 60) + "|" + after(match, 40)
     if awaits_letter(front.rstrip()) or _SEAT.search(front) or re.search(r"[A-Za-z]-?$", front):
         return None
     fahrenheit = match["scale"] == "F" and 20 <= int(match["number"]) <= 600
@@ -245,8 +245,8 @@ def _lone_feet(match: re.Match[str]) -> str | None:
     """Feet without inches: 6'. None if the mark ends a quotation or is no sign of feet."""
     return (
         None
-        if _closes(match, _SINGLE) or before(match, 1) == "+" or behind(match, 7) == " minute"
-        else count_words(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
+        if _closes(match, _SINGLE) or before(match, 1) == "+" or after(match, 7) == " minute"
+        else count_words(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(after(match, 12)) else "feet")
     )
 
 
@@ -255,9 +255,9 @@ _DOUBLE = re.compile(r"(?P<opens>(?<![^\s('“—-])\"(?=[\w$£€'(.-]|$))|(?<=
 _THINGS = "screen|monitor|display|pipe|board|wheel|ladder|fence|wall|tube|nail|disk|frame|tire|pizza"
 _SIZED = re.compile(rf" (?:{_THINGS})\b")
 _SIZE = re.compile(rf"\b(?:inch|feet|foot|wide|tall|long|high|deep|thick|diameter|measures?|radius|{_THINGS})\b")
-_SIZE_BEFORE, _SIZE_BEHIND = re.compile(r"(?:\b[x×]|×|\bby) ?$"), re.compile(r" ?(?:[x×]|by\b) ?\d")
+_SIZE_BEFORE, _SIZE_AFTER = re.compile(r"(?:\b[x×]|×|\bby) ?$"), re.compile(r" ?(?:[x×]|by\b) ?\d")
 _SPEECH_BEFORE = re.compile(r"(?:\bam|'m|\bare|'re|\bI was) (?:[a-z]+ ){0,2}$")
-_SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|replied|answered|wrote|added|shouted|cried)\b")
+_SPEECH_AFTER = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|replied|answered|wrote|added|shouted|cried)\b")
 
 
 def is_sized(text: str, begin: int, end: int) -> bool:
@@ -265,7 +265,7 @@ def is_sized(text: str, begin: int, end: int) -> bool:
     front, rest = text[max(begin - 60, 0) : begin], text[end : end + 40]
     return bool(
         _SIZE_BEFORE.search(re.sub(r"[\d.]+$", "", front))
-        or _SIZE_BEHIND.match(rest)
+        or _SIZE_AFTER.match(rest)
         or _SIZE.search(re.split(r"[.;!?] ", front)[-1] + re.split(r"[.;!?] ", rest)[0])
     )
 
@@ -273,17 +273,17 @@ def is_sized(text: str, begin: int, end: int) -> bool:
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
     """Whether the mark after a number ends a quotation: one that is open and that no later mark ends. If the text shows no beginning, the
     words around decide. marks: finds the marks that open or end one; those after a digit do not count."""
-    front, rest = before(match, 200), behind(match, 200)
+    front, rest = before(match, 200), after(match, 200)
     *_, last = (None, *marks.finditer(front))
     if last and last["opens"] is not None:
         following = marks.search(rest)
         ended = following is not None and following["opens"] is None
-        return not (ended or _SIZE_BEHIND.match(rest))
-    if _SIZE_BEFORE.search(front) or _SIZE_BEHIND.match(rest) or _is_kind(match) or _SIZE.search(front[-60:] + rest[:40]):
+        return not (ended or _SIZE_AFTER.match(rest))
+    if _SIZE_BEFORE.search(front) or _SIZE_AFTER.match(rest) or _is_kind(match) or _SIZE.search(front[-60:] + rest[:40]):
         return False
     if not front.strip("(\"'“ ") and rest[:1] == " " and not match.groupdict().get("over") and not _THING.match(rest):
         return True
-    return bool(_SPEECH_BEFORE.search(front) or _SPEECH_BEHIND.match(rest))
+    return bool(_SPEECH_BEFORE.search(front) or _SPEECH_AFTER.match(rest))
 
 
 def _inches(match: re.Match[str]) -> str | None:
@@ -293,12 +293,12 @@ def _inches(match: re.Match[str]) -> str | None:
     if match["over"]:
         part = fraction(int(match["over"]), int(match["under"]))
         return f"{amount(match['number'])} and {part} inches" if match["number"] else f"{part} inch"
-    return count_words(match["number"], "inch", "inch" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "inches")
+    return count_words(match["number"], "inch", "inch" if _is_kind(match) or _SIZED.match(after(match, 12)) else "inches")
 
 
 def _by(match: re.Match[str]) -> str | None:
     """The word for the x between two sizes: 3 x 4 m, 10x10. The numbers are read by themselves."""
-    power = re.match(r" ?10[\^⁻⁰¹²³⁴-⁹]", behind(match, 4))
+    power = re.match(r" ?10[\^⁻⁰¹²³⁴-⁹]", after(match, 4))
     return "times" if in_equation(match) or power else "by"
 
 
@@ -318,7 +318,7 @@ def _fraction_of(match: re.Match[str]) -> str | None:
     return f"{fraction(over, under)} {unit_names(match['unit'])[0]}"
 
 
-def _mixed(match: re.Match[str]) -> str | None:
+def _mixed_number(match: re.Match[str]) -> str | None:
     """A whole number with a fraction, and a unit if there is one: 2 1/2 cups. None if the fraction is not between 0 and 1."""
     over, under = int(match["over"]), int(match["under"])
     if not 0 < over < under:
@@ -328,7 +328,7 @@ def _mixed(match: re.Match[str]) -> str | None:
     return f"{amount(match['number'])} and {part}{unit}"
 
 
-def _vulgar(match: re.Match[str]) -> str:
+def _fraction_sign(match: re.Match[str]) -> str:
     """A fraction of one character, with a number before or a unit after it: 2½ cups."""
     over, under = FRACTIONS[match["sign"]]
     unit = f" {unit_names(match['unit'])[1 if match['number'] and not _is_kind(match) else 0]}" if match["unit"] else ""
@@ -337,7 +337,7 @@ def _vulgar(match: re.Match[str]) -> str:
     return f"{amount(match['number'])} and " + ("a half" if (over, under) == (1, 2) else fraction(over, under)) + unit
 
 
-def _slashed(match: re.Match[str]) -> str | None:
+def _numbers_with_slash(match: re.Match[str]) -> str | None:
     """Two numbers with a slash: a fraction, a pair of numbers, or a quotient. None for a day."""
     over, under = match["over"], match["under"]
     one, other = int(over), int(under)
@@ -345,7 +345,7 @@ def _slashed(match: re.Match[str]) -> str | None:
         return None
     is_day = 1 <= one <= 12 and 1 <= other <= 31 and len(over) <= 2
     is_european = 13 <= one <= 31 and 1 <= other <= 12
-    if (is_day or is_european) and _DAY.search(before(match, 12)) and not in_equation(match) and not behind(match, 4).startswith(" of"):
+    if (is_day or is_european) and _DAY.search(before(match, 12)) and not in_equation(match) and not after(match, 4).startswith(" of"):
         return None
     if (one, other) in ((24, 7), (9, 11), (7, 11), (4, 20)) or (one == other and one > 10):
         return f"{cardinal(one)} {cardinal(other)}"
@@ -354,13 +354,13 @@ def _slashed(match: re.Match[str]) -> str | None:
     equation = in_equation(match)
     if is_day and other > 12 and other not in (16, 20) and not equation:
         return None
-    if re.match(r" (?:time|beat|meter|rhythm|split|rule|blend)\b", behind(match, 8)):
+    if re.match(r" (?:time|beat|meter|rhythm|split|rule|blend)\b", after(match, 8)):
         return f"{cardinal(one)} {cardinal(other)}"
     if other in (4, 5, 6, 10, 20, 100) and one <= other and awaits_score(before(match, 24)):
         return f"{cardinal(one)} out of {cardinal(other)}"
     if re.search(r"\b(?:[Pp]age|[Ss]lide|[Ss]tep|[Pp]art|[Tt]ask|[Ff]rame|[Cc]hunk|[Bb]atch|[Ee]poch|[Ll]evel) $", before(match, 8)):
         return f"{cardinal(one)} of {cardinal(other)}"
-    if other in (5, 10) and re.match(" stars?", behind(match, 6)):
+    if other in (5, 10) and re.match(" stars?", after(match, 6)):
         return f"{cardinal(one)} out of {cardinal(other)}"
     if 0 < one < other and (other in _PARTS or (equation and other < 100)):
         return fraction(one, other)
@@ -399,7 +399,7 @@ MONEY: tuple[Form, ...] = (
     ),
     form(
         rf"(?<![A-Za-z])(?P<sign>{_SIGNS}) ?(?P<number>\d{{1,4}}) ?(?:(?<= )(?P<over>\d)/(?P<under>\d{{1,2}})(?![\d/])|(?P<part>[½¼¾⅓⅔]))",
-        _parted,
+        _price_with_fraction,
     ),
     form(
         rf"(?<![A-Za-z])(?P<sign>{_SIGNS}|(?:{_NAMES}|Rs\.?)(?= ?\d)) ?(?P<number>{NUMBER})"
@@ -415,8 +415,8 @@ PRICES: tuple[Form, ...] = (
 )
 """$/kg."""
 NEGATIVES: tuple[Form, ...] = (
-    form(rf"\((?P<sign>{_SIGNS}|(?:{_NAMES})(?= )) ?(?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative),
-    form(rf"\((?P<number>{NUMBER})\)(?!\w)", _negative),
+    form(rf"\((?P<sign>{_SIGNS}|(?:{_NAMES})(?= )) ?(?P<number>{NUMBER}){_SCALE}{_PER}\)", _number_in_brackets),
+    form(rf"\((?P<number>{NUMBER})\)(?!\w)", _number_in_brackets),
 )
 """Beginning with a bracket."""
 SIGNED_NEGATIVES: tuple[Form, ...] = (
@@ -453,9 +453,12 @@ QUANTITIES: tuple[Form, ...] = (
     form(
         r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?:st|nds?|rds?|ths?)\b)?(?![\d/])"
         rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",
-        _mixed,
+        _mixed_number,
     ),
-    form(rf"(?:(?P<number>\d{{1,4}}(?! )|\d{{1,2}}(?= )) ?)?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
+    form(
+        rf"(?:(?P<number>\d{{1,4}}(?! )|\d{{1,2}}(?= )) ?)?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?",
+        _fraction_sign,
+    ),
     form(
         r"(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?<!\d)|(?:rds?|ths?|nds?)\b)(?<=[a-z])",
         lambda match: fraction(int(match["over"]), int(match["under"])) if int(match["under"]) > 1 else None,
@@ -466,6 +469,6 @@ QUANTITIES: tuple[Form, ...] = (
         lambda match: f"{amount(match['over'])} out of {amount(match['under'])}",
     ),
     form("24/7/365(?![\\d/])", "twenty four seven three sixty five"),
-    form(r"(?<!\d/)(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
+    form(r"(?<!\d/)(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _numbers_with_slash),
 )
 SIZES: tuple[Form, ...] = (form(r"(?<=[\d'\"])x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)

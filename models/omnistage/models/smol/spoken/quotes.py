@@ -24,14 +24,14 @@ class Quotation:
         """Read the next phrase and return it. A straight mark after a digit that ends a quotation of an earlier phrase becomes CLOSING."""
         for sign, marks in _MARKS.items():
             if sign in phrase:
-                phrase = self._marked(phrase, sign, list(marks.finditer(phrase)))
+                phrase = self._read_marks(phrase, sign, list(marks.finditer(phrase)))
         return phrase
 
     def end(self) -> None:
         """A paragraph ends, and with it the quotations that are open in it."""
         self._open.clear()
 
-    def _marked(self, phrase: str, sign: str, found: list[re.Match[str]]) -> str:
+    def _read_marks(self, phrase: str, sign: str, found: list[re.Match[str]]) -> str:
         """Do the work of `read` for one kind of mark. sign: the mark. found: where it stands in the phrase."""
         is_open, is_earlier = sign in self._open, sign in self._open
         for place, mark in enumerate(found):

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 from omnistage.models.smol.spoken.abbreviations import NUMBERED, WORDS_TOO
-from omnistage.models.smol.spoken.form import Form, before, behind, form, table
+from omnistage.models.smol.spoken.form import Form, after, before, form, table
 from omnistage.models.smol.spoken.numbers import cardinal, ordinal, year
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
@@ -38,7 +38,7 @@ _SMALL_KINDS = "Phase Type Level Stage Class Grade"
 KINDS = frozenset(f"{_KINDS} {_SMALL_KINDS} {_SMALL_KINDS.lower()}".split())
 """Words that may also stand before a letter (Type C, Group X): of single letters only I is a number after them."""
 LEADERS = RULERS | TITLES | PARTS | KINDS
-_COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
+_COUNTED_AFTER = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
 _ALIKE = frozenset(
     table("Type Phase Class Grade Level Stage Category Tier Division Group Schedule Factor Region Zone Band Apollo Saturn Gemini War")
 )
@@ -86,7 +86,7 @@ def _numeral(match: re.Match[str]) -> str | None:
     number = value(numeral)
     if number is None:
         return None
-    if _COUNTED_BEHIND.match(text, match.end()) and not set(numeral) & set("CDM") and (len(numeral) > 1 or numeral in "VX"):
+    if _COUNTED_AFTER.match(text, match.end()) and not set(numeral) & set("CDM") and (len(numeral) > 1 or numeral in "VX"):
         return ordinal(number)
     if number >= 1000 and len(numeral) >= 4:
         return year(number)
@@ -101,7 +101,7 @@ def _numeral(match: re.Match[str]) -> str | None:
 
 
 def _words_before(match: re.Match[str]) -> list[str]:
-    """The last words before the match, at most three, without stops: words in capitals become "Chapter", abbreviations their words."""
+    """The last words before the match, at most three, without full stops: CHAPTER and Ch. are both "Chapter"."""
     found = _WORDS_BEFORE.search(before(match, 60))
     lone = len(match.group()) == 1
     words = []
@@ -112,7 +112,7 @@ def _words_before(match: re.Match[str]) -> list[str]:
 
 
 def _is_letter(match: re.Match[str], words: list[str]) -> bool:
-    """Whether a single letter is an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you)."""
+    """Whether a single letter is no number but an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you). words: those before."""
     text, last = match.string, words[-1]
     stop = _AFTER_STOP.match(text, match.end())
     if stop and last not in (PARTS | KINDS) - _NAMES_TOO and not any(word in TITLES for word in words):
@@ -176,11 +176,11 @@ def _range(match: re.Match[str]) -> str | None:
     return f"{cardinal(first)} to {cardinal(last)}" if first and last and (counted or ascend) else None
 
 
-def _small(match: re.Match[str]) -> str | None:
+def _small_numeral(match: re.Match[str]) -> str | None:
     """A numeral in small letters, in brackets or after a word such as page. None elsewhere."""
     number = value(match.group().upper())
     words = before(match, 16).split()
-    if before(match, 1) == "(" and behind(match, 1) == ")":
+    if before(match, 1) == "(" and after(match, 1) == ")":
         return cardinal(number) if number else None
     last = words[-1].strip("(\"'“") if words else ""
     counted = last.lower().rstrip(".") in SMALL_AFTER or (last.endswith(".") and last[:-1] in NUMBERED and last.lower() != "no.")
@@ -214,7 +214,7 @@ ROMAN: tuple[Form, ...] = (
     form(r"(?<![\w.'-])(?P<first>[IVXL]{1,8})[-–](?P<last>[IVXL]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'-])(?P<first>[ivxl]{1,8})[-–](?P<last>[ivxl]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
-    form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small),
+    form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small_numeral),
     form(r"(?<=\()i(?=\) [A-Za-z])", _item),
     form(r"(?<![\w.'&/-])(?P<numeral>[IVXL]{2,8})(?P<ending>th|st|nd|rd)(?!\w)", _with_ending),
 )

@@ -6,7 +6,7 @@ import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
-from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation, table
+from omnistage.models.smol.spoken.form import Form, after, alternatives, before, form, in_equation, table
 from omnistage.models.smol.spoken.marks import CHARGES, DECREMENTS, PER_UNITS, PIPES, STARS, SUMS, delimits, is_charge
 from omnistage.models.smol.spoken.numbers import amount, ordinal
 from omnistage.models.smol.spoken.quantities import is_modulo
@@ -98,16 +98,16 @@ _ASKING = frozenset(
 
 def _dash(match: re.Match[str]) -> str | None:
     """The word for a dash: "minus", "to", or empty within a name. None: the dash is a rest. So in all functions of dashes below."""
-    sign, left, right = match.group(), before(match, 24), behind(match, 40)
-    spaced_before, spaced_behind = left.endswith(" ") or not left, right.startswith(" ") or not right
+    sign, left, right = match.group(), before(match, 24), after(match, 40)
+    spaced_before, spaced_after = left.endswith(" ") or not left, right.startswith(" ") or not right
     if is_charge(left, right):
         return "minus"
-    if not spaced_behind and _FREE.search(left[-1:]):
+    if not spaced_after and _FREE.search(left[-1:]):
         return _at_front(match, sign, right)
-    if spaced_before and spaced_behind:
+    if spaced_before and spaced_after:
         return _between(match, sign, left.rstrip(), right.lstrip())
-    if not spaced_before and not spaced_behind:
-        return _within(match, sign, left, right)
+    if not spaced_before and not spaced_after:
+        return _joined(match, sign, left, right)
     return "minus" if sign == "−" else None
 
 
@@ -115,12 +115,12 @@ def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
     """The word for a dash before a thing and after none: -5, -x. right: the text after it."""
     if sign == "−" or _SIGNED_THING.match(right):
         return "minus" if sign != "—" else None
-    if re.match(r"[A-Za-z](?![A-Za-z])", right) and (in_equation(match) or _computed(match, right)):
+    if re.match(r"[A-Za-z](?![A-Za-z])", right) and (in_equation(match) or _is_formula(match, right)):
         return "minus"
     return "dash" if sign == "-" and re.match(r"[A-Za-z]{1,2}(?![\w'])", right) else None
 
 
-def _computed(match: re.Match[str], right: str) -> bool:
+def _is_formula(match: re.Match[str], right: str) -> bool:
     """Whether a dash before a letter belongs to a formula, -x + -y, and not to an option of a command."""
     return re.match(r"[a-z] [+*/^] ", right) is not None or re.search(r"(?:^|[^\w-])[-−]?[a-z\d] [-+*/^−] $", before(match, 8)) is not None
 
@@ -211,7 +211,7 @@ def _is_range(sign: str, left: str, right: str) -> bool:
     )
 
 
-def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+def _joined(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     """The word for a dash without spaces: 5-6, A–Z, x-y. left, right: the text around it."""
     if sign == "—":
         return "to" if _ascends(left, right) else None
@@ -273,17 +273,17 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
 def _cross(match: re.Match[str]) -> str:
     """The word for ×: "times", or "by" between the sides of a thing: 3 × 4 m."""
     computed = (
-        in_equation(match) or re.search(r"[-−+*/=] ?[\d.]+ ?$", before(match, 12)) or re.match(rf" ?10[\^{_POWERS}]", behind(match, 4))
+        in_equation(match) or re.search(r"[-−+*/=] ?[\d.]+ ?$", before(match, 12)) or re.match(rf" ?10[\^{_POWERS}]", after(match, 4))
     )
-    if computed or not re.search(r"\d[a-z]{0,2} ?$", before(match, 4)) or not re.match(r" ?\d", behind(match, 2)):
+    if computed or not re.search(r"\d[a-z]{0,2} ?$", before(match, 4)) or not re.match(r" ?\d", after(match, 2)):
         return "times"
     spaced = before(match, 1) == " "
-    return "times" if spaced and not re.match(r" [\d.,]+ ?(?:[a-zμ]{1,2}[²³]?\b|inch|feet|meter|pixel|×)", behind(match, 16)) else "by"
+    return "times" if spaced and not re.match(r" [\d.,]+ ?(?:[a-zμ]{1,2}[²³]?\b|inch|feet|meter|pixel|×)", after(match, 16)) else "by"
 
 
 def _star(match: re.Match[str]) -> str | None:
     """The word for * or **: an operator between two operands, else its name."""
-    left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
+    left, right = before(match, 12).rstrip(), after(match, 3).lstrip()
     if not (_OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right)):
         return "star" if len(match.group()) == 1 else "star star"
     return "times" if match.group() == "*" else "to the power of"
@@ -291,7 +291,7 @@ def _star(match: re.Match[str]) -> str | None:
 
 def _dot(match: re.Match[str]) -> str:
     """The word for ·: "times" in x · y; elsewhere it is empty, because the dot only separates words."""
-    left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
+    left, right = before(match, 12).rstrip(), after(match, 3).lstrip()
     return "times" if _OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right) else ""
 
 
@@ -336,7 +336,7 @@ def _rate(match: re.Match[str]) -> str | None:
 
 def _slash(match: re.Match[str]) -> str:
     """The word for a slash; empty where it only separates: TCP/IP, and/or."""
-    left, right = before(match, 16), behind(match, 16)
+    left, right = before(match, 16), after(match, 16)
     if re.search(r"(?<!\w)[A-Z]{1,4}$", left) and re.match(r"[A-Z]{1,4}(?!\w)", right):
         return ""
     if re.search(r"\bd[a-z]$", left) and re.match(r"d[a-z]\b", right):
@@ -354,7 +354,7 @@ def _slash(match: re.Match[str]) -> str:
 
 def _colon(match: re.Match[str]) -> str | None:
     """The word for a colon between digits: "to", or empty before a verse, Isaiah 40:31. None elsewhere."""
-    if not (re.search(r"\d$", before(match, 1)) and re.match(r"\d", behind(match, 1))):
+    if not (re.search(r"\d$", before(match, 1)) and re.match(r"\d", after(match, 1))):
         return None
     return "" if _VERSE.search(before(match, 24)) else "to"
 
@@ -364,7 +364,7 @@ def _plus(match: re.Match[str]) -> str:
 
 
 def _about(match: re.Match[str]) -> str:
-    return "about" if re.match(r" ?[$£€]?\.?\d", behind(match, 3)) else "" if before(match, 1).isalnum() else "tilde"
+    return "about" if re.match(r" ?[$£€]?\.?\d", after(match, 3)) else "" if before(match, 1).isalnum() else "tilde"
 
 
 def _nearly(match: re.Match[str]) -> str:
@@ -398,7 +398,7 @@ _SAID_OF = re.compile(r"(?<![A-Za-z'])[b-hj-z]$")
 
 def _factorial(match: re.Match[str]) -> str | None:
     """The word for ! in a formula: n! = 120, 5!/3!, (n-1)!. None in "I am 5!": after a number the formula must go on."""
-    front, rest = before(match, 40), match.group() + behind(match, 8)
+    front, rest = before(match, 40), match.group() + after(match, 8)
     if front[-1] == ")":
         inside = front[front.rfind("(") + 1 : -1]
         return "factorial" if re.fullmatch(r"[a-z\d]+(?: ?[-−+*/] ?[a-z\d]+)+|\d+|[a-z]", inside) else None

@@ -42,11 +42,11 @@ def _date(month: int, day: int, written_year: str) -> str | None:
     return f"{MONTHS[month - 1]} {ordinal(day)}" + (f", {_spoken_year(written_year)}" if written_year else "")
 
 
-def _iso(match: re.Match[str]) -> str | None:
+def _iso_date(match: re.Match[str]) -> str | None:
     return _date(int(match["month"]), int(match["day"]), match["year"])
 
 
-def _numeric(match: re.Match[str]) -> str | None:
+def _date_in_digits(match: re.Match[str]) -> str | None:
     """A date in digits: 25/12/2024, 12/25/2024. If both numbers can be the month: the first, or after 5.4.2024 and 5-4-2024 the second."""
     first, second = int(match["first"]), int(match["second"])
     european = match["mark"] in ".-" and second <= 12 and len(match["year"]) == 4
@@ -219,7 +219,7 @@ def _countdown(match: re.Match[str]) -> str:
     return f"{match.group()[0]} minus"
 
 
-def _french(match: re.Match[str]) -> str | None:
+def _french_time(match: re.Match[str]) -> str | None:
     """A time of day after a word such as "at": at 15h30. None elsewhere: a duration."""
     hour, minute = int(match["hour"]), int(match["minute"])
     if hour > 24 or minute > 59 or not (_AT.search(before(match, 8)) or (hour > 7 and not before(match, 1))):
@@ -235,9 +235,9 @@ def _day_with_stop(match: re.Match[str]) -> str | None:
 _AT = re.compile(r"\b(?:at|from|to|until|till|by|before|after|since|à) $", re.IGNORECASE)
 TIMES: tuple[Form, ...] = (
     form(r"(?:(?P<many>1000)s|100s(?= of\b))\b", lambda match: "thousands" if match["many"] else "hundreds"),
-    form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
-    form(r"(?P<year>[12]\d{3})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?!\d|[-/.]\d)", _iso),
-    form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
+    form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso_date),
+    form(r"(?P<year>[12]\d{3})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?!\d|[-/.]\d)", _iso_date),
+    form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _date_in_digits),
     form(r"(?P<one>\d{1,2}):(?P<many>\d{1,3}(?:,\d{3})+)(?![\d:]|\.\d)", _scale),
     form(
         rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?"
@@ -248,7 +248,7 @@ TIMES: tuple[Form, ...] = (
     form(rf"(?P<hour>\d{{1,2}})\.(?P<minute>[0-5]\d)(?P<second>(?!))?(?P<part>(?!))?{_AM}{_ZONE}", _clock),
     form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
     form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!'\w)", _decade),
-    form(r"(?P<hour>\d{1,2})h(?P<minute>\d\d)(?!\w)", _french),
+    form(r"(?P<hour>\d{1,2})h(?P<minute>\d\d)(?!\w)", _french_time),
     form(r"(?<![\d.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?= [a-z]|[-–])", _day_with_stop),
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),

@@ -199,7 +199,7 @@ def _stable_audio() -> MovingDesign:
 
 
 def _channels(tiny: int, odd: int, more: int) -> Mapping[str, Values]:
-    """Arguments for the channels of a film's latents, by size. more: if the beginning of the film is given, the channels of its mask."""
+    """Arguments for the channels of a film's latents, by size. more: for a film with a first picture, the channels of its mask."""
     return {
         size: {"in_channels": count * (2 if more else 1) + more, "out_channels": count}
         for size, count in (("tiny", tiny), ("small", tiny), ("odd", odd))
