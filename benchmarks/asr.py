@@ -92,12 +92,14 @@ def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
 
 
 def _money(match: re.Match[str]) -> str:
+    """The words of an amount: $5.50 as "5 dollars 50 cents"."""
     sign, whole, part, scale = match.groups()
     unit, small = _UNITS[sign]
     return f" {whole} {scale or ''} {unit} " + (f"{part} {small} " if part and int(part) else "")
 
 
 def _spelled(digits: str) -> str:
+    """A number in words; four digits that may be a year are read as one."""
     if len(digits) == 4 and digits[0] in "12" and digits[1:3] != "00":
         return str(numbers.year(int(digits)))
     return str(numbers.cardinal(int(digits[:30])))

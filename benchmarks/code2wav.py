@@ -226,6 +226,7 @@ def cpu_s(call: Callable[[], None]) -> float:
 
 
 async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], items: Array) -> float:
+    """Seconds to make the sound of these items for all requests at once."""
     begun = time.perf_counter()
     await asyncio.gather(*(sounded(model, request, items) for request in requests))
     return time.perf_counter() - begun

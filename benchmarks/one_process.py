@@ -55,7 +55,7 @@ class OneProcess:
             await model.close()
 
     async def ask(self, question: str, seed: int, max_tokens: int) -> dict[str, float]:
-        """Answer a question; returns the times that a client would measure: seconds to first text and sound, and the others of Timing."""
+        """Answer a question; returns what a client would measure: seconds to first text and sound, seconds of sound, and their ratio."""
         self._begun = time.perf_counter()
         self._ttft_s = 0.0
         first_sound = last_sound = 0.0

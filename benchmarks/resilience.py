@@ -181,7 +181,7 @@ def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[Measure
 
 
 def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of processes of one kind that stopped. way: of WAYS."""
+    """The figures of processes of one kind that were stopped. way: how, a key of WAYS."""
     if not frozen:
         return []
     noticed = [loss.noticed_s for loss in frozen]

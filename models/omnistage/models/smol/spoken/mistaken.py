@@ -70,7 +70,7 @@ def are_seconds(match: re.Match[str]) -> bool:
 
 
 def is_mistaken(match: re.Match[str]) -> bool:
-    """Whether the letters after a number that look like a unit are a name, a size or a direction."""
+    """Whether the letters after a number that look like a unit are part of a name, a shape or a direction: 8 N Main St."""
     unit, front, rest = match["unit"], before(match, 48), after(match, 48)
     joined = match.group()[len(match["number"]) : len(match["number"]) + 1].isalpha()
     if joined and _NAME.search(front):

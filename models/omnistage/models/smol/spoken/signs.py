@@ -158,7 +158,7 @@ _OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]ail
 
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
-    """The word for a dash between operands: "minus" after a word that asks for a difference; after other words a range or a rest."""
+    """The word for a dash between operands: "minus" after a word that asks for a difference, else a range or a rest. front: a longer `left`."""
     if not _OPERAND_BEFORE.search(left) or not (_DIFFERENCE_ENDS.match(right) or re.match(r"\d+[a-z]{2,3}(?:[)²³ ,.;:”]|$)", right)):
         return None
     if re.search(rf"[a-z][{_POWERS}]$|[a-z]\^\d$", left) or (_VARIABLE_BEFORE.search(left) and _VARIABLE.match(right)):
@@ -380,6 +380,7 @@ def _greek(match: re.Match[str]) -> str:
 
 
 def _currency(match: re.Match[str]) -> str:
+    """The name of a currency sign without a number; empty for the dollar signs around a formula."""
     if match.group() == "$" and delimits(match):
         return ""
     return CURRENCIES[match.group()][0]

@@ -55,6 +55,7 @@ def make_thinking(directory: Path, order: CheckpointOrder, progress: ShowProgres
 
 
 def _make(directory: Path, order: CheckpointOrder, progress: ShowProgress, config: Configured, template: str) -> None:
+    """Do the work of `make`. config: makes the contents of config.json. template: of chats."""
     size, dtype = SIZES[order.size], order.dtype or "float32"
     ids = with_tokenizer(directory, order, progress, partial(write_tokenizer, template=template))
     fill(directory, config(size, ids, dtype), order.seed, getattr(torch, dtype), progress)

@@ -24,7 +24,7 @@ ADDED = 0.5
 
 
 def config(codebooks: int = 16, codes: int = 2048) -> dict[str, Any]:
-    """Its part of config.json, with frames as long as published. codebooks: codes of a frame. codes: how many ids a codebook has."""
+    """Code2Wav's part of config.json, with frames as long as published. codebooks: codes of a frame. codes: how many ids a codebook has."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,

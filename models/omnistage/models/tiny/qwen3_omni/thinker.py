@@ -86,6 +86,7 @@ def _text(size: TextSize, ids: Ids) -> dict[str, Any]:
 
 
 def _vision(size: VisionSize, output: int) -> dict[str, Any]:
+    """The values of the picture encoder. output: width of the rows that it makes."""
     return {
         "deepstack_visual_indexes": list(size.deepstack),
         "depth": size.layers,
@@ -105,6 +106,7 @@ def _vision(size: VisionSize, output: int) -> dict[str, Any]:
 
 
 def _audio(size: AudioSize, output: int) -> dict[str, Any]:
+    """The values of the sound encoder. output: width of the rows that it makes."""
     return {
         "activation_dropout": 0.0,
         "activation_function": "gelu",
