@@ -81,8 +81,7 @@ def words(text: str) -> list[str]:
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
-    """The number of words to change, add or remove so that heard texts become the originals, over the words of the originals.
-    pairs: (original, heard)."""
+    """Words to change, add or remove so that what was heard becomes the text, over the words of the text. pairs: (text, heard)."""
     errors = total = 0
     for text, other in pairs:
         wanted, got = meant(text), words(other)

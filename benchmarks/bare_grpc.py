@@ -1,8 +1,6 @@
-"""The least that a chain can cost: the same messages pass through as many processes, which only relay bytes with gRPC.
-
-There is no link, shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so
-figures of the chain are given as ratios to these, measured in the same run.
-"""
+"""The least that a chain can cost: the same messages pass through as many processes, which only relay bytes with gRPC. There is no link,
+shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so figures of the chain
+are given as ratios to these, measured in the same run."""
 
 from __future__ import annotations
 

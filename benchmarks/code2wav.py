@@ -1,6 +1,5 @@
-"""`python -m benchmarks.code2wav`: the cost of sound that is made while it is still being spoken, and its difference from sound that is
-made of the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word error
-rate."""
+"""`python -m benchmarks.code2wav`: the cost of sound that is made while the speech goes on, and its difference from sound that is made of
+the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word errors."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Sounded:
 @dataclass(frozen=True, slots=True)
 class ProfileFigures:
     """The figures of a profile. speech_s: seconds of speech that come before the first sound. computed_s: CPU seconds until then. snr:
-    signal over the difference from the sound made at once, dB. distance: log-spectral, dB. cost: over that at once. errors: word error
-    rate."""
+    signal over the difference from the sound made at once, dB. distance: log-spectral, dB. cost: over that at once. errors: of words."""
 
     voice: str
     profile: str

@@ -1,9 +1,6 @@
 """`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, beside the pipelines of Diffusers; checkpoints with random
-weights of size small, one thread.
-
-Seconds are CPU time of this process, unless something else is said: the process is never idle from the first request to the last
-picture. With `--device cuda` only the transformer of Z-Image in its full size is measured.
-"""
+weights of size small, one thread. Seconds are CPU time of this process, unless something else is said: the process is never idle from the
+first request to the last picture. With `--device cuda` only the transformer of Z-Image in its full size is measured."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness;
-and under Qwen2.5-Omni's."""
+"""`python -m benchmarks.engine`: the engine with the default Thinker and with Qwen2.5-Omni's: throughput, cost of a step, fairness."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ class Figure:
 
 @dataclass
 class Report:
-    """The figures of one run, in `folder`/`name`.json. The file is complete at every moment, so measured figures survive a crash. failed:
-    parts of the run that failed, and why."""
+    """The figures of one run, always complete in `folder`/`name`.json, so that they survive a crash. failed: why parts failed, by name."""
 
     name: str
     folder: Path = OUT

@@ -1,7 +1,5 @@
-"""Films of Wan: the time to the first frame, many films at once beside the pipeline of Diffusers, and the memory of decoding.
-
-Weights are random; the transformer is small. For measurements of decoding the VAE has its published width.
-"""
+"""Films of Wan: the time to the first frame, many films at once beside the pipeline of Diffusers, and the memory of decoding. Weights are
+random; the transformer is small. For measurements of decoding the VAE has its published width."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The wake-ups of a stack's processes while it has no requests, beside as many processes that only speak gRPC.
-
-A wake-up is counted when a thread went to sleep by itself, for any reason: the kernel counts them. Each bare process
-has a server of grpc.aio with nothing registered and a channel to the process before it, no option set, no call.
-"""
+"""The wake-ups of a stack's processes while it has no requests, beside as many processes that only speak gRPC. A wake-up is counted when a
+thread went to sleep by itself, for any reason: the kernel counts them. Each bare process has a server of grpc.aio with nothing registered
+and a channel to the process before it, no option set, no call."""
 
 from __future__ import annotations
 

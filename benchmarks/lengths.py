@@ -1,8 +1,5 @@
-"""Kills of a stage late in an answer, while other clients talk: does the gap grow with the length of the answer?
-
-The replica that has the answer is found while there is no other one; then the other clients begin, and each of them checks that its
-answers stay the same.
-"""
+"""Kills of a stage late in an answer, while other clients talk: does the gap grow with the length of the answer? The replica that has the
+answer is found while there is no other one; then the other clients begin, and each of them checks that its answers stay the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The same models in one process without a server: the measure that the chain of servers is held against.
-
-Run as a module it answers every line on standard input, a JSON object {question, seed, max_tokens}, with a line of figures.
-"""
+"""The same models in one process without a server: the measure that the chain of servers is held against. Run as a module it answers every
+line on standard input, a JSON object {question, seed, max_tokens}, with a line of figures."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ SOUND_S = 5.0
 
 @dataclass
 class SpeechTimes:
-    """The times of one answer, in seconds after its question. waited_s: how long the server told a player to wait. late_s: how
-    long such a player had nothing to play."""
+    """Times of an answer, in seconds. waited_s: how long the server tells a player to wait. late_s: how long it then has nothing."""
 
     first_s: float = 0.0
     total_s: float = 0.0

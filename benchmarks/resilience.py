@@ -1,7 +1,5 @@
-"""`python -m benchmarks.resilience`: how much a listener notices of a lost stage, as benchmarks/out/resilience.json and as a table.
-
-It uses two replicas of every stage and one router. It needs the folder of the tests on the path, for their processes that can be killed.
-"""
+"""`python -m benchmarks.resilience`: how much a listener notices of a lost stage, as benchmarks/out/resilience.json and as a table. It uses
+two replicas of every stage and one router. It needs the folder of the tests on the path, for their processes that can be killed."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ class Studio:
         self.painter = cast(PicturePainter, self.drawing._painter)
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
-        """A request for a picture of `side` x `side` pixels. Every seed is another client with another prompt, of several lengths, unless
-        one is given."""
+        """A request for a picture of `side` x `side` pixels. Every seed is another client; without `prompt` it has another prompt too."""
         return DrawRequest(
             seed=seed,
             prompt=prompt or f"picture {seed}: a {'very ' * (seed % 4)}small house on a hill beside the sea",

@@ -165,8 +165,7 @@ async def first_code_s(running: Fleet, seed: int) -> float:
 
 
 async def first_code(running: Fleet, folder: Path, report: Report) -> None:
-    """Measure the time to the first code beside that of the model calls that it needs, made in this process: the prompt and two steps of
-    the Thinker, the same prompt and one step of the Talker."""
+    """Measure the first code beside the model calls that it needs: the prompt and two steps of the Thinker, and one of the Talker."""
     options = LoadOptions(path=folder)
     thinker, talker = load_thinker(folder, options), load_talker(folder, options)
     await first_code_s(running, 99)

@@ -127,8 +127,7 @@ def _median_of(words: Sequence[str], address: str) -> float:
 
 @contextmanager
 def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
-    """Start a stack of these pipelines, or of the default ones; yields the id of the process that started it, the address of its router,
-    and the seconds until it served."""
+    """Start a stack of these or the default pipelines; yields the id of its process, the router's address, and seconds until it served."""
     reading, writing = os.pipe()
     begun = time.monotonic()
     words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(writing)]

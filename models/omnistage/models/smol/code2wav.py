@@ -74,10 +74,8 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
 
 
 def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
-    """The number of rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase.
-
-    A tail shorter than half a chunk joins the chunk before it.
-    """
+    """The number of rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase. A tail shorter
+    than half a chunk joins the chunk before it."""
     reached = 0
     size = schedule[-1]
     for candidate in schedule:
@@ -89,11 +87,9 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
 
 
 class _Phrase:
-    """Turns the rows of one phrase into samples.
-
-    first_row: index of its first row in the session. rows: number of its rows. wanted: the row of the phrase from which on samples are
-    wanted: samples before it may be anything; with wanted >= rows the phrase only counts its rows.
-    """
+    """Turns the rows of one phrase into samples. first_row: index of its first row in the session. rows: number of its rows. wanted: the
+    row of the phrase from which on samples are wanted: samples before it may be anything; with wanted >= rows the phrase only counts its
+    rows."""
 
     def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
         self.first_row = first_row
@@ -179,9 +175,7 @@ class _Phrase:
 @dataclass(slots=True)
 class WaveSession:
     """Turns the rows of one session into chunks of samples. It starts no thread: its caller calls `step` while `ready` is true.
-
-    first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them.
-    """
+    first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them."""
 
     net: SpectrumNet
     seed: int
@@ -199,8 +193,7 @@ class WaveSession:
         return self._silent
 
     def feed(self, first: int, rows: Array) -> None:
-        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). first: index of the first of them. Raises BadRequest for rows that no
-        Talker of this model makes."""
+        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). first: index of the first. Raises BadRequest for impossible rows."""
         own = np.array(rows, np.float32)
         if not np.isfinite(own).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")

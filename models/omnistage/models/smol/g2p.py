@@ -71,8 +71,7 @@ class Phonemizer:
         return Reading(normal, phonemes, starts, read.borders, read.unspoken)
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield parts of at most MAX_PHONEMES phonemes: their ids with a pad first and last, and for each id but the pads the place of its
-        letter."""
+        """Yield parts of at most MAX_PHONEMES phonemes: ids with a pad first and last, and for each id but the pads its letter's place."""
         for begin, part in _parts(phonemes):
             places = [place for place, letter in enumerate(part, begin) if letter in self._symbols]
             yield [PAD, *(self._symbols[phonemes[place]] for place in places), PAD], places

@@ -1,7 +1,5 @@
-"""Cutting a text that is still being written into phrases that can be spoken.
-
-The cuts are a function of the characters alone, not of the pieces they arrive in: the cutter takes one character after the other.
-"""
+"""Cutting a text that is still being written into phrases that can be spoken. The cuts are a function of the characters alone, not of the
+pieces they arrive in: the cutter takes one character after the other."""
 
 from __future__ import annotations
 
@@ -69,9 +67,8 @@ class Phrase:
 
 class PhraseCutter:
     """Cuts one text into phrases: Markdown goes in, phrases of plain text come out. Symbols without a word (★★) make a phrase too, because
-    characters that are not spoken are reported. ASCII symbols alone make none: they may be left over from Markdown.
-
-    plain: the text is no Markdown: every character stands for itself."""
+    characters that are not spoken are reported. ASCII symbols alone make none: they may be left over from Markdown. plain: the text is no
+    Markdown: every character stands for itself."""
 
     def __init__(self, plain: bool = False) -> None:
         self._is_plain = plain

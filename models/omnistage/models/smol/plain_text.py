@@ -321,8 +321,7 @@ class PlainText:
 
 
 class AsGiven:
-    """Does the work of PlainText for a text that is no Markdown: every character stands for itself; only lines are treated as PlainText
-    does."""
+    """Does the work of PlainText for a text that is no Markdown: every character stands for itself; only lines are joined as there."""
 
     def __init__(self) -> None:
         self._at = -1  # Place of the last character read.
@@ -342,8 +341,7 @@ class AsGiven:
         return []
 
     def _placed(self, character: str) -> Iterator[Placed]:
-        """The character, after the border of its line if it is the first of one. A line that goes on with a small letter was wrapped, not
-        ended."""
+        """Yield the character, after a line break or a space if it begins a line. A line that begins with a small letter was wrapped."""
         if character == "\n":
             self._breaks += 1
         elif not self._breaks or not character.isspace():

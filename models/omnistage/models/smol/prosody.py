@@ -36,8 +36,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Phonemes and their lengths. ids: [n] int64. text: their text features, [n, 192]. durations: in rows, [n] int64. first, end: the range
-    of rows that are kept."""
+    """Phonemes and their lengths. ids: [n] int64. text: text features, [n, 192]. durations: [n] int64, rows. first, end: kept rows."""
 
     ids: Tensor
     text: Tensor

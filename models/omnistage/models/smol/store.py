@@ -29,9 +29,7 @@ SPACE = 700 << 20
 
 def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
     """The converted default model: a folder with `thinker`, `talker` and `code2wav`, fetched and converted first if it is not in the cache.
-
-    Safe to call from several processes at once. Raises FetchError, which says what to do.
-    """
+    Safe to call from several processes at once. Raises FetchError, which says what to do."""
     return fetched(_recipe(), cache or cache_directory(), progress)
 
 

@@ -50,8 +50,7 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer(Tokenized):
-    """begun: the answer, into which its history was read, and the request to the engine; None if nothing is generated, because the text is
-    verbatim or the answer was finished before."""
+    """begun: the answer with its history, and the request to the engine; None for text that is verbatim or was finished before."""
 
     begun: tuple[AnswerAssembler, SequenceRequest] | None
 
@@ -110,9 +109,8 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
 
 
 def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
-    """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights.
-
-    The KV cache holds at least one full context; memory is used as it is touched."""
+    """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights. The KV
+    cache holds at least one full context; memory is used as it is touched."""
     options = options or LoadOptions()
     torch.set_num_threads(options.threads)
     decoder = read_decoder(folder, choose_dtype(options), torch.device(options.device))

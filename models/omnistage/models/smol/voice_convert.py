@@ -1,7 +1,5 @@
-"""One-off conversion of the voice: the quantised ONNX graph of hibari-tts to the float32 weights of our Talker and Code2Wav.
-
-Only this file needs the package `onnx`. Run by the store when the default model is fetched.
-"""
+"""One-off conversion of the voice: the quantised ONNX graph of hibari-tts to the float32 weights of our Talker and Code2Wav. Only this file
+needs the package `onnx`. Run by the store when the default model is fetched."""
 
 from __future__ import annotations
 
@@ -19,11 +17,8 @@ DECODER = ("m.dec", "m.head.")
 
 
 def convert_voice(graph: Path, vocabulary: Path, talker: Path, code2wav: Path) -> None:
-    """Write config.json and model.safetensors of both stages into the existing empty folders.
-
-    graph: `hibari/assets/hibari.onnx`. vocabulary: `hibari/assets/vocab.json`, phoneme letter -> id.
-    Raises ValueError if the graph is not the one this was written for.
-    """
+    """Write config.json and model.safetensors of both stages into the existing empty folders. graph: `hibari/assets/hibari.onnx`.
+    vocabulary: `hibari/assets/vocab.json`, phoneme letter -> id. Raises ValueError if the graph is not the one this was written for."""
     from safetensors.numpy import save_file
 
     weights = read_graph(graph)

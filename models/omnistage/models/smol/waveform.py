@@ -42,11 +42,8 @@ def noise(seed: int, first: int, count: int) -> Tensor:
 
 
 class PulseTrain:
-    """A train of band-limited pulses that follows f0, and its spectra.
-
-    Every harmonic h of f0 below 11 kHz has amplitude 1: sum over h of cos(h t) = sin((H + 1/2) t) / (2 sin(t / 2)) - 1/2. Below 40 Hz a
-    frame is unvoiced and silent.
-    """
+    """A train of band-limited pulses that follows f0, and its spectra. Every harmonic h of f0 below 11 kHz has amplitude 1: sum over h of
+    cos(h t) = sin((H + 1/2) t) / (2 sin(t / 2)) - 1/2. Below 40 Hz a frame is unvoiced and silent."""
 
     def __init__(self) -> None:
         self._f0: NDArray[np.float32] = np.empty(0, np.float32)

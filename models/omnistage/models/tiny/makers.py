@@ -25,8 +25,7 @@ class MakeError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrder:
-    """A checkpoint to be made. size: one of its maker's sizes. tokenizer: "built" has a small vocabulary that is trained on the spot,
-    "qwen" that of Qwen. dtype: "" is that of the size."""
+    """A checkpoint to be made. size: of its maker. tokenizer: "built" (a small vocabulary) or "qwen". dtype: "" is that of the size."""
 
     size: str = "tiny"
     seed: int = 0
@@ -67,8 +66,7 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress | None = None) -> None:
-    """Make a checkpoint in a folder, which must be empty or missing; nothing of it is left after a failure. Raises MakeError, FetchError,
-    OSError. name: one of MAKERS."""
+    """Make a checkpoint of one of MAKERS in a folder, which must be empty or missing. Raises MakeError, FetchError, OSError."""
     maker = MAKERS.get(name)
     if maker is None:
         reason = f"no checkpoint of {name!r} can be made"

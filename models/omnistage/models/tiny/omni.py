@@ -76,8 +76,7 @@ def build_vocabulary() -> ByteVocabulary:
 
 
 def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgress, write: Callable[[Path, ByteVocabulary], Ids]) -> Ids:
-    """Write a tokenizer with the ordered vocabulary; returns the ids from `write`. Raises FetchError if the vocabulary of Qwen cannot be
-    fetched."""
+    """Write a tokenizer with the ordered vocabulary; returns the result of `write`. Raises FetchError for that of Qwen."""
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
     ids = write(directory, vocabulary)

@@ -34,10 +34,8 @@ def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = 
 
 
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
-    """Write vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id.
-
-    The bytes of an entry are merged to it last, so its merge joins the two pieces that the merges of lower rank leave.
-    """
+    """Write vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id. The
+    bytes of an entry are merged to it last, so its merge joins the two pieces that the merges of lower rank leave."""
     ranks: dict[bytes, int] = {}
     for line in (sources / "qwen.tiktoken").read_bytes().splitlines():
         spelled, number = line.split()

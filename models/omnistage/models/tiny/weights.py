@@ -23,8 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """The weights of a model of Transformers by name, as tensors without memory. Warnings while it is built are silenced: they are about
-    the form of the published configs."""
+    """The weights of a model of Transformers by name, without memory. Warnings about the form of published configs are silenced."""
     verbosity = get_verbosity()
     set_verbosity(logging.ERROR)
     try:

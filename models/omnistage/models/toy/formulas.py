@@ -141,7 +141,7 @@ def prompt_rows(prompt: NDArray[np.int64]) -> NDArray[np.uint16]:
 
 
 def omni_token(seed: int, prompt: NDArray[np.int64], n: int) -> int:
-    """Token n of the answer to a prompt's items [rows, 4]; the prompt counts through its sums and its length."""
+    """Token n of the answer to a prompt's items, [rows, 4]: it depends on their sum and on the position where the answer begins."""
     summed = int((prompt @ np.array([1, 1, 2, 3])).sum())
     return (31 * seed + summed + 7 * (next_place(prompt) + n)) % VOCABULARY
 
@@ -191,8 +191,8 @@ def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[
 
 
 def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
-    """The number that each step adds: guidance from the sum of the negative prompt, `scale` times the way to that of the prompt. shown: sum
-    of the pixels of the request's images."""
+    """The number that each step adds: guidance from the sum of the negative prompt, `scale` times the way to that of the prompt. shown: of
+    the images' pixels."""
     to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
     return (away + scale * (to - away) + shown) % 256
 

@@ -79,8 +79,7 @@ class OmniOptions:
 
 @dataclass(frozen=True, slots=True)
 class OmniThinkerOptions(OmniOptions):
-    """microphone: the Thinker also reads sound that is streamed on a port of that name. films: it also reads films, by their digest, and
-    all media on ports."""
+    """microphone: also reads sound that is streamed on a port of that name. films: also reads films, by digest, and all media on ports."""
 
     of: ClassVar[str] = "the thinker of toy-omni"
 

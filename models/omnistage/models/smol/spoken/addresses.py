@@ -65,9 +65,8 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """Read the host, port and path of a web address, without the query after a question mark and the place after a hash.
-
-    The user's part is left out too: it may hold a password."""
+    """Read the host, port and path of a web address, without the query after a question mark and the place after a hash. The user's part is
+    left out too: it may hold a password."""
     words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"

@@ -179,8 +179,7 @@ _GROUPING = "\u00a0\u2007\u2009\u202f"
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """text: the words of a text, with one space between two; a word of which nothing is left is empty. unspoken: runs of characters that
-    became LOST."""
+    """text: the words of a text, one space between two; a word that vanished is empty. unspoken: runs of characters that became LOST."""
 
     text: str
     unspoken: tuple[str, ...]

@@ -1,5 +1,4 @@
-"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers, which are read by their
-surroundings."""
+"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and numbers without a form."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class WrittenNumber(NamedTuple):
 
 
 def parse_number(number: str) -> WrittenNumber:
-    """Parse a number by the marks between its digits: the last of two different marks is the point; a comma before three digits groups, and
-    so does a point that comes twice."""
+    """Parse a number: the last of two different marks is its point; a comma before three digits groups, and a point that comes twice."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
     grouped = plain != number
     comma, point = plain.rfind(","), plain.rfind(".")

@@ -84,8 +84,7 @@ _PUNCTUATION = re.compile(r"[,.;:!?]+")
 @dataclass(frozen=True, slots=True)
 class SpokenText:
     """words: the spoken words, with their punctuation. borders: the places between words of the text that no written form spans, the
-    beginning first and the end last: for each, how many words of the text and how many of `words` come before it. unspoken: characters of
-    the text that are not spoken."""
+    beginning first and the end last: for each, how many words of the text and how many of `words` come before it. unspoken: as in Clean."""
 
     words: tuple[str, ...]
     borders: tuple[tuple[int, int], ...]

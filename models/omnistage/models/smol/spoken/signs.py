@@ -158,7 +158,7 @@ _OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]ail
 
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
-    """The word for a dash between operands: "minus" after a word that asks for a difference, else a range or a rest. front: a longer `left`."""
+    """The word for a dash between operands: "minus" after a word that asks for it, else a range or a rest. front: a longer `left`."""
     if not _OPERAND_BEFORE.search(left) or not (_DIFFERENCE_ENDS.match(right) or re.match(r"\d+[a-z]{2,3}(?:[)²³ ,.;:”]|$)", right)):
         return None
     if re.search(rf"[a-z][{_POWERS}]$|[a-z]\^\d$", left) or (_VARIABLE_BEFORE.search(left) and _VARIABLE.match(right)):
@@ -190,8 +190,7 @@ def is_score(left: str, right: str) -> bool:
 
 
 def _is_range(sign: str, left: str, right: str) -> bool:
-    """Whether the numbers around a dash are a range: times, or any around –; otherwise numbers that ascend and are years, money, percent or
-    have a word after them."""
+    """Whether the numbers around a dash are a range: times, any around –, or ascending years, money, percent or numbers before a word."""
     first, last = _AMOUNT.search(left), _NEXT_AMOUNT.match(right)
     if not first or not last or re.match(r"[A-Za-z]\b", right):
         return False

@@ -1,7 +1,5 @@
-"""Makes checkpoints of the drawing pipelines with random weights, in the published files: for tests, and for trials that need no beauty.
-
-A weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
-"""
+"""Makes checkpoints of the drawing pipelines with random weights, in the published files: for tests, and for trials that need no beauty. A
+weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ class PipelinePart:
 @dataclass(frozen=True, slots=True)
 class MovingDesign:
     """A pipeline. encoder, encoders: class of its text encoder, and its arguments by size. tokens: length of a text. scheduler, schedule:
-    its class, and the contents of its file. nothing: parts that it may have and here has not. values: of model_index.json, beside the
-    parts."""
+    its class, and the contents of its file. nothing: parts that it lacks. values: others of model_index.json."""
 
     pipeline: str
     encoder: str

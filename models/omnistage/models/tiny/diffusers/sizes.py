@@ -19,8 +19,7 @@ HIDDEN = 32
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A pipeline: classes of its parts and their arguments. transformers: those by size. processor: name of the part that prepares pictures
-    for the text encoder; "" if it sees none."""
+    """A pipeline: its parts' classes and arguments. transformers: by size. processor: the part that prepares pictures; "" for none."""
 
     pipeline: str
     transformer: str

@@ -56,8 +56,7 @@ class AudioSize:
 
 @dataclass(frozen=True, slots=True)
 class DitSize:
-    """The 22 layers that turn codes into mel frames. speaker: width of a voice's vector. encoder*: widths of the part that reads the
-    example of a voice."""
+    """The 22 layers that make mel frames of codes. speaker: width of a voice's vector. encoder*: of the part that reads an example."""
 
     hidden: int
     heads: int
@@ -72,8 +71,7 @@ class DitSize:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A whole model. vocoder: channels before the first of its six upsamplings, each of which halves them. voice_frames: mel frames in the
-    example of a voice."""
+    """A whole model. vocoder: channels before six upsamplings, each of which halves them. voice_frames: mel frames of a voice's example."""
 
     thinker: DecoderSize
     vision: VisionSize

@@ -29,8 +29,8 @@ GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
     *((".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1)),
 )
-"""By how much matrices and norms enlarge their input, by a part of their names; others by 1. Large ones in attention make it sharp, so that
-an answer does not repeat one token."""
+"""By how much matrices and norms enlarge their input, by a part of their names; others by 1. Large ones in attention
+keep an answer from repeating one token."""
 
 DECODERS = {
     "thinker.model.": ("thinker_config", "text_config"),

@@ -56,8 +56,7 @@ def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of the numbers of a weight. With them the sound is neither silent nor at full scale, and depends on all codes,
-    earlier ones too."""
+    """Mean and deviation of the numbers of a weight, with which the sound is neither silent nor at full scale and depends on all codes."""
     owner, part = name.split(".")[-2:]
     if part in ("bias", "alpha", "beta"):
         return 0.0, 0.1

@@ -1,7 +1,5 @@
-"""The Talker of `make-tiny qwen3-omni`: its part of config.json in the published form, and the names and shapes of its weights.
-
-All values that are not in a size are as published: the last 1024 items of the Talker are no codes, and its special items stand there.
-"""
+"""The Talker of `make-tiny qwen3-omni`: its part of config.json in the published form, and the names and shapes of its weights. All values
+that are not in a size are as published: the last 1024 items of the Talker are no codes, and its special items stand there."""
 
 from __future__ import annotations
 
