@@ -165,7 +165,7 @@ def _asked2_5(config: Any) -> Mapping[str, Any]:
 
 
 def _asked3(config: Any) -> Mapping[str, Any]:
-    """Arguments for as many frames as ours: the Talker of Transformers makes one frame less than new tokens."""
+    """Arguments for as many frames as ours: the Talker of Transformers makes one frame fewer than it may make tokens."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
 

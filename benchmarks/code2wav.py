@@ -251,6 +251,7 @@ async def default_voice(report: Report) -> list[ProfileFigures]:
 
 
 def table(found: Sequence[ProfileFigures]) -> str:
+    """The figures as a table in Markdown."""
     head = "| voice | profile | speech before the first sound | computing | of the whole | spectral distance | cost | words heard wrong |"
     rows = [head, "|---|---|---|---|---|---|---|---|"]
     for line in found:

@@ -77,6 +77,7 @@ async def first_s(engine: Engine, asked: SequenceRequest) -> float:
 
 
 async def tokens_per_s(engine: Engine, concurrent: int) -> float:
+    """Tokens per second of `concurrent` requests that are asked at once, prompts included."""
     started = time.perf_counter()
     answers = await asyncio.gather(*(read(engine.submit(request(PROMPT, ANSWER))) for _ in range(concurrent)))
     return sum(map(len, answers)) / (time.perf_counter() - started)

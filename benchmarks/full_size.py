@@ -51,6 +51,7 @@ class Easel:
         return replace(self.studio.request(seed, side, guided=guided), steps=STEPS)
 
     async def canvases(self, count: int, side: int) -> list[Canvas]:
+        """Begin `count` pictures of `side` x `side` pixels."""
         painter, made = self.studio.painter, list[Canvas]()
         for seed in range(count):
             plan = await self.studio.model.prepare(self.request(seed, side))

@@ -104,6 +104,7 @@ def _fleet(logs: Path, model: MeasuredPipeline) -> AbstractContextManager[Fleet]
 
 @asynccontextmanager
 async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
+    """Start and warm up the servers of a model; yields them and a client of their router."""
     with tempfile.TemporaryDirectory() as logs, _fleet(Path(logs), model) as running:
         async with omni_stub(running.address("router")) as stub:
             await found(running, stub)

@@ -159,6 +159,7 @@ class FilmMaker(Toy):
             raise BadRequest("diffusion.images", str(error)) from None
 
     def items(self, prepared: ToyScene) -> Mapping[str, int]:
+        """See DiffusionModel.items. Ports of products that are not asked for have none."""
         counts = {port.name: 0 for product in (self._pictures, self._film, self._sound) for port in product.ports}
         for product in self.products(prepared.request):
             counts |= product.items(prepared)

@@ -119,6 +119,7 @@ class FirstTokens:
         self.count, self._most = 0, most
 
     def take(self, token_id: int) -> str | None:
+        """The word of a token of the thought; None for a token of the answer."""
         if self.count == self._most:
             return None
         self.count += 1
