@@ -84,7 +84,7 @@ async def _disturbed(house: Fleet, stub: Stub, request: Request, kind: str, toke
 
 @asynccontextmanager
 async def _company(stub: Stub, request: Request) -> AsyncIterator[Callable[[], bool]]:
-    """Let BYSTANDERS clients ask one question each, again and again; yields a function: has every one of them got a first event?"""
+    """Let BYSTANDERS clients ask one question each, again and again; yields a function that says whether each has got an event."""
     hearing: set[int] = set()
 
     async def ask(number: int) -> None:

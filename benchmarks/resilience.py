@@ -128,6 +128,7 @@ async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCas
 
 
 def _line(loss: MeasuredLoss) -> str:
+    """A line of text with the times of a loss, in ms."""
     case = loss.case
     times = {"closed": loss.closed_s, "noticed": loss.noticed_s, "open": loss.reopened_s, "first chunk": loss.resumed_s}
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}

@@ -247,7 +247,7 @@ def _plain(character: str) -> str:
 
 
 def _plain_of(character: str) -> str:
-    """The characters for one, which the forms know: LOST if it means something without a sound, empty if it means nothing."""
+    """The characters that stand for one: LOST if it means something without a sound, empty if it means nothing."""
     if character.isascii() or character in _SPOKEN:
         return character
     if character in _SAME:

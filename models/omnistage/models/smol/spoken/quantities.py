@@ -176,6 +176,7 @@ _LIMIT = re.compile(r" (?:timeout|limit|delay|interval|clip|video|pause|break|wi
 
 
 def _percent(match: re.Match[str]) -> str | None:
+    """A number with %, ‰ or ‱. None if the % is an operator."""
     if match["sign"] == "%" and is_modulo(match):
         return None
     return f"{amount(match['number'])} " + {"%": "percent", "‰": "per thousand", "‱": "per ten thousand"}[match["sign"]]
