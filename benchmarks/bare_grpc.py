@@ -95,6 +95,7 @@ class _Relay:
 
 
 async def _serve(upstream: str) -> None:
+    """Serve as the source or as a relay of `upstream`, and print the own address."""
     behaviour = _source if upstream == "source" else _Relay(upstream).run
     service, method = _METHOD.strip("/").split("/")
     server = grpc.aio.server(options=server_options())

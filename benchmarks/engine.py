@@ -243,6 +243,7 @@ def new_engine(decoder: PackedDecoder) -> Engine:
 
 
 async def served(decoder: PackedDecoder, report: Report) -> None:
+    """Measure the parts that need the engine's own thread."""
     engine = new_engine(decoder)
     await tokens_per_s(engine, 2)
     for name, part in {

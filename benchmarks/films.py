@@ -98,6 +98,7 @@ class Camera:
 
 
 def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int = STEPS) -> DrawRequest:
+    """The request for a film; every seed is another client with another prompt."""
     return DrawRequest(
         seed=seed,
         prompt=f"a {'very ' * (seed % 4)}small boat on the sea, {seed}",

@@ -164,6 +164,7 @@ async def _default_model(report: Report) -> None:
 
 
 async def _toy(report: Report) -> None:
+    """Measure with toys: first text, first sound, many streams, and the page."""
     options = {"interval_s": STREAM_INTERVAL_S, "length": STREAM_TOKENS, "max_chunk": 1}
     async with served(_toys({})) as (stack, address, _), AsyncOmni(address=stack.address, max_retries=0) as omni:
         http = await Http.to(address)

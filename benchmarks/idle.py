@@ -65,6 +65,7 @@ def _bare_processes(number: int) -> Iterator[list[int]]:
 
 
 async def _serve(upstream: str) -> None:
+    """Serve, connect to `upstream` unless it is FIRST, and print the own address."""
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -25,6 +25,7 @@ ONE_PROCESS_RATIO = 1.6
 
 
 async def measure(report: Report) -> None:
+    """Measure the default model: the start of its stack, answers alone and at once, and memory."""
     layout = layout_of(Choice(["smol"]))
     begun = time.perf_counter()
     stack = Stack(layout)

@@ -213,6 +213,7 @@ def _logged(fleet: Fleet, address: str, since: float) -> tuple[float, float]:
 
 
 def _entries(fleet: Fleet, event: str) -> Iterator[tuple[float, dict[str, str]]]:
+    """Yield the entries of an event in the logs of all servers, each with its time.time()."""
     for name in fleet.names:
         for line in fleet.server(name).log().splitlines():
             if f'"{event}"' in line:

@@ -71,6 +71,7 @@ async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Laten
 
 
 async def measure(report: Report) -> None:
+    """Measure the chain of toys with one session and with many."""
     stack = Stack(layout())
     await stack.start()
     try:

@@ -13,6 +13,7 @@ from omnistage.client import AsyncOmni
 
 
 async def measure(report: Report) -> None:
+    """Let the default model speak, and compare what a recogniser hears with the texts."""
     stack = Stack(layout_of(Choice(["smol"])))
     await stack.start()
     try:

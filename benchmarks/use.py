@@ -44,6 +44,7 @@ def _command(report: Report) -> None:
 
 
 def _install(report: Report) -> None:
+    """Measure the size of a new environment that has the client alone."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _check_call("hatchling", "build", "-t", "wheel", "-d", str(folder))

@@ -191,7 +191,7 @@ def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[
 
 
 def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
-    """The number that each step adds: the sum of the negative prompt, `scale` times the way to the prompt's, and `shown`, the images' sum."""
+    """The number that each step adds: the sum of the negative prompt, `scale` times the way to the prompt's, and `shown`, the images'."""
     to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
     return (away + scale * (to - away) + shown) % 256
 

@@ -47,7 +47,7 @@ def _iso_date(match: re.Match[str]) -> str | None:
 
 
 def _date_in_digits(match: re.Match[str]) -> str | None:
-    """A date in digits: 25/12/2024, 12/25/2024. If both numbers can be the month: the first, or after 5.4.2024 and 5-4-2024 the second."""
+    """A date in digits: 25/12/2024, 12/25/2024. If both can be the month, it is the first; with points or hyphens (5.4.2024) the second."""
     first, second = int(match["first"]), int(match["second"])
     european = match["mark"] in ".-" and second <= 12 and len(match["year"]) == 4
     if match["mark"] in ".-" and len(match["year"]) == 2:
