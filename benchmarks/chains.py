@@ -137,7 +137,7 @@ class CausalPath(SoundPath):
 class Chain:
     """A family. maker, family: names of its checkpoint's maker, and of its pipeline and models. suffix: ends the names of its figures.
     frames, samples: length of an answer. profile, sampling: for Code2Wav and Talker. reference: loads Transformers' model. asked: makes
-    further arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: of two figures."""
+    further arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: of ttfa_over_hf_e2e, ttfa_relays."""
 
     maker: str
     family: str

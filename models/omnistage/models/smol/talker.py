@@ -138,8 +138,8 @@ class _Speech:
         self._phonemizer = phonemizer
         self._request = request
         self._wanted = wanted
-        self._rows = 0  # Of the speech so far.
-        self._words = 0  # Of the alignment so far.
+        self._rows = 0  # Rows of the speech so far.
+        self._words = 0  # Words of the alignment so far.
         self.finish_reason = FinishReason.STOP
 
     @property

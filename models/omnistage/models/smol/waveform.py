@@ -50,7 +50,7 @@ class PulseTrain:
         self._f0_sum = 0.0  # f0 summed over all samples so far.
         self._samples = torch.zeros(WINDOW // 2)  # Pulses that further windows need.
         place = ((np.arange(HOP) + 0.5) / HOP - 0.5) % 1.0
-        self._place = place.astype(np.float32)  # Of each sample of a frame, 0..1 between the middles of two frames.
+        self._place = place.astype(np.float32)  # Places of a frame's samples, 0..1 between the middles of two frames.
 
     def push(self, f0_hz: NDArray[np.float32], last: bool) -> Tensor:
         """Take f0 of the next frames, [n], n >= 1 in the first call; returns the complete spectra, complex64 [m, BINS]."""

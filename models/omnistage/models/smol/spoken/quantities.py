@@ -230,7 +230,7 @@ def _thousandth(match: re.Match[str]) -> str:
 
 
 def _feet(match: re.Match[str]) -> str | None:
-    """Feet and inches: 5 ft 7 in. From 12 on, and after a mark, the second number is seconds and the first minutes. None: neither."""
+    """Feet and inches: 5 ft 7 in. If the second number is 12 or more and a mark ends it, minutes and seconds. None: neither."""
     inches = match["inches"]
     if float(inches) >= 12:
         if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
