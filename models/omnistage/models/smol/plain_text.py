@@ -211,6 +211,7 @@ class PlainText:
             self._filled = self._row and text != ","
 
     def _hold(self, character: str, state: Callable[[str], None]) -> None:
+        """Hold back this character and those after it, which `state` reads."""
         self._held = character
         self._held_at = self._at
         self._state = state

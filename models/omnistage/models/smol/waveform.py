@@ -95,9 +95,9 @@ class OverlapAdd:
     """The inverse STFT of a phrase that comes in parts; the result is that of torch.istft(center=True, length=frames * HOP)."""
 
     def __init__(self) -> None:
-        self._sum = torch.zeros(_OVERLAP - 1, HOP)
-        self._norm = torch.zeros(_OVERLAP - 1, HOP)
-        self._skip = _OVERLAP // 2
+        self._sum = torch.zeros(_OVERLAP - 1, HOP)  # Samples to which further windows add.
+        self._norm = torch.zeros(_OVERLAP - 1, HOP)  # The squares of the windows over them.
+        self._skip = _OVERLAP // 2  # Hops of the first window before the phrase, still to be dropped.
 
     def push(self, spectra: Tensor, last: bool) -> Tensor:
         """Take the next spectra, complex64 [m, BINS]; returns float32 samples, up to LOOKAHEAD frames before the end unless `last`."""

@@ -90,6 +90,7 @@ class Pauses:
         return call()
 
     def aside(self, call: Callable[[], None], /) -> Future[None]:
+        """See Worker.aside: runs the call at once."""
         done = Future[None]()
         call()
         done.set_result(None)
