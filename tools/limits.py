@@ -46,18 +46,17 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 _BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
 _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its answer"
 
-_KEPT = f"for {KEPT_S / 60:g} minutes"
-_CHUNKS = f"{port.TINY_CHUNKS:,} of any size; more have {port.LEAST_CHUNK_BYTES} bytes on average"
+_CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
 
 HTTP = f"""## HTTP
 
-These are the limits of the gateway ([http.md](http.md)); its router has limits of its own. A refused request gets an
-answer, and its client has {port.HEAD_LIMIT_S:g} s to send the rest of the request.
+These are the limits of the gateway ([http.md](http.md)); the router behind it has its own. If a request is refused, its
+client gets the error at once and has {port.HEAD_LIMIT_S:g} s to send the rest of the request. A gateway whose process may open
+fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 
 | what | most | beyond it |
 |---|---|---|
-| connections at once | as in the table above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
-| descriptors of the process | at least {port.LEAST_DESCRIPTORS} | with fewer the gateway does not start |
+| connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
 | head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
 | time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
 | time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
@@ -65,19 +64,19 @@ answer, and its client has {port.HEAD_LIMIT_S:g} s to send the rest of the reque
 | body of a request | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default | 413 |
 | time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
 | signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
-| keys of an object that has fields | {MAX_KEYS} | 400 |
+| keys of a JSON object whose fields this interface names (the body, a message, a tool; not `metadata`) | {MAX_KEYS} | 400 |
 | characters of a field that is text, and of all messages together | {MAX_TEXT_CHARACTERS:,} | 400 |
 | parts of all messages together | {MAX_PARTS:,} | 400 |
 | texts in `stop`, in `choice`; entries of `metadata` | {MAX_STOPS}, {MAX_TEXTS:,}, {MAX_METADATA} | 400 |
-| all bodies that are read or worked on, with {guard.PART_BYTES} bytes for each sign of JSON | {_BODIES} | 503, `OVERLOADED` |
+| all bodies that are read or worked on, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them | {_BODIES} | 503, `OVERLOADED` |
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
 | text of an error | {ERROR_CHARACTERS:,} characters | cut |
 | answers of one request (`n`), in chat and of pictures | {MAX_CHOICES}, {MOST_PICTURES} | 400 |
-| time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; their size is limited like the size of a body | 400 |
-| fetched media of all requests together | {fetching.REQUESTS} times the most bytes of a body | 503, `OVERLOADED` |
-| pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, {_KEPT} | the oldest are deleted |
-| films that wait or are made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them for one client | 503, `OVERLOADED` |
+| time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; together they may be as large as a body | 400 |
+| media that were fetched, of all requests together | {fetching.REQUESTS} times a body | 503, `OVERLOADED` |
+| pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
+| films that wait or are made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them of one client | 503, `OVERLOADED` |
 | films that are made at once | `--video-runs`, {_default("video_runs")} | wait |
 | bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest are deleted |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
@@ -105,8 +104,8 @@ does not have, are refused.
 |---|---|
 | a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` if that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
-| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and data to rebuild a lost stage |
-| fields of a request, known or not, except in messages whose type has no repeated field and no bytes | {limits.MAX_FIELDS:,} |
+| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
+| fields of a request, known or unknown; fields inside a message that can hold neither bytes nor a repeated field do not count | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | characters of all messages, at a model | a model may take less: the default Thinker 65,536, because its context has 8,192 tokens |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
@@ -212,26 +211,26 @@ A model sees {_FILM.fps:g} frames a second of a film, at most {_FILM.max_frames}
 ([qwen2_5_omni.md](qwen2_5_omni.md)): of a longer film it sees fewer frames a second, and the film is not cut. If the
 conversation has no room for a film, the film is refused before it is decoded.
 
-Some parts of a picture's file cause work that the size of the picture does not show. These parts are counted before the
-picture is decoded. The limits are far above the counts in files that programs write.
+Some parts of a picture's file make work that its size does not show. They are counted before the picture is decoded.
+No usual program writes a file near these bounds.
 
 | part of a file | at most |
 |---|---|
 | scans of a JPEG | {hidden_work.JPEG_SCANS:,} |
 | segments of a JPEG | {hidden_work.JPEG_SEGMENTS:,} |
-| segments of Exif in a JPEG | {hidden_work.JPEG_EXIF_SEGMENTS:,} |
+| Exif segments of a JPEG | {hidden_work.JPEG_EXIF_SEGMENTS:,} |
 | bytes between the segments of a JPEG | {hidden_work.JPEG_FILL_BYTES:,} |
 | chunks of a PNG | {hidden_work.PNG_CHUNKS:,} |
 | blocks of a GIF before its first picture | {hidden_work.GIF_BLOCKS:,} |
 | strips or tiles of a TIFF | {hidden_work.TIFF_PIECES:,} |
 | bytes of a compressed BMP | {hidden_work.BMP_RUN_BYTES >> 20} MiB |
 
-Several processes may decode (`decoders`). All films together leave one process to pictures and sounds, and the pictures
-and sounds of one client leave one process to other clients. So one client has at most `decoders` - 1 processes, and
-`decoders` - 2 for films, but always at least one. Thus no client waits for all media of another client: if all
-processes are busy, it waits at most for the first that ends. Clients take turns. At most 256 films and 256 other media
-wait. If one more comes, the last medium of the client with the longest line gives way to a client with a shorter line
-(`OVERLOADED`).
+Several processes may decode (`decoders`). All films together use at most `decoders` - 1 of them, and the films of one
+client at most `decoders` - 2. The pictures and sounds of one client use at most `decoders` - 1. Each of these numbers
+is at least 1. So no client waits for all films, or for all pictures and sounds, of another client; if all processes are
+busy, it waits at most for the first that becomes free. Clients take turns. At most 256 films and 256 other media wait.
+If one more comes, the client with the longest line loses its last waiting medium (`OVERLOADED`), so that a client with
+a shorter line can wait.
 """
 
 

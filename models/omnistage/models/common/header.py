@@ -53,7 +53,7 @@ def tell_unread(folder: Path, read: Collection[Path]) -> None:
 
 
 def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint for weights that are packed by any method."""
+    """Raises BadCheckpoint if a weight is packed. header: without the weights that `packed` unpacks."""
     refuse_packed({name: stored for name, stored in header.items() if stored.dtype not in PLAIN}, place)
 
 

@@ -72,8 +72,8 @@ class Weights:
         self._packed: Mapping[str, PackedWeight] = {}
 
     def __enter__(self) -> Weights:
-        """Raises BadCheckpoint for a missing or damaged file, for an index that does not fit its shards, and for packed weights; OSError
-        for a file that cannot be read."""
+        """Raises BadCheckpoint for a missing or damaged file, for an index that does not fit its shards, and for packed weights that
+        `packed` cannot unpack; OSError for a file that cannot be read."""
         try:
             self._unpack(self._open())
             check_unpacked(self.header, self.directory)
