@@ -48,6 +48,8 @@ _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10}
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
 
+_FIELDS = "fields of a request, known or unknown; fields inside a message that can hold neither bytes nor a repeated field do not count"
+
 HTTP = f"""## HTTP
 
 These are the limits of the gateway ([http.md](http.md)); the router behind it has its own. If a request is refused, its
@@ -105,7 +107,7 @@ does not have, are refused.
 | a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` if that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
 | a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
-| fields of a request, known or unknown; fields inside a message that can hold neither bytes nor a repeated field do not count | {limits.MAX_FIELDS:,} |
+| {_FIELDS} | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | characters of all messages, at a model | a model may take less: the default Thinker 65,536, because its context has 8,192 tokens |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
