@@ -44,7 +44,7 @@ def _default(setting: str) -> Any:
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
 _BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
-_UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its answer"
+_UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its waiting answer"
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
 
@@ -58,7 +58,7 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 
 | what | most | beyond it |
 |---|---|---|
-| connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
+| connections at once | as above; at most {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
 | head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
 | time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
 | time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
@@ -67,20 +67,20 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
 | signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
 | keys of a JSON object whose fields this interface names (the body, a message, a tool; not `metadata`) | {MAX_KEYS} | 400 |
-| characters of a field that is text, and of all messages together | {MAX_TEXT_CHARACTERS:,} | 400 |
+| characters of each text field, and of all messages together | {MAX_TEXT_CHARACTERS:,} | 400 |
 | parts of all messages together | {MAX_PARTS:,} | 400 |
-| texts in `stop`, in `choice`; entries of `metadata` | {MAX_STOPS}, {MAX_TEXTS:,}, {MAX_METADATA} | 400 |
+| texts in `stop`; texts in `choice`; entries of `metadata` | {MAX_STOPS}; {MAX_TEXTS:,}; {MAX_METADATA} | 400 |
 | all bodies that are read or worked on, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them | {_BODIES} | 503, `OVERLOADED` |
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
 | text of an error | {ERROR_CHARACTERS:,} characters | cut |
-| answers of one request (`n`), in chat and of pictures | {MAX_CHOICES}, {MOST_PICTURES} | 400 |
+| answers of one request (`n`): in chat; of pictures | {MAX_CHOICES}; {MOST_PICTURES} | 400 |
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; together they may be as large as a body | 400 |
-| media that were fetched, of all requests together | {fetching.REQUESTS} times a body | 503, `OVERLOADED` |
+| fetched media of all requests together | {fetching.REQUESTS} times the size of a body | 503, `OVERLOADED` |
 | pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
-| films that wait or are made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them of one client | 503, `OVERLOADED` |
-| films that are made at once | `--video-runs`, {_default("video_runs")} | wait |
-| bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest are deleted |
+| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; at most {film_jobs.SHARE} of them for one client | 503, `OVERLOADED` |
+| films that are made at once | `--video-runs`, {_default("video_runs")} | the others wait |
+| bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest go |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
 | films and failures that are kept | {film_jobs.MOST_KEPT:,} | the oldest are deleted |
 | texts of spoken answers that a request may name by an id | {TRANSCRIPTS_BYTES >> 20} MiB, {_KEPT} | the oldest are deleted |
@@ -89,36 +89,37 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 
 HEAD = f"""# Limits
 
-This page lists the limits of a request and of a server. `python tools/limits.py` makes the page from the table in
-`wire/omnistage/wire/limits.py` and from settings and constants in the code; a test compares the page with them.
+This page lists how large requests, media and answers may be, and how many a server takes. `python tools/limits.py`
+makes it from the table in `wire/omnistage/wire/limits.py` and from settings and constants in the code; a test compares
+it with them.
 
-A server looks at the bytes of a request before it parses them (`wire/decoding.py`). It walks over the tags, counts
-every repeated field, and stops at the first element above a limit: millions of empty elements fit into a few MiB and
-would become a GB of objects. A refused request gets `BAD_REQUEST` with the name of the field; in a running session it
-gets `PROTOCOL`. The event loop itself walks over up to {FIELDS_AT_ONCE:,} fields, in about a millisecond; a message with more goes
-to a thread, one message at a time. At a router clients take turns on this thread: {MAX_LARGE} large requests may wait,
-at most {LARGE_SHARE:g} of them from one client, for at most {TURN_LIMIT_S:g} s; further requests get `OVERLOADED`. Groups, which proto3
-does not have, are refused.
+A server looks at the bytes of a request before it parses them (`wire/decoding.py`). It walks over the tags, counts the
+elements of every repeated field, and stops when there is one too many: millions of empty elements fit into a few MiB,
+and parsing would turn them into a GB of objects. The request is then refused with `BAD_REQUEST` and the name of the
+field; a message of a running session is refused with `PROTOCOL`. If a message has up to {FIELDS_AT_ONCE:,} fields, the event loop
+itself walks over them, in about a millisecond. Larger messages go to a thread, one at a time. At a router the clients
+take turns there: {MAX_LARGE} large requests may wait, at most {LARGE_SHARE:g} of them from one client, for at most {TURN_LIMIT_S:g} s; further ones
+get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 
 ## Sizes
 
 | what | most |
 |---|---|
-| a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` if that is less |
+| a request to a router whose pipelines take only text | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` if that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
-| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
+| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB more than `--max-message-bytes`, for the route and for what rebuilds a lost stage |
 | {_FIELDS} | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
-| characters of all messages, at a model | a model may take less: the default Thinker 65,536, because its context has 8,192 tokens |
-| calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
-| calls at once at a router, without health checks | {MAX_OPEN:,}, {CALLS_SHARE:g} of them from one client; one more is `OVERLOADED` |
-| health checks at once, and as many watches of the health | {MAX_HEALTH:,}, {CALLS_SHARE:g} of them from one client |
+| characters that the model takes | perhaps fewer: the default Thinker takes 65,536, because its context has 8,192 tokens |
+| calls of any kind at once at a router | {limits.MAX_CALLS:,}; gRPC answers a further one with RESOURCE_EXHAUSTED and without details |
+| calls at once that are no health checks | {MAX_OPEN:,}, at most {CALLS_SHARE:g} of them from one client; a further one is refused with `OVERLOADED` |
+| health checks (`Check`) at once, and as many `Watch` calls | {MAX_HEALTH:,}, at most {CALLS_SHARE:g} of them from one client |
 | time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
-| chunks that a client of Converse may be ahead of the first stage, all ports of a turn together | {WINDOW}, but 2 for each port at least |
-| streamed media that a router keeps for a replay | {REPLAY_BYTES >> 20} MiB of a turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
+| chunks that a client of Converse may be ahead of the first stage, on all ports of a turn together | {WINDOW}, but at least 2 for each port |
+| streamed media that a router keeps to send them again | {REPLAY_BYTES >> 20} MiB for each turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
 
-Streamed media do not count as a part of a request; each model has its own limit for them ([media.md](media.md)). If a
-request is too large, gRPC refuses it with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
+Streamed media do not count as a part of the request; each model has its own limit for them ([media.md](media.md)). gRPC refuses a
+request above its size with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
 
 ## Connections
 
@@ -126,46 +127,46 @@ These limits hold for each server, a router or a stage, even before a call comes
 
 | what | most |
 |---|---|
-| connections at once | {MAX_CONNECTIONS:,}, or half of its descriptors; one more is closed |
+| connections at once | {MAX_CONNECTIONS:,}, or half of the server's descriptors if that is less; a further one is closed |
 | descriptors | what the system allows (the hard limit, which `ulimit -Hn` shows), up to {DESCRIPTORS:,} |
-| time until a connection says that it speaks HTTP/2 | {HANDSHAKE_LIMIT_MS / 1000:g} s; then the connection is closed |
-| time of a connection without a call | {IDLE_LIMIT_MS / 1000:g} s; then it is closed, and its channel makes a new one with the next call |
-| visitors of a page of metrics at once | {MAX_VISITORS}; one more takes the place of the visitor that has been silent for longest |
-| time in which a visitor of that page sends nothing | {SILENCE_S:g} s |
+| time until a client has begun to speak HTTP/2 | {HANDSHAKE_LIMIT_MS / 1000:g} s; then the connection is closed |
+| time without a call | {IDLE_LIMIT_MS / 1000:g} s; then the connection is closed, and the client's channel makes a new one with the next call |
+| visitors of a page of metrics at once | {MAX_VISITORS}; a further one replaces the one that has been silent for longest |
+| time for which a visitor of that page may be silent | {SILENCE_S:g} s |
 
-The other half of the descriptors is for everything else: the log, the metrics, connections to other servers, files that
-are put aside, processes that decode. So a server goes on serving earlier connections while strangers hold all others.
-[security.md](security.md#what-a-gateway-has-to-bound) says how a proxy can bound connections by client.
+The other half of the descriptors is for the log, the metrics, connections to other servers, files of streamed media,
+and processes that decode. So a server goes on serving earlier connections even if strangers hold all others.
+[security.md](security.md#what-a-gateway-has-to-bound) says how a proxy can limit the connections of each client.
 
 {HTTP}## Places
 
-A router runs as many answers at once as all replicas of its scarcest stage take together (`max_sessions` of each), or
-as many as `--max-sessions` says. A replica that several pipelines share counts once. `router/places.py` decides which
-client gets a place:
+A place is the right to one running answer. A router has `--max-sessions` places; without that option it has as many as
+the stage with the fewest sessions takes (the sum of `max_sessions` of its replicas). A replica that several pipelines
+share counts once. `router/places.py` decides which client gets a place:
 
-- The metadata key `x-api-key` tells clients apart. Without a key the host does, or, for IPv6, the network of 64 bits.
-  The router checks no keys: if strangers can reach it, put a gateway before it that checks them. If a gateway passes no
-  keys on, all clients behind it are one client. `api_key=`, `as_client(key)` or `--api-key` give a key
-  ([client.md](client.md#who-asks)); a key is no login.
-- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second client
-  at most the same share of the rest, and so on. A client that holds nothing gets any free place. `Omni` starts its
-  private stack with a share of 1.
-- If all places are taken, a client that holds less than an equal share may wait, for at most {WAIT_S:g} s. At most {MAX_WAITING_EACH}
-  requests of one client wait, and {MAX_WAITING} of all clients together. A free place goes to the client that holds the fewest
-  places; among equals, to the client that has waited longest. So a client that holds nothing gets a place at the latest
-  when as many places have become free as requests waited before its own. All other requests get `OVERLOADED` at once,
-  with a delay.
-- If a client leaves its answer unread for {STALLED_S:g} s and another client waits, it loses the answer (`CLIENT_STALLED`). If no
-  client waits, it loses the answer after `--stall-limit` ({_default("stall_limit"):g} s by default).
+- The metadata key `x-api-key` tells clients apart; without it their host does, or the network of 64 bits for IPv6. The
+  router checks no keys: if strangers can reach it, put a gateway before it that checks them. All clients behind one
+  gateway that passes no keys on are one client. `api_key=`, `as_client(key)` or `--api-key` give a key
+  ([client.md](client.md#who-asks)); it is no login.
+- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second client the same share of the
+  places that are left, and so on. A client that holds no place gets any free one. `Omni` starts its private stack with
+  a share of 1.
+- If all places are taken, a client that holds less than an equal share may wait, for at most {WAIT_S:g} s and with at most {MAX_WAITING_EACH}
+  requests; {MAX_WAITING} requests of all clients together may wait. A place that becomes free goes to the waiting client that
+  holds the fewest places; among equals, to the one that has waited longest. So if a client holds no place and N requests
+  wait before its own, it gets a place after at most N others have become free. All other requests get
+  `OVERLOADED` at once, with a delay.
+- If a client leaves its answer unread for {STALLED_S:g} s while another client waits, it loses the answer (`CLIENT_STALLED`). If no
+  other client waits, it loses the answer after `--stall-limit` ({_default("stall_limit"):g} s by default).
 
-A request with a `request_id` takes the place of the older call with the same id, if both calls must come from the same
-client. That is so in three cases: both have the same `x-api-key`; they have no key, and the id has at least
-{SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client sends a random UUID); or they have no key and came
-over the same connection.
+A request with a `request_id` replaces the older call with the same id and gets its place, if it is certain that both
+come from the same client. That is so if both have the same `x-api-key`. Without a key it is so if both came over the
+same connection, or if the id has at least {SECRET_ID_CHARACTERS} characters, because no stranger can guess such an id (the Python client
+sends a random UUID).
 
 ## Counts
 
-The table has the most elements of a field, counted over one whole request.
+How many elements a repeated field may have, counted over one whole request.
 
 | field | most |
 |---|---|
@@ -174,7 +175,7 @@ The table has the most elements of a field, counted over one whole request.
 BYTES_HEAD = """
 ## Lengths
 
-The table has the most bytes of one field.
+How many bytes one field may have.
 
 | field | most |
 |---|---|
@@ -184,34 +185,35 @@ The table has the most bytes of one field.
 _MEDIA = MediaLimits()
 _FILM = FilmPreprocessing()
 _PICTURE_TIME = (
-    f"{_MEDIA.picture_least_s:g} s, and {_MEDIA.megapixel_s:g} s for a million pixels, and {_MEDIA.picture_mebibyte_s:g} s for a MiB"
+    f"{_MEDIA.picture_least_s:g} s, plus {_MEDIA.megapixel_s:g} s for each million pixels and {_MEDIA.picture_mebibyte_s:g} s for each MiB"
 )
-_SOUND_TIME = f"{_MEDIA.sound_least_s:g} s, and {_MEDIA.sound_mebibyte_s:g} s for a MiB"
+_SOUND_TIME = f"{_MEDIA.sound_least_s:g} s, plus {_MEDIA.sound_mebibyte_s:g} s for each MiB"
 
 MEDIA = f"""
 ## Media
 
 A Thinker that sees and hears has these limits for one picture, sound or film
-(`models/omnistage/models/media/limits.py`), in addition to those of the tables above. It checks size, pixels, seconds and
-frames in the header before it decodes anything, and again while it decodes, because headers lie. A medium above a limit
-gets `BAD_REQUEST` with the field of its part, its own value and the limit. So does a medium that cannot be decoded, or
-whose decoding takes too long or too much memory, or ends its process; no other request suffers.
+(`models/omnistage/models/media/limits.py`), besides those of the tables above. It checks size, pixels, seconds and
+frames in the header before it decodes anything, and again while it decodes, because a header may be wrong. A medium
+above a limit is refused with `BAD_REQUEST`, the field of its part, its own value and the limit. A medium is refused
+with `BAD_REQUEST` too if it cannot be decoded, if its decoding takes too much time or memory, or if it makes the
+decoding process crash; other requests do not suffer.
 
 | | picture | sound | film |
 |---|---|---|---|
 | size of the file | {_MEDIA.picture_bytes >> 20} MiB | {_MEDIA.sound_bytes >> 20} MiB | {_MEDIA.film_bytes >> 20} MiB |
-| pixels of a picture, or of each frame of a film | {_MEDIA.picture_pixels:,} | | {_MEDIA.film_pixels:,} |
-| length | | {_MEDIA.sound_s:g} s, also of the sound of a film | {_MEDIA.film_s:g} s and {_MEDIA.film_frames:,} frames |
-| samples per second, channels | | {_MEDIA.sound_rate_hz:,}, {_MEDIA.sound_channels} | {_MEDIA.sound_rate_hz:,}, {_MEDIA.sound_channels} |
-| time to decode a medium, on the clock | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
-| processor time to decode a medium | {_PICTURE_TIME} | {_SOUND_TIME} | |
+| pixels (of a film: of each frame) | {_MEDIA.picture_pixels:,} | | {_MEDIA.film_pixels:,} |
+| length | | {_MEDIA.sound_s:g} s; the sound of a film too | {_MEDIA.film_s:g} s and {_MEDIA.film_frames:,} frames |
+| samples per second, channels | | {_MEDIA.sound_rate_hz:,}, {_MEDIA.sound_channels} | as a sound |
+| time for decoding, on the clock | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
+| processor time for decoding | {_PICTURE_TIME} | {_SOUND_TIME} | |
 
 A decoded medium has at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of address
-space. The limit of processor time is at least five times the time that the slowest format took on one core of today,
-and a busy machine takes none of it away. One side of a picture may be at most {MOST_ASPECT} times as long as the other.
-A model sees {_FILM.fps:g} frames a second of a film, at most {_FILM.max_frames}, and no more than it has tokens for
-([qwen2_5_omni.md](qwen2_5_omni.md)): of a longer film it sees fewer frames a second, and the film is not cut. If the
-conversation has no room for a film, the film is refused before it is decoded.
+space. The processor time is at least five times as long as the slowest format took on one core of today. Time in which the
+process waits for a busy machine does not count. One side of a picture may be at most {MOST_ASPECT} times as long as the other.
+A model sees {_FILM.fps:g} frames a second of a film, but at most {_FILM.max_frames} frames, and no more than it has tokens for
+([qwen2_5_omni.md](qwen2_5_omni.md)). It sees a longer film as a whole, with fewer frames a second. If the conversation
+has no room for a film, the film is refused before it is decoded.
 
 Some parts of a picture's file make work that its size does not show. They are counted before the picture is decoded.
 No usual program writes a file near these bounds.
@@ -225,7 +227,7 @@ No usual program writes a file near these bounds.
 | chunks of a PNG | {hidden_work.PNG_CHUNKS:,} |
 | blocks of a GIF before its first picture | {hidden_work.GIF_BLOCKS:,} |
 | strips or tiles of a TIFF | {hidden_work.TIFF_PIECES:,} |
-| bytes of a compressed BMP | {hidden_work.BMP_RUN_BYTES >> 20} MiB |
+| size of a compressed BMP | {hidden_work.BMP_RUN_BYTES >> 20} MiB |
 
 Several processes may decode (`decoders`). All films together use at most `decoders` - 1 of them, and the films of one
 client at most `decoders` - 2. The pictures and sounds of one client use at most `decoders` - 1. Each of these numbers
