@@ -48,6 +48,8 @@ _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10}
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
 
+_AHEAD = "chunks that a client of Converse may be ahead of the first stage, on all ports of a turn together"
+
 _FIELDS = "fields of a request, known or unknown; fields inside a message that can hold neither bytes nor a repeated field do not count"
 
 HTTP = f"""## HTTP
@@ -77,13 +79,13 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | answers of one request (`n`): in chat; of pictures | {MAX_CHOICES}; {MOST_PICTURES} | 400 |
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; together they may be as large as a body | 400 |
 | fetched media of all requests together | {fetching.REQUESTS} times the size of a body | 503, `OVERLOADED` |
-| pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
-| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; at most {film_jobs.SHARE} of them for one client | 503, `OVERLOADED` |
+| pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
+| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them for one client | 503, `OVERLOADED` |
 | films that are made at once | `--video-runs`, {_default("video_runs")} | the others wait |
-| bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest go |
+| bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest are deleted |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
 | films and failures that are kept | {film_jobs.MOST_KEPT:,} | the oldest are deleted |
-| texts of spoken answers that a request may name by an id | {TRANSCRIPTS_BYTES >> 20} MiB, {_KEPT} | the oldest are deleted |
+| texts of spoken answers that a request may name by an id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
 
 """
 
@@ -98,8 +100,8 @@ elements of every repeated field, and stops when there is one too many: millions
 and parsing would turn them into a GB of objects. The request is then refused with `BAD_REQUEST` and the name of the
 field; a message of a running session is refused with `PROTOCOL`. If a message has up to {FIELDS_AT_ONCE:,} fields, the event loop
 itself walks over them, in about a millisecond. Larger messages go to a thread, one at a time. At a router the clients
-take turns there: {MAX_LARGE} large requests may wait, at most {LARGE_SHARE:g} of them from one client, for at most {TURN_LIMIT_S:g} s; further ones
-get `OVERLOADED`. Groups, which proto3 does not have, are refused.
+take turns there: {MAX_LARGE} large requests may wait for at most {TURN_LIMIT_S:g} s, at most {LARGE_SHARE:g} of them from one client;
+further ones get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 
 ## Sizes
 
@@ -107,19 +109,19 @@ get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 |---|---|
 | a request to a router whose pipelines take only text | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` if that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
-| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB more than `--max-message-bytes`, for the route and for what rebuilds a lost stage |
+| a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB more than `--max-message-bytes`, for the route and what rebuilds a lost stage |
 | {_FIELDS} | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | characters that the model takes | perhaps fewer: the default Thinker takes 65,536, because its context has 8,192 tokens |
 | calls of any kind at once at a router | {limits.MAX_CALLS:,}; gRPC answers a further one with RESOURCE_EXHAUSTED and without details |
-| calls at once that are no health checks | {MAX_OPEN:,}, at most {CALLS_SHARE:g} of them from one client; a further one is refused with `OVERLOADED` |
+| calls at once that are no health checks | {MAX_OPEN:,}, at most {CALLS_SHARE:g} of them from one client; a further one is `OVERLOADED` |
 | health checks (`Check`) at once, and as many `Watch` calls | {MAX_HEALTH:,}, at most {CALLS_SHARE:g} of them from one client |
 | time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
-| chunks that a client of Converse may be ahead of the first stage, on all ports of a turn together | {WINDOW}, but at least 2 for each port |
+| {_AHEAD} | {WINDOW}, but at least 2 for each port |
 | streamed media that a router keeps to send them again | {REPLAY_BYTES >> 20} MiB for each turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
 
-Streamed media do not count as a part of the request; each model has its own limit for them ([media.md](media.md)). gRPC refuses a
-request above its size with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
+Streamed media do not count as a part of the request; each model has its own limit for them ([media.md](media.md)). gRPC
+refuses a request above its size with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
 
 ## Connections
 
@@ -130,7 +132,7 @@ These limits hold for each server, a router or a stage, even before a call comes
 | connections at once | {MAX_CONNECTIONS:,}, or half of the server's descriptors if that is less; a further one is closed |
 | descriptors | what the system allows (the hard limit, which `ulimit -Hn` shows), up to {DESCRIPTORS:,} |
 | time until a client has begun to speak HTTP/2 | {HANDSHAKE_LIMIT_MS / 1000:g} s; then the connection is closed |
-| time without a call | {IDLE_LIMIT_MS / 1000:g} s; then the connection is closed, and the client's channel makes a new one with the next call |
+| time without a call | {IDLE_LIMIT_MS / 1000:g} s; then the connection is closed, and the next call makes a new one |
 | visitors of a page of metrics at once | {MAX_VISITORS}; a further one replaces the one that has been silent for longest |
 | time for which a visitor of that page may be silent | {SILENCE_S:g} s |
 
@@ -151,10 +153,10 @@ share counts once. `router/places.py` decides which client gets a place:
 - One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second client the same share of the
   places that are left, and so on. A client that holds no place gets any free one. `Omni` starts its private stack with
   a share of 1.
-- If all places are taken, a client that holds less than an equal share may wait, for at most {WAIT_S:g} s and with at most {MAX_WAITING_EACH}
-  requests; {MAX_WAITING} requests of all clients together may wait. A place that becomes free goes to the waiting client that
-  holds the fewest places; among equals, to the one that has waited longest. So if a client holds no place and N requests
-  wait before its own, it gets a place after at most N others have become free. All other requests get
+- If all places are taken, a client that holds less than an equal share may wait for at most {WAIT_S:g} s, with at most
+  {MAX_WAITING_EACH} requests; {MAX_WAITING} requests of all clients together may wait. A place that becomes free goes to the waiting client
+  that holds the fewest places; among equals, to the one that has waited longest. So if a client holds no place and N
+  requests wait before its own, it gets a place after at most N others have become free. All other requests get
   `OVERLOADED` at once, with a delay.
 - If a client leaves its answer unread for {STALLED_S:g} s while another client waits, it loses the answer (`CLIENT_STALLED`). If no
   other client waits, it loses the answer after `--stall-limit` ({_default("stall_limit"):g} s by default).
@@ -209,8 +211,8 @@ decoding process crash; other requests do not suffer.
 | processor time for decoding | {_PICTURE_TIME} | {_SOUND_TIME} | |
 
 A decoded medium has at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of address
-space. The processor time is at least five times as long as the slowest format took on one core of today. Time in which the
-process waits for a busy machine does not count. One side of a picture may be at most {MOST_ASPECT} times as long as the other.
+space. The processor time is at least five times as long as the slowest format took on one core of today. Time in which
+the process waits for a busy machine does not count. One side of a picture may be at most {MOST_ASPECT} times as long as the other.
 A model sees {_FILM.fps:g} frames a second of a film, but at most {_FILM.max_frames} frames, and no more than it has tokens for
 ([qwen2_5_omni.md](qwen2_5_omni.md)). It sees a longer film as a whole, with fewer frames a second. If the conversation
 has no room for a film, the film is refused before it is decoded.
