@@ -80,12 +80,12 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; together they may be as large as a body | 400 |
 | fetched media of all requests together | {fetching.REQUESTS} times the size of a body | 503, `OVERLOADED` |
 | pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
-| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them for one client | 503, `OVERLOADED` |
+| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them for a client | 503, `OVERLOADED` |
 | films that are made at once | `--video-runs`, {_default("video_runs")} | the others wait |
 | bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest are deleted |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
 | films and failures that are kept | {film_jobs.MOST_KEPT:,} | the oldest are deleted |
-| texts of spoken answers that a request may name by an id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
+| texts of spoken answers that a request names by id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
 
 """
 
