@@ -75,6 +75,7 @@ READ: Mapping[str, Collection[str]] = {
     "examples/*/*": _BY_LANGUAGES,
     "examples/openai/*": ("tests/gateway/test_openai_examples.py",),
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
+    "tests/helpers/chromium.sh": ("tests/helpers/browser.py",),
     "tests/models/qwen2_5_omni/saved/*.json": ("tests/helpers/saved_versions.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
     ORDER: ("tests/house/test_suite.py",),
