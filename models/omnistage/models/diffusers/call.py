@@ -31,8 +31,8 @@ class _GivenUp(BaseException):
 
 
 class PipelineCall:
-    """listed: takes the results from the pipeline's return value. threads: number of threads that torch may use. The call begins with the
-    first `resume`."""
+    """A call of a pipeline, which begins with the first `resume`. arguments: of the pipeline. listed: takes the results from the pipeline's
+    return value. threads: number of threads that torch may use."""
 
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
@@ -55,7 +55,7 @@ class PipelineCall:
         """The results, once the call has ended."""
 
     def resume(self) -> None:
-        """Go on up to the next step, or to the end after the last one. Raises the errors of the pipeline."""
+        """Go on up to the next step, or to the end after the last one; returns when it is reached. Raises the errors of the pipeline."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
             self._thread.start()
@@ -70,14 +70,14 @@ class PipelineCall:
 
     @property
     def _cpu_s(self) -> float:
-        """Processor time of the thread. A thread that hangs is found by the watcher of the thread that waits for it, for the waiting thread
-        rests then too."""
+        """Processor time of the thread, in seconds. A thread that hangs uses none; then the waiting thread reports no work either, and its
+        watcher finds it."""
         thread = self._thread
         assert thread is not None and thread.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0
 
     def close(self) -> None:
-        """Give the call up, if it has not ended. Do not call this while the call is resumed."""
+        """Give the call up, if it has not ended, and wait for its end. Do not call this while the call is resumed."""
         if self._thread is None or not self._thread.is_alive():
             return
         self._closed = True
@@ -85,6 +85,7 @@ class PipelineCall:
         self._thread.join()
 
     def _run(self) -> None:
+        """Runs the whole call, on its own thread."""
         torch.set_num_threads(self._threads)
         self._turn.acquire()
         try:
@@ -103,6 +104,7 @@ class PipelineCall:
             self._done.release()
 
     def _stepped(self, scheduler: Any) -> None:
+        """Called on the thread of the call after each step: waits for the next `resume`, or gives the call up."""
         self.step, self.steps = self.step + 1, len(scheduler.timesteps)
         self._done.release()
         self._turn.acquire()
@@ -111,7 +113,8 @@ class PipelineCall:
 
 
 def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
-    """The scheduler, which now reports every step. `step` is wrapped, for pipelines look at its parameters."""
+    """The scheduler, which from now on calls `stepped` after each of its steps, and raises Failed for latents that are no numbers. `step`
+    is wrapped with its signature, because pipelines look at its parameters."""
     step = scheduler.step
 
     @functools.wraps(step)
@@ -128,7 +131,7 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
 
 
 def _watched(scheduler: Any) -> Any:
-    """The scheduler, which now raises ValueError before its first step if it makes no possible steps of the sigmas."""
+    """The scheduler, which from now on raises ValueError before its first step if no steps are possible with the sigmas."""
     step, set_timesteps = scheduler.step, scheduler.set_timesteps
 
     def check(can_be_taken: bool) -> None:
@@ -155,7 +158,7 @@ def _watched(scheduler: Any) -> Any:
 
 
 def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
-    """A copy of the present state, which steps by itself and reports no step: pipelines take one for the sound beside a film."""
+    """A copy of the scheduler in its present state, which reports no step: pipelines take such a copy for the sound beside a film."""
     plain = copy.copy(scheduler)
     for name in ("step", "set_timesteps", "__deepcopy__"):
         vars(plain).pop(name, None)
@@ -163,9 +166,8 @@ def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
 
 
 def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:
-    """The processor of pictures. If the pipeline tells the processor no size, and would draw in no other size than the picture's, the
-    processor resizes the sent picture to the size of the result. arguments: of the pipeline. A picture that the pipeline has changed is
-    left alone."""
+    """The pipeline's processor of pictures, or a copy that resizes the sent picture to the width and height in `arguments`, those of the
+    call. The copy is needed if the pipeline would draw in the picture's own size. A picture that the pipeline has changed is left alone."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
     if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
         return processor

@@ -2,7 +2,7 @@
 
 States are the bits of float32 values, as codes, for codes are what callers keep. A picture gets a few states, and only as many as fit into
 the message that opens the next session. The state of a picture holds its latents, the tensors that its sampler remembers, filled up to the
-most that it ever remembers, and the state of its noise.
+largest number that it ever remembers, and the state of its noise.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from omnistage.models.interface import BadRequest
 
 CHECKPOINT = "checkpoint"
 MOST = 3
-"""Most states of one picture."""
+"""The limit of states of one picture."""
 WORDS = 1 << 18
-"""Most words of all checkpoints of a session together; a word takes up to five bytes of a message."""
+"""The limit of words of all checkpoints of a session together; a word takes up to five bytes of a message."""
 NOISE_WORDS = NOISE_BYTES // 4
 
 
 class StateLayout:
-    """The form in which the states of the pictures of a plan are written. values: of the latents of one picture. width: of a row; rows: of
-    all pictures."""
+    """The form in which the states of the pictures of a plan are written, as words of 32 bits. values: number of values in the latents of
+    one picture. width: words of a row; rows: rows of the states of all pictures after one step. memory: as of `sampler.memory_of`."""
 
     def __init__(self, plan: DrawingPlan, values: int, width: int, memory: Memory) -> None:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
@@ -57,7 +57,7 @@ class StateLayout:
                     raise BadRequest("resume.history", f"port {CHECKPOINT!r} has noise that no generator draws: {error}") from None
 
     def written(self, states: Sequence[SamplerState]) -> NDArray[np.uint32]:
-        """[rows, width], one picture after the other."""
+        """The states after one step, one for each picture that is drawn, as rows: [rows, width]."""
         words = np.zeros((self._pictures, self.rows // self._pictures * self.width), np.uint32)
         for row, state in zip(words[-len(states) :], states, strict=True):
             values = torch.cat([each.float().flatten() for each in (state.latents, *state.history)]).cpu().numpy().view(np.uint32)
@@ -67,7 +67,7 @@ class StateLayout:
         return words.reshape(-1, self.width)
 
     def read(self, history: NDArray[np.uint32], like: Tensor) -> list[SamplerState]:
-        """The last states in the history, one of each picture; none if it has none. like: latents of the same shape and type."""
+        """The last states in the history, one for each picture; none if it has no whole ones. like: latents of the same shape and type."""
         if not (reached := len(history) // self.rows):
             return []
         step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]
@@ -77,6 +77,7 @@ class StateLayout:
         return history.reshape(-1, self.rows // self._pictures * self.width)
 
     def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> SamplerState:
+        """The state of one picture after that step. words: all of its words."""
         count = 1 + self._memory.tensors
         values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *like.shape).to(like.device)
         return SamplerState(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)

@@ -20,9 +20,9 @@ PROGRESS = "progress"
 
 
 class DrawingJob:
-    """A plan and its progress. canvases: its pictures, none before its words and images are encoded; pictures that the reader has already
-    are not drawn. first: number of the first picture that is drawn. layout: layout of the states that are kept on the way. The plan's
-    images are dropped when they are encoded."""
+    """A plan and its progress. canvases: its pictures, empty until its words and images are encoded, without the pictures that the reader
+    has already. cost: latent tokens of a step. first: number of the first picture that is drawn. layout: form of the states that are kept
+    on the way. The images of the plan are dropped once they are encoded."""
 
     def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout) -> None:
         self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
@@ -32,7 +32,7 @@ class DrawingJob:
 
 class StepDrawing:
     """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, which pictures state in their files. memory: the
-    memory that films take, if it is known."""
+    memory that films need; None for other products."""
 
     def __init__(self, painter: Painter, model: str, memory: FilmMemory | None = None) -> None:
         self._painter, self.memory = painter, memory
@@ -74,6 +74,7 @@ class StepDrawing:
         return StateLayout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
 
     def check(self, plan: DrawingPlan) -> None:
+        """Raises BadRequest for a plan that needs too much memory, has impossible steps, or a history that it cannot have made."""
         if self.memory is not None:
             self.memory.check(plan, self.limits)
         self._painter.check_steps(plan)
@@ -96,6 +97,7 @@ class StepDrawing:
 
     @torch.inference_mode()
     def step(self, jobs: Sequence[DrawingJob], aside: Aside | None) -> None:
+        """Encode one job, or compute a step of all canvases of the jobs."""
         still_working()
         if jobs[0].encoded:
             self._painter.forward([canvas for job in jobs for canvas in job.canvases])
@@ -103,6 +105,7 @@ class StepDrawing:
             self._encode(jobs[0])
 
     def _encode(self, job: DrawingJob) -> None:
+        """Encode the words and images of a job, and begin its canvases: from noise, or from the states in its history."""
         conditions = self._painter.encode(job.plan)
         job.plan = replace(job.plan, images=())
         job.canvases = [self._painter.canvas(job.plan, conditions, number) for number in range(job.first, job.plan.results)]
@@ -114,6 +117,7 @@ class StepDrawing:
 
     @torch.inference_mode()
     def take(self, job: DrawingJob) -> Sequence[Drawn]:
+        """Take the computed step; returns the progress, previews and states that the reader wants."""
         if not job.encoded:
             job.encoded = True
             return self._progress(job)

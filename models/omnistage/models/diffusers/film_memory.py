@@ -1,5 +1,5 @@
-"""The memory that films take above their weights, known before any of it is taken: the tensors that a film keeps from its first step to its
-last, the memory that a step computes with, and the memory that the decoder holds for a frame and for its memory of earlier frames."""
+"""The memory that a film needs above the weights, computed before any of it is used: the tensors that a film keeps from its first step to
+its last, the memory that a step computes with, and the memory that the decoder holds for a frame and for its memory of earlier frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATENT_FRAMES = 3
 COPIES = 4
 """Copies of latents in float32: the latents, the input and the output of the transformer, and a copy for the VAE."""
 FRAME_BYTES = 3 * (3 * 4 + 1)
-"""Bytes of a pixel on its way out: the VAE's value, the value from 0 to 1, the value times 255, and the byte."""
+"""Bytes of a pixel while it leaves: the VAE's value, the value from 0 to 1, the value times 255, and the byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
 """Rows as wide as the transformer, and as its MLP, that a block has of each token at most: some of them in float32."""
 WORDS = 512
@@ -40,7 +40,7 @@ WORDS = 512
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes. kept: for one film as long as it is drawn. step: for a pass, with guidance. frame: for decoding."""
+    """Bytes that films need. kept: for one film as long as it is drawn. step: for a pass, with guidance. frame: for decoding."""
 
     kept: int
     step: int
@@ -48,17 +48,18 @@ class Taken:
 
     @property
     def total(self) -> int:
-        """The most bytes at one time: a film is not decoded while a pass is computed, because one thread does both."""
+        """The largest number of bytes at one time: a film is not decoded while a pass is computed, because one thread does both."""
         return self.kept + max(self.step, self.frame)
 
 
 class FilmMemory:
-    """The memory of one painter's films. budget: bytes that a film may take above the weights."""
+    """The memory that one painter's films need. budget: bytes that a film may use above the weights."""
 
     def __init__(self, painter: FilmPainter, budget: int) -> None:
         self._painter, self.budget = painter, budget
 
     def taken(self, plan: DrawingPlan) -> Taken:
+        """The bytes that the films of a plan need, computed from the sizes of the models."""
         painter, rows = self._painter, 1 if plan.negative is None else 2
         config = painter.pipe.transformer.config
         width = int(config.num_attention_heads) * int(config.attention_head_dim)
@@ -76,7 +77,7 @@ class FilmMemory:
 
     @cached_property
     def _decoding(self) -> tuple[int, int]:
-        """The constant bytes of decoding, and the bytes of each place of the latents."""
+        """The bytes that decoding needs for any film, and those for each place of the latents; measured at two sizes."""
         sizes = [height * width for height, width in GRIDS]
         with torch.inference_mode():
             first, second = (_decoded_bytes(self._painter.pipe.vae, height, width) for height, width in GRIDS)
@@ -84,7 +85,7 @@ class FilmMemory:
         return max(first - place * sizes[0], 0), place
 
     def check(self, plan: DrawingPlan, limits: DrawingLimits) -> None:
-        """Raises BadRequest, with the values that fit, for a film that takes more than it may."""
+        """Raises BadRequest for a film that needs more memory than the budget; its text says which values fit."""
         if (taken := self.taken(plan).total) <= self.budget:
             return
         field, told = self._fitting(plan, limits)
@@ -93,7 +94,7 @@ class FilmMemory:
         raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {told}")
 
     def _fitting(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
-        """The field to lower, and how far: frames, or the size if no film of that size fits."""
+        """The field to lower, and advice how far: frames, or the size if no film of that size fits."""
         fewest = (plan.frames - 1) % limits.frame_multiple + 1
         able = [count for count in range(fewest, plan.frames, limits.frame_multiple) if self._fits(replace(plan, frames=count))]
         if able:
@@ -104,7 +105,7 @@ class FilmMemory:
         return self.taken(plan).total <= self.budget
 
     def told(self, plan: DrawingPlan) -> str:
-        """The memory of the usual film, for humans."""
+        """The memory that the film of a plan needs, as text."""
         taken = self.taken(plan)
         kept, step, frame = map(bytes_told, (taken.kept, taken.step, taken.frame))
         parts = f"{kept} as long as it is drawn, {step} in a step, {frame} while it is decoded"
@@ -112,8 +113,8 @@ class FilmMemory:
 
 
 def budget_of(options: LoadOptions, chosen: int) -> int:
-    """Bytes that a film may take, after the weights are loaded. chosen: the user's value; 0: a power of two below the free memory, so that
-    replicas whose free memory differs a little come to the same value."""
+    """The bytes that a film may use; call it after the weights are loaded. chosen: the user's value; 0: a power of two below the free
+    memory, so that replicas whose free memory differs a little come to the same value."""
     if chosen:
         return chosen
     free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
@@ -121,7 +122,8 @@ def budget_of(options: LoadOptions, chosen: int) -> int:
 
 
 def _decoded_bytes(vae: Any, height: int, width: int) -> int:
-    """The most bytes that decoding latents of so many places takes, found on a device that computes nothing and has no memory."""
+    """The largest number of bytes at one time while latents of this size are decoded, found on a device that computes nothing and has no
+    memory."""
     with torch.device("meta"), quiet():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
@@ -132,7 +134,7 @@ def _decoded_bytes(vae: Any, height: int, width: int) -> int:
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
-    """Counts the bytes of tensors that are made, as long as they are held. most: the most bytes at one time."""
+    """Counts the bytes of new tensors, as long as they exist. now: bytes at present. most: the largest number at one time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -146,7 +148,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch 
         return made
 
     def _hold(self, tensor: Tensor) -> None:
-        """Count a tensor's memory. Views share the memory of another tensor: it is held as long as any of them."""
+        """Count the memory of a tensor. Views share the memory of another tensor: it exists as long as any of them."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._held:

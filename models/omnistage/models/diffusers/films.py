@@ -32,20 +32,20 @@ from omnistage.models.media.film_file import MAX_RATE_HZ, MIN_RATE_HZ, FilmWrite
 
 VIDEO, LATENTS, PIXELS = "video", "latents", "pixels"
 MAX_HELD = 16
-"""Messages of a film that wait for frames."""
+"""The limit of messages of a film that wait for frames."""
 Frame = NDArray[np.uint8]
 """[height, width, 3], RGB."""
 
 
 class FilmPainter(Painter):
-    """The loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
+    """The loop of films. Latents are those of a causal VAE: [1, channels, frames, height, width]."""
 
     def frames(self, plan: DrawingPlan) -> int:
-        """Frames of the latents: the first stands for one frame of the film, each other one for several."""
+        """The number of frames of the latents: the first stands for one frame of the film, each other one for several."""
         return 1 + (plan.frames - 1) // int(self.pipe.vae_scale_factor_temporal)
 
     def grid_places(self, plan: DrawingPlan) -> int:
-        """Places of one frame of the latents."""
+        """The number of places of one frame of the latents."""
         side = int(self.pipe.vae_scale_factor_spatial)
         return plan.height // side * (plan.width // side)
 
@@ -61,11 +61,10 @@ class FilmPainter(Painter):
 
     @abstractmethod
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """Yields [1, 3, frames, height, width], -1 to 1: the VAE's frames of the latents, one after the other, each as soon as it is
-        there."""
+        """Yields the decoded frames of latents, as the VAE makes them one after the other: [1, 3, frames, height, width], -1 to 1."""
 
     def shown(self, latents: Tensor) -> Iterator[Frame]:
-        """Raises Failed for a film with values that are no numbers: it would be flat, and pass for a film."""
+        """Yields the frames of a film. Raises Failed for values that are no numbers: the film would be flat, and pass for a film."""
         for part in self.decoded(latents):
             if not torch.isfinite(part).all():
                 raise Failed("the VAE makes no number of the film: with these weights it cannot be drawn")
@@ -111,8 +110,8 @@ class Films:
                 yield from self._film(plan, made, wanted)
 
     def _film(self, plan: DrawingPlan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Pixels of a frame leave before it is encoded. The file is one stream, made from its beginning even for a client that has some of
-        it."""
+        """Yields the pixels and the clips of a film. Pixels of a frame leave before it is encoded. The file is one stream, made from its
+        beginning even for a client that has some of it."""
         clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
@@ -124,9 +123,9 @@ class Films:
 
 
 class Clips:
-    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the first frame that is wanted. The wanted part begins with
-    a key frame: the reader's frames may have been drawn beside other films, and one level of one pixel is enough to make a decoder read
-    everything behind it wrong."""
+    """The file of a film, in messages. rate_hz: frames a second. first: the first frame that is wanted. track: the sound. The wanted part
+    begins with a key frame: the frames that the reader has may have been drawn beside other films, and one level of one pixel is enough to
+    make a decoder read everything after it wrong."""
 
     def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
@@ -161,7 +160,7 @@ class Clips:
 
 
 def check_film(request: DrawRequest, model: str) -> None:
-    """Raises BadRequest for a request for another product than a film. model: its name."""
+    """Raises BadRequest for a rate or a kind of file that is not made here. model: its name, for the text of the error."""
     if request.frames_per_second:
         check_rate(request.frames_per_second, "diffusion.frames_per_second")
     kind = film_kind(request.media_type)
@@ -178,9 +177,9 @@ def check_rate(rate_hz: float, field: str) -> None:
 
 
 def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
-    """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
-    et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
-    turns."""
+    """Yields [1, 3, frames, height, width] for each frame of latents [1, channels, frames, height, width], equal to the output of a causal
+    VAE (Wan et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be
+    decoded in turns."""
     if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As `decode` does it: a VAE that is offloaded whole is fetched.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]
@@ -193,6 +192,6 @@ def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
 
 
 def _places(latents: Tensor) -> NDArray[np.float32]:
-    """[frames * height * width, channels]."""
+    """The latents as rows, one for each place: [frames * height * width, channels]."""
     places: NDArray[np.float32] = latents[0].permute(1, 2, 3, 0).flatten(0, 2).float().cpu().numpy()
     return places

@@ -69,8 +69,8 @@ NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The contents of model_index.json: the pipeline's class, the library and class of each part but those that are left out, and the
-    values of its other arguments."""
+    """The contents of model_index.json. class_name: the pipeline's class. components: library and class of each part that the folder has.
+    values: the pipeline's other arguments."""
 
     class_name: str
     components: Mapping[str, tuple[str, str]]
@@ -78,8 +78,7 @@ class Index:
 
 
 def read_index(folder: Path) -> Index:
-    """Read the index. Raises BadCheckpoint for an index that is missing or damaged, or names anything but fitting classes of both
-    libraries."""
+    """Read model_index.json. Raises BadCheckpoint if it is missing or damaged, or names anything but fitting classes of both libraries."""
     path = folder / INDEX
     if not path.is_file():
         raise BadCheckpoint(f"{path} is missing: give the folder of a complete pipeline of Diffusers")
@@ -117,8 +116,8 @@ def read_index(folder: Path) -> Index:
 def load_pipeline(
     folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE, beside: Collection[Path] = ()
 ) -> diffusers.DiffusionPipeline:
-    """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: other arguments for loading some of its models, by
-    the name of the part. beside: files that another part of the program reads. Raises BadCheckpoint with the fault and its place."""
+    """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: further arguments for loading some of its models, by
+    part. beside: files that another part of the program reads. Raises BadCheckpoint, with the fault and its place."""
     index = read_index(folder)
     with quiet():
         parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
@@ -137,14 +136,15 @@ def weights_of(folder: Path) -> list[Path]:
 
 
 def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
-    """One part on the CPU, of a pipeline that has it. Raises BadCheckpoint."""
+    """One part of a pipeline, loaded on the CPU. part: its name in the index. Raises BadCheckpoint."""
     library, name = read_index(folder).components[part]
     with quiet():
         return _part(folder / part, library, name, dtype)
 
 
 def _checked(place: str, value: list[Any]) -> tuple[str, str]:
-    """A part's library and class. Raises BadCheckpoint if there is no such class, or one that is no part of a pipeline."""
+    """A part's library and class, from its entry in the index. place: the entry's name for errors. Raises BadCheckpoint if there is no such
+    class, or it can be no part of a pipeline."""
     if len(value) != 2 or not all(isinstance(word, str) for word in value):
         raise BadCheckpoint(f"{place} is {_shown(value)}, not a library and a class")
     library, name = value
@@ -177,7 +177,7 @@ def _named(library: str, name: str) -> type | None:
 
 
 def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mapping[str, Any] = NONE) -> Any:
-    """A part from its folder. Raises BadCheckpoint."""
+    """A part, loaded from its folder. library, name: its library and class. more: further arguments of its loader. Raises BadCheckpoint."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
     if library == "transformers" and name in PROCESSORS:
@@ -211,8 +211,8 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
 
 
 def _config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
-    """The config of a part. Raises BadCheckpoint for a config that is missing or damaged, or names code of a hub. files: paths at which it
-    may be."""
+    """The config of a part. files: the names that its file may have. Raises BadCheckpoint for a config that is missing or damaged, or names
+    code of a hub."""
     path = next((folder / file for file in files if (folder / file).is_file()), None)
     if path is None:
         raise BadCheckpoint(f"{folder / files[0]} is missing: give the folder of a complete pipeline of Diffusers")
@@ -234,7 +234,8 @@ def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerB
 
 
 def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
-    """Raises BadCheckpoint if a tokenizer has tokens that its text encoder does not know. Does nothing for two parts of other kinds."""
+    """Raises BadCheckpoint if a tokenizer has tokens that its text encoder does not know. Does nothing if the two are other kinds of
+    parts."""
     if isinstance(tokenizer, transformers.PreTrainedTokenizerBase) and isinstance(encoder, transformers.PreTrainedModel):
         embedding: Any = encoder.get_input_embeddings()
         rows = embedding.weight.shape[0]
@@ -243,8 +244,8 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
 
 
 def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
-    """Returns what the headers of the files say; nothing else of the files is read. Raises BadCheckpoint for the first file that is missing
-    or not whole."""
+    """The shapes and types of the weights in the files, by name: only headers are read. Raises BadCheckpoint for the first file that is
+    missing or not whole."""
     header: dict[str, Stored] = {}
     for path, names in _files(folder, weights).items():
         if not path.is_file():
@@ -261,13 +262,13 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
 
 
 def _files(folder: Path, weights: str) -> dict[Path, frozenset[str]]:
-    """The files with the weights of a part: one file, or the shards of its index. File -> names that the file must have."""
+    """The files with the weights of a part, each with the names that it must have: one file, or the shards of an index."""
     index = folder / f"{weights}.index.json"
     return _shards(index) if index.is_file() else {folder / weights: frozenset()}
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str]]:
-    """File -> names of its weights, as an index lists them. Raises BadCheckpoint for files that are not beside the index."""
+    """The files that an index lists, each with the names of its weights. Raises BadCheckpoint for files that are not beside the index."""
     table = json_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise BadCheckpoint(f"{index} lacks the object 'weight_map'")
@@ -333,7 +334,7 @@ def _line(error: Exception) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """The first of some names, and how many there are."""
+    """The first names as text, and how many there are if they are more."""
     more = f", … ({len(names)} in all)" if len(names) > SHOWN else ""
     return ", ".join(name[:200] for name in names[:SHOWN]) + more
 

@@ -88,11 +88,12 @@ PASS_LIMIT_S = 1800.0
 """The limit of one pass, or of the VAE: a processor takes minutes for a large picture. A process that hangs and computes nothing is found
 in seconds."""
 IMAGE_AREAS = 4
-"""A pipeline that draws in the size of the picture that it edits gets so many times the usual pixels; a larger one is made smaller."""
+"""A pipeline that draws in the size of the picture that it edits may draw so many times the usual pixels; a larger picture is made
+smaller."""
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
-    """Load a pipeline as a model. Raises LoadError."""
+    """Load a pipeline from its folder as a model. Raises LoadError."""
     with ExitStack() as undo:
         if team := team_of(folder, options):
             undo.callback(team.close)
@@ -110,6 +111,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
 
 
 def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
+    """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this one alone."""
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
@@ -178,6 +180,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
 def _artist(
     folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
 ) -> StepDrawing | WholeDrawing:
+    """Load the pipeline and its LoRA, and give it its own loop; without one it is drawn by whole calls."""
     kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
     pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
     add_loras(pipe, loras)
@@ -203,12 +206,12 @@ def _size_told(plan: DrawingPlan) -> str:
 
 
 def _is_shown(limits: DrawingLimits) -> bool:
-    """Whether the pipeline is ever given a picture."""
+    """Whether the pipeline can use a picture of the request."""
     return limits.images[1] > 0 or limits.masked or limits.controlled
 
 
 def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
-    """The chosen LoRA, and the ones in the folder that were not chosen."""
+    """The chosen LoRA, and those in the folder that were not chosen, each with the reason, as text."""
     loras = read_loras(chosen.lora)
     read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
     unused = [f"{path}: {why}" for path, why in loras_beside(folder, read).items()]
@@ -226,8 +229,8 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> DrawingPlan:
-    """The plan of a picture with these sides, steps and edited pictures; 0: as usual. An edited picture is grey, and as large as the drawn
-    one if a size can be asked for. is_smallest: see `smallest`."""
+    """The plan of a picture with this side, steps and number of edited pictures; 0: as usual. An edited picture is grey, and as large as
+    the drawn one if a size can be asked for. is_smallest: see `smallest`."""
     limits = artist.limits
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
@@ -244,24 +247,26 @@ def _trial_plan(
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
-    """The plan of one picture of as many pixels as may be asked for, from as many others as may be edited, with guidance."""
+    """The plan of one picture of the largest size that may be asked for, from as many edited pictures as may be, with guidance."""
     limits = artist.limits
     side = max(min(math.isqrt(limits.max_pixels), limits.max_side) // limits.multiple * limits.multiple, limits.min_side)
     return replace(_trial_plan(artist, name, side=side, steps=limits.min_steps, count=limits.images[1]), negative="")
 
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
-    """The arrays of the smallest picture, drawn in the fewest steps that are allowed."""
+    """Draw the smallest picture in the fewest steps that are allowed; returns its arrays."""
     return _tried(artist, _smallest_plan(artist, name))
 
 
 def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
+    """The plan of the smallest picture in the fewest steps."""
     multiple = artist.limits.multiple
     side = -(-artist.limits.min_side // multiple) * multiple
     return _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
 
 
 def _tried(artist: Artist[Any], plan: DrawingPlan) -> list[NDArray[np.generic] | Tensor]:
+    """Draw a plan; returns the bytes or samples of its pieces, and the last latents."""
     job = artist.job(plan, {artist.product.ports[0].name: 0})
     with torch.inference_mode():
         while not artist.is_done(job):

@@ -41,8 +41,8 @@ class LongCatPainter(PicturePainter):
         return DrawingLimits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """Text in quotation marks is read letter by letter. Each letter is at least one token: if a text has too many of them, only they
-        are counted."""
+        """See Painter. Text in quotation marks is read letter by letter. Each letter is at least one token: if a text has too many parts,
+        only the parts are counted."""
         most = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
         if parts.total() > most:
@@ -54,7 +54,7 @@ class LongCatPainter(PicturePainter):
         return 1, plan.height // side, plan.width // side
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """Latent tokens and tokens of the words: words are padded to hundreds of rows, and all of these are computed."""
+        """See Painter. Tokens of the words count too: words are padded to hundreds of rows, and all of these are computed."""
         _, height, width = self._shape(plan)
         return height * width * (1 + len(plan.images)) + int(self.pipe.tokenizer_max_length)
 
@@ -64,7 +64,7 @@ class LongCatPainter(PicturePainter):
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[512, width], with the rows of the padding, for the transformer sees them too."""
+        """See Painter. [512, width], with the rows of the padding, because the transformer sees them too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
 
@@ -94,7 +94,7 @@ class LongCatPainter(PicturePainter):
         return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:
-        """The step cache around the blocks with two streams, and the blocks with one stream behind these."""
+        """One step cache around all blocks: those with two streams, then those with one."""
         transformer = self.pipe.transformer
         return StepCache([*transformer.transformer_blocks, *transformer.single_transformer_blocks], ("temb",))
 
@@ -111,14 +111,14 @@ class LongCatPainter(PicturePainter):
         return list(torch.split(made[:, :drawn], 1))
 
     def _places(self, row: BatchRow) -> Tensor:
-        """[tokens, 3]: the places of the tokens, behind the words."""
+        """[tokens, 3]: the places of the latent tokens, which come after those of the words."""
         _, height, width = row.canvas.conditions.shapes[0]
         start = (self.pipe.tokenizer_max_length,) * 2
         places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
         return places
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """The velocity of guidance, no longer than the prompt's own velocity."""
+        """The velocity after guidance, scaled down where it is longer than that of the prompt alone."""
         both = super().guided(positive, negative, canvas)
         if not canvas.plan.option("enable_cfg_renorm", True):
             return both
@@ -144,7 +144,7 @@ class LongCatPainter(PicturePainter):
 
 
 class LongCatEditPainter(LongCatPainter):
-    """One picture edited, in its shape and about AREA pixels."""
+    """Edits one picture; the result has its shape and about AREA pixels."""
 
     follows: ClassVar[Mapping[str, Range]] = {}
 
@@ -160,7 +160,7 @@ class LongCatEditPainter(LongCatPainter):
         return [(int(width), int(height))]
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The text encoder gets half of each side of the picture that the VAE gets."""
+        """See Painter. The text encoder sees the picture at half the width and height at which the VAE sees it."""
         image = plan.images[0].resized[0]
         rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows
@@ -170,7 +170,7 @@ class LongCatEditPainter(LongCatPainter):
         return self._pictures.get(key, partial(self._latents, plan))
 
     def _latents(self, plan: DrawingPlan) -> Tensor:
-        """[tokens, channels]."""
+        """The latents of the edited picture, packed: [tokens, channels]."""
         pixels = self.pipe.image_processor.preprocess(plan.images[0].resized[0], plan.height, plan.width).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])

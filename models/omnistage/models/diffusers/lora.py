@@ -2,9 +2,7 @@
 
 A file may come from anyone. Only safetensors are read, and from a file's own metadata only sizes, scales and names: the loader would pass
 on all of the metadata. The loader also turns the names of other tools into its own. Diffusers goes on without weights that fit nowhere, and
-writes a line to its log; here such files are refused, by comparing the weights that the models were given with those that they have
-afterwards.
-"""
+writes a line to its log; here such files are refused: the weights that each model got are compared with those that it has afterwards."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """scale: the factor of the change. part: the model that the file changes, in a pipeline of several; empty: the only one."""
+    """A file to load. scale: the factor of the change. part: the model that the file changes, in a pipeline of two; empty: the only one."""
 
     path: Path
     scale: float = 1.0
@@ -74,7 +72,7 @@ class Lora:
 
 
 def read_loras(text: str) -> tuple[Lora, ...]:
-    """Reads FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
+    """Read the option: FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
     loras = []
     for word in filter(None, text.split(",")):
         name, _, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "1")
@@ -92,7 +90,7 @@ def read_loras(text: str) -> tuple[Lora, ...]:
 
 
 def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Change a pipeline on the CPU. Raises BadCheckpoint, with the file and the part of it that does not fit."""
+    """Add the files to a pipeline on the CPU. Raises BadCheckpoint, with the file and the part of it that does not fit."""
     if not loras:
         return
     if not hasattr(pipe, "load_lora_weights"):
@@ -114,7 +112,7 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
 
 
 def _check_part(pipe: Any, lora: Lora) -> None:
-    """Raises LoadError if a pipeline has two models and none is named, or if it lacks the named one."""
+    """Raises LoadError if the LoRA names a model that the pipeline lacks, or no model and the pipeline has two."""
     parts = [part for part in PARTS if getattr(pipe, part, None) is not None]
     if lora.part and lora.part not in parts:
         raise LoadError(f"option lora {lora.path}@{lora.part}: {type(pipe).__name__} has no {lora.part}; leave it out")
@@ -130,7 +128,7 @@ def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
 
 
 def _why_unused(path: Path) -> str:
-    """The reason; empty for a file that is no LoRA."""
+    """The reason why a file that nothing reads has no effect; empty for a file that is no LoRA."""
     if path.suffix in PICKLED:
         return NOT_SAFE if "lora" in path.stem.lower() else ""
     names = _names(path) if path.suffix == ".safetensors" else []
@@ -140,6 +138,7 @@ def _why_unused(path: Path) -> str:
 
 
 def _names(path: Path) -> list[str]:
+    """The names of the weights in a file; none if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             return list(file.keys())
@@ -169,6 +168,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_said(path: Path, text: str, ranks: frozenset[int]) -> None:
+    """Raises BadCheckpoint for metadata (text, in JSON) with a value that fits none of the weights. ranks: the weights' ranks."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,9 +212,9 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Given:
-    """The loader's reading of a file. names: all its names. values: marks of its weights. alphas: the numbers that scale the changes, of
-    files that have them beside their weights. passed: the names that the loader gave to models. models: the weights that each model got, by
-    the model's own names, and the alphas of its layers."""
+    """The reading of one file by the loader. names: all names in the file. values: marks of its weights. alphas: by name, the numbers that
+    scale the changes. passed: names of the weights that some model got. models: for each model, its weights by its own names, and the
+    alphas of its layers."""
 
     names: set[str] = field(default_factory=set)
     values: set[bytes] = field(default_factory=set)
@@ -223,12 +223,13 @@ class _Given:
     models: dict[torch.nn.Module, tuple[Mapping[str, torch.Tensor], list[float]]] = field(default_factory=dict)
 
     def note(self, model: torch.nn.Module, prefix: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Note that a model was given the weights, which are all whose names begin with the prefix."""
+        """Note that the loader gave a model these weights, from all names that begin with the prefix."""
         self.passed.update(name for name in self.names if name.startswith(prefix))
         self.models[model] = weights, [alpha for name, alpha in self.alphas.items() if name.startswith(prefix)]
 
 
 def _load(pipe: Any, lora: Lora, name: str) -> None:
+    """Load one file into the pipeline, and check that the models then have exactly its weights. name: of the adapter."""
     path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
     with _watched(pipe) as given:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
@@ -241,7 +242,8 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 @contextmanager
 def _watched(pipe: Any) -> Iterator[_Given]:
-    """The loader of the pipeline, which notes the weights that it gives to each model, and passes on little of a file's metadata."""
+    """Replaces the loader's functions within this context: they note the weights that each model gets, and pass on only metadata in
+    SAID."""
     given = _Given()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
     watched = [(pipe, "lora_state_dict", _confined(pipe.lora_state_dict, given))]
@@ -260,6 +262,8 @@ def _watched(pipe: Any) -> Iterator[_Given]:
 
 
 def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any]:
+    """The function that reads a file, which notes the file's contents, and leaves out most of its metadata."""
+
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
         given.names.update(found[0])
@@ -272,6 +276,7 @@ def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any
 
 
 def _noted(model: Any, given: _Given) -> Callable[..., None]:
+    """The loading method of a model of Diffusers, which notes the weights that the model gets."""
     published = model.load_lora_adapter
 
     def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
@@ -287,6 +292,7 @@ def _noted(model: Any, given: _Given) -> Callable[..., None]:
 
 
 def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
+    """The loading method of a text encoder, which notes the weights that the encoder gets. part: its name in the pipeline."""
     published = model.load_adapter
 
     def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:
@@ -297,7 +303,7 @@ def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
 
 
 def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
-    """Raises BadCheckpoint for weights that no model was given."""
+    """Raises BadCheckpoint for weights in the file that no model got."""
     left, kind = given.names - given.passed, type(pipe).__name__
     prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
     if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
@@ -321,8 +327,8 @@ def _mark(value: torch.Tensor) -> bytes:
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadCheckpoint unless a model has just the weights of the file, and numbers in them. The libraries would make up weights that
-    the file lacks."""
+    """Raises BadCheckpoint unless a model has exactly the given weights of the file, and all are numbers. name: of the adapter. The
+    libraries would make up weights that the file lacks."""
     kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
         weight.replace(f".{name}.", ".").removesuffix(".weight"): values
@@ -340,7 +346,7 @@ def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mappin
 
 
 def _check_scales(model: torch.nn.Module, path: Path, name: str, alphas: list[float]) -> None:
-    """Raises BadCheckpoint unless the layers of a model are scaled as the file says."""
+    """Raises BadCheckpoint unless a model's layers are scaled by `alphas`, as the file says. name: of the adapter."""
     layers: list[Any] = [module for module in model.modules() if name in getattr(module, "scaling", {})]
     used = sorted(layer.scaling[name] * layer.r[name] for layer in layers)
     if alphas and not (len(alphas) == len(used) and all(map(_is_same, sorted(alphas), used))):
@@ -355,5 +361,6 @@ def _is_same(said: float, used: float) -> bool:
 
 
 def _told(names: Collection[str]) -> str:
+    """The first names as text, and how many there are if they are more."""
     more = f", … ({len(names)})" if len(names) > SHOWN else ""
     return ", ".join(each[:200] for each in sorted(names)[:SHOWN]) + more

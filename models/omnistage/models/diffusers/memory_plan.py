@@ -1,4 +1,4 @@
-"""The place of a pipeline's weights, their number of bits, and the size from which on pictures are decoded in tiles."""
+"""The memory plan of a pipeline: where its weights are, in how many bits, and from which size on pictures are decoded in tiles."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 
 DENOISERS = ("transformer", "transformer_2", "unet")
-"""Parts that have most of the weights and are used in every step: only these are kept in fewer bits."""
+"""Parts that have most of the weights and compute in every step: only these are kept in fewer bits."""
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 """Parts that are offloaded as well: they are used once for a picture."""
 
 
 class Quantizer(NamedTuple):
-    """module: the module to import. package: the package that brings it."""
+    """A library that packs weights. module: the module to import. package: the package that has it. cpu: whether it works on a CPU."""
 
     module: str
     package: str
@@ -46,7 +46,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The choices for a device. dtype: the type of computing. ranks: number of processes that share the transformer."""
+    """The choices for a device. dtype: the type in which the models compute. ranks: number of processes that share the transformer."""
 
     chosen: DiffusersOptions
     device: str
@@ -55,7 +55,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, chosen: DiffusersOptions, options: LoadOptions, dtype: torch.dtype) -> MemoryPlan:
-        """Raises LoadError for a choice that this device, or an installed library, cannot follow."""
+        """Make the plan from the options. Raises LoadError for a choice that this device, or an installed library, cannot follow."""
         plan = cls(chosen, options.device, dtype, options.tensor_parallel_size)
         if chosen.context_parallel and plan.ranks == 1:
             raise LoadError(f"option context_parallel {chosen.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
@@ -73,8 +73,9 @@ class MemoryPlan:
 
     @property
     def tiles_above(self) -> int:
-        """Pixels; 0: never. Decoding takes memory for every pixel, on a GPU beside the weights and the pictures that are drawn meanwhile; a
-        picture larger than the models' usual ones might not fit. A CPU has memory for that, so no seams are worth it."""
+        """The pixels of a picture above which it is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU beside the
+        weights and the pictures that are drawn meanwhile; a picture larger than the usual ones might not fit. A CPU has that memory, so no
+        seams are worth it."""
         if self.chosen.vae_tiling_above != UNSAID:
             return self.chosen.vae_tiling_above
         return 0 if self.device == "cpu" else AREA
@@ -90,7 +91,7 @@ class MemoryPlan:
         return " ".join(filter(None, words))
 
     def told(self) -> dict[str, str]:
-        """The choices for humans."""
+        """The choices by name, as text for people."""
         offload, kept = self.chosen.offload, self.chosen.storage or self.chosen.quantization
         where = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
         weights = f"{kept} in the transformer" if kept else "as computed (default)"
@@ -104,14 +105,14 @@ class MemoryPlan:
         }
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
-        """The arguments for loading the parts of a pipeline."""
+        """The arguments for loading the parts of a pipeline, by part."""
         if not self.chosen.quantization:
             return {}
         quantization = self._quantization()
         return {name: {"quantization_config": quantization} for name in DENOISERS}
 
     def placed(self, pipe: diffusers.DiffusionPipeline) -> diffusers.DiffusionPipeline:
-        """A pipeline that was loaded on the CPU, placed as the plan says. Raises LoadError if the pipeline lacks a part for that."""
+        """The pipeline, loaded on the CPU, placed as the plan says. Raises LoadError if it lacks a part for that."""
         parts: Mapping[str, Any] = pipe.components
         inner = [parts[name] for name in DENOISERS if parts.get(name) is not None]
         if not inner and (self.chosen.offload or self.chosen.storage or self.chosen.quantization):
@@ -129,7 +130,7 @@ class MemoryPlan:
         return pipe
 
     def _offload(self, pipe: diffusers.DiffusionPipeline) -> None:
-        """Raises LoadError."""
+        """Keep the large models on the CPU or on the disk, from which they are fetched block by block. Raises LoadError."""
         parts: Mapping[str, Any] = pipe.components
         away = {name: parts[name] for name in (*DENOISERS, *ENCODERS) if parts.get(name) is not None}
         for name, part in parts.items():
@@ -151,8 +152,8 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """A new folder, which is removed with the pipeline or, after a kill, by the next process: the files of another process would be
-        taken for its own, and the folder holds gigabytes."""
+        """Make a new folder for weights. It is removed with the pipeline or, after a kill, by the next process, because it holds gigabytes;
+        files of another process would be used as its own."""
         try:
             folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:
@@ -187,7 +188,7 @@ class MemoryPlan:
             raise LoadError(f"quantization {name}: needs a GPU, and device is cpu; take {able}, or option storage")
 
     def _quantization(self) -> Any:
-        """Raises LoadError for a package that is installed and cannot be imported."""
+        """The quantization for the loader of Diffusers. Raises LoadError for a package that is installed and cannot be imported."""
         name = self.chosen.quantization
         try:
             if name == "torchao_int8":
@@ -218,7 +219,7 @@ def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
 
 
 def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
-    """Decodes latents with a VAE, in tiles if it shall use tiles. The tiles are set for this call alone: the next latents may be small."""
+    """Decode latents with a VAE, in tiles if they are large. The tiles are set for this call alone: the next latents may be small."""
     if vae.use_tiling or not is_tiled(vae, latents):
         return decode(latents, *others, **more)
     vae.enable_tiling()

@@ -59,7 +59,7 @@ MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
 NOTHING_DRAWN = "the mask is black all over, so nothing is drawn anew: give one that is white, or transparent, where to draw"
 HELD_BYTES = 1 << 30
-"""Most bytes of all pictures that wait to be edited, as they are kept."""
+"""The limit of bytes of all pictures that wait to be edited, as they are kept."""
 
 J = TypeVar("J")
 
@@ -76,7 +76,7 @@ class Artist(Drawing[J], Protocol[J]):
         """The plan with the size that follows from its images."""
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """Returns the form in which a picture that is edited is kept, RGB or RGBA. May be called on any thread. Raises BadMedia."""
+        """The form in which a picture that is edited (RGB or RGBA) is kept. Runs on any thread. Raises BadMedia."""
 
     @property
     def draws_its_image(self) -> bool:
@@ -87,8 +87,8 @@ class Artist(Drawing[J], Protocol[J]):
     def job(self, plan: DrawingPlan, wanted: Wanted) -> J: ...
 
     def check(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest for steps that cannot be taken, and for a history that the plan cannot have. Runs on any thread. plan: with its
-        images."""
+        """Raises BadRequest for steps that are not possible, and for a history that the plan cannot have. plan: with its images. Runs on
+        any thread."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
@@ -113,9 +113,9 @@ class DrawnModel(Generic[J]):
         max_batch_size: int = 0,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """image_pixels: the most pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens: latent
-        tokens of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit. vocabulary: the words
-        that the model knows, if its checkpoint lists them."""
+        """image_pixels: limit of the pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens:
+        limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in one step; 0: none. vocabulary:
+        the words that the model knows, if its checkpoint lists them."""
         self._vocabulary = vocabulary or Vocabulary()
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
@@ -167,7 +167,8 @@ class DrawnModel(Generic[J]):
         return await self._fitted(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
 
     async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
-        """A mask, or a control image, in the form of the pipeline, which resizes both by itself."""
+        """A mask or a control image in the form that the pipeline needs, which resizes both by itself; None if the request has none. field:
+        its name in the request. images: the edited pictures. Raises BadRequest for a mask of another size than the first."""
         image: Media | None = getattr(request, field)
         if image is None:
             return None
@@ -182,8 +183,8 @@ class DrawnModel(Generic[J]):
     async def _fitted(
         self, image: Media, client: str, field: str, number: int, edit: Callable[[Image], EditedPicture], *, alpha: bool = False
     ) -> EditedPicture:
-        """Decodes a picture; only one at a time is held in the size in which it was sent. number: among all media of the request, from 1
-        on."""
+        """Decode a picture and bring it into the form that `edit` makes; only one picture at a time is in memory in the size in which it
+        was sent. number: its number among all media of the request, from 1 on. Raises BadRequest or Full."""
         check_medium(image, self._info, field, medium=str(number))
         alpha, most = alpha or bool(self._artist.limits.max_layers), self._image_pixels
         ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=most, alpha=alpha, background=image.background)
@@ -201,7 +202,7 @@ class DrawnModel(Generic[J]):
         return given
 
     def _hold(self, given: EditedPicture) -> None:
-        """Hold the picture until it is encoded, or no request needs it any more. Raises Full."""
+        """Count the memory of a picture as long as the picture exists. Raises Full if too much waits already."""
         with self._held_lock:
             if self._held and self._held + given.bytes > HELD_BYTES:
                 raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
@@ -240,6 +241,6 @@ class DrawnModel(Generic[J]):
                 pass
 
     async def close(self) -> None:
-        """End the thread and the processes. No session is running."""
+        """End the thread and the processes. Call it when no session is running."""
         await self._worker.close()
         await self._decoder.close()

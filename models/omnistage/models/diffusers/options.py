@@ -53,16 +53,15 @@ class DiffusersOptions:
     """width, height, steps: defaults for a request without them; 0: as the checkpoint says. guidance: likewise; below 0: as the checkpoint
     says.
 
-    condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: of one picture
-    that comes out, or of a frame. max_steps: the most steps of a request. max_frames, max_seconds: of a film and of sound; 0: as many as
-    the model can make. max_work: pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the weights that one
-    film may take; 0: see `film_memory.budget_of`. max_tokens: latent tokens of all drawings at once, guidance included; 0: those of some
-    steps. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
+    condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: limit of one
+    drawn picture, or of a frame. max_steps: limit of the steps of a request. max_frames, max_seconds: limits of a film and of sound; 0: as
+    much as the model can make. max_work: limit of pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the
+    weights that one film may use; 0: see `film_memory.budget_of`. max_tokens: limit of latent tokens of all drawings at once, guidance
+    included; 0: those of some steps. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
 
     offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: the folder
     in which a folder is made for parts that are offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in
-    tiles; 0: never. lora: files that change the weights, FILE[=SCALE] with commas between them; see `lora`.
-    """
+    tiles; 0: never. lora: files that change the weights, FILE[=SCALE] with commas between them; see `lora`."""
 
     width: int = 0
     height: int = 0
@@ -88,6 +87,7 @@ class DiffusersOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> DiffusersOptions:
+        """The options from their texts or values, by name. Raises LoadError for options that are unknown or impossible."""
         made = cls(**checked_options(options, cls(), "pipelines of pictures"))
         for each in fields(made):
             value = getattr(made, each.name)
@@ -100,7 +100,7 @@ class DiffusersOptions:
         return made
 
     def _check_choices(self) -> None:
-        """Raises LoadError for values that are no choice, and for choices that exclude each other."""
+        """Raises LoadError for a value that is not among its CHOICES, and for options that exclude each other."""
         for name, able in CHOICES.items():
             value = getattr(self, name)
             if value and value not in able:
@@ -122,7 +122,7 @@ class Defaults:
 
     @classmethod
     def of(cls, folder: Path, options: DiffusersOptions) -> Defaults:
-        """Read the folder's defaults. Raises BadCheckpoint for a file with a value of another kind."""
+        """The options, with the folder's defaults for those that were not chosen. Raises BadCheckpoint for a default of another type."""
         if not (folder / DEFAULTS_FILE).is_file():
             return cls(options)
         said = json_object(folder / DEFAULTS_FILE)
@@ -138,8 +138,8 @@ class Defaults:
         return cls(options)
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """The limits of a pipeline with these options applied. The default of the most work of a request is the largest picture, or the
-        usual film of a million pixels, in the most steps. Raises LoadError for options that the pipeline cannot follow."""
+        """The limits of a pipeline with these options applied. By default the limit of work is that of the largest picture, or of the usual
+        film of a million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
         told = self.options
         most = told.max_frames or limits.max_frames
         frames = limits.frames

@@ -16,7 +16,7 @@ KEY = "parameters"
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
 MOST_SAID = 60_000
-"""Most bytes of the parameters in EXIF, all of them ASCII."""
+"""The limit of bytes of the parameters in EXIF, all of them ASCII."""
 SHORT = 2000
 """Characters that stay of a prompt that is too long: at most 12 bytes each."""
 QUALITY = 92
@@ -25,9 +25,9 @@ FASTER = 4
 
 
 def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
-    """The parameters of a picture as JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that
-    number again. images: SHA-256 of their files. backgrounds: the colours under them, if one was named; empty: the usual. reused, largest:
-    see stepcache.Residuals."""
+    """The parameters of the picture with that number, as JSON: with these, and the pictures that it was drawn from, the same model draws it
+    again. images: SHA-256 of their files. backgrounds: the colours under them, if one was named; empty: the usual. reused, largest: see
+    stepcache.Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
         "prompt": plan.prompt,
@@ -56,7 +56,8 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
 
 
 def encoded(image: Image, media_type: str, said: str = "") -> bytes:
-    """The file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
+    """The picture as a file of that media type. JPEG has no transparency: transparent pixels become white. said: the parameters to write
+    into it."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()
@@ -86,6 +87,7 @@ def _short(said: str) -> str:
 
 
 def _opaque(image: Image) -> Image:
+    """The picture in RGB, on white where it is transparent."""
     if image.mode != "RGBA":
         return image.convert("RGB")
     white = pillow.new("RGB", image.size, "white")

@@ -1,4 +1,4 @@
-"""Options that only some pipelines have. The signature of the pipeline's `__call__` tells their names and types. No torch."""
+"""Options that only some pipelines have. The signature of the pipeline's `__call__` shows their names and types. No torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rew
 
 @dataclass(frozen=True, slots=True)
 class OwnOption:
-    """kind: one of KINDS. least, most: of a number."""
+    """An option. kind: the type of its values, one of KINDS. least, most: bounds of a number."""
 
     name: str
     kind: type
@@ -60,7 +60,7 @@ class OwnOption:
         return f"{KINDS[self.kind]} from {self.least:g} to {self.most:g}" if bounded else KINDS[self.kind]
 
     def read(self, text: str) -> Value:
-        """The value in a text. Raises ValueError for a text that is no such value."""
+        """The value that a text states. Raises ValueError for a text that states no permitted value."""
         if self.kind is str:
             return text
         if self.kind is bool:
@@ -76,9 +76,9 @@ class OwnOption:
 
 
 def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
-    """Options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: parameters that a loop
-    here follows, with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so its bound follows from its usual
-    value."""
+    """The options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: the parameters that
+    a loop here follows, with their bounds; None: all, for a whole call of the pipeline. A count costs memory, so its bound follows from its
+    usual value."""
     try:
         hints = typing.get_type_hints(call)
     except (NameError, TypeError):  # Types that a module imports only for type checkers are missing at run time.
@@ -101,7 +101,8 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
 
 
 def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
-    """The options' values, ordered by name. Raises BadRequest for an option that the model does not know, or a value of another type."""
+    """The values of the options, ordered by name. said: their texts. known: the options of the model. Raises BadRequest for an option that
+    the model does not have, or a value of another type."""
     options = {option.name: option for option in known}
     read = []
     for name, text in sorted(said.items()):
@@ -116,13 +117,14 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
 
 
 def _instead(name: str, options: Collection[str]) -> str:
+    """Advice for a name that is no option: the field of the request, or the options that there are."""
     if field := {**SAID_ELSEWHERE, **dict.fromkeys(GUIDANCE, "guidance_scale")}.get(name):
         return f"the request has {field} for it"
     return f"it has {', '.join(options)}" if options else "leave it out"
 
 
 def _kind(annotation: Any, default: Any) -> type | None:
-    """The type of a parameter's values, as far as a request can carry them; None: it takes only other values."""
+    """The type of a parameter's values, one of KINDS; None if it has only values that a request cannot carry."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     able: tuple[Any, ...] = typing.get_args(annotation) if union else (annotation,)
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):

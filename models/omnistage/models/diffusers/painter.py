@@ -40,9 +40,9 @@ ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|,
 
 
 def check_followed(pipe: Any, followed: Container[str]) -> None:
-    """Raises BadCheckpoint for a config that would make the pipeline of Diffusers do something that the loop here does not do. The check
-    reads the values on which the source of the pipeline acts, if they are not the usual ones. followed: names, as part.name, of values that
-    the loop follows as the pipeline does."""
+    """Raises BadCheckpoint for a config that would make the pipeline of Diffusers do something that the loop here does not do. All values
+    that the source of the pipeline mentions must be the usual ones. followed: names, as part.name, of values that the loop follows as the
+    pipeline does."""
     for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
         model: Any = getattr(pipe, part, None)
         if model is None or f"{part}.{name}" in followed or name not in model.config:
@@ -72,7 +72,8 @@ class Conditions:
 @dataclass(eq=False, slots=True)
 class Canvas:
     """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, in the family's form. velocity: the
-    result of the last pass for the latents; estimate: the latents without noise, if the velocity led on straight."""
+    result of the last pass for these latents; None before it. estimate: the latents without noise, as they would be if the velocity led on
+    straight; only for previews."""
 
     plan: DrawingPlan
     conditions: Conditions
@@ -97,10 +98,10 @@ class Canvas:
 
 
 class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
-    """A product of steps; latents are canvases, one for each result that has not been made yet."""
+    """A product of steps; its latents are canvases, one for each result that has not been made yet."""
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The first result that is still to be drawn: the client has the earlier ones."""
+        """The number of the first result that must be drawn: the client has the earlier ones."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The previews of the last step, if one is due."""
@@ -116,7 +117,7 @@ class BatchRow(NamedTuple):
 
 class Painter(ABC):
     """The loop of one pipeline. `limits`, `tokens`, `check_text` and `group` may run on other threads, everything else runs on the thread
-    of the model. `check_text` runs on no event loop: a long text takes its time."""
+    of the model. Do not call `check_text` on an event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
     """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are Diffusers' own, so all values of their
@@ -125,7 +126,7 @@ class Painter(ABC):
     """The pipeline's own options that the loop here follows exactly, with the least and the most of each number."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
-        """texts, pictures: caches of the encoders' results."""
+        """texts, pictures: caches of the encoders' results. defaults: the user's options and the folder's defaults."""
         check_scheduler(pipe.scheduler, type(pipe).__name__)
         check_followed(pipe, self.followed)
         self.pipe: Any = pipe
@@ -157,8 +158,8 @@ class Painter(ABC):
         """The limits of the pipeline, before anybody chose others."""
 
     def check_text(self, text: str) -> None:
-        """Raises ValueError for words of which the text encoder would get only a part, with the length that they may have, and for its
-        special tokens, which stand for things that are no text."""
+        """Raises ValueError for words that are longer than the text encoder reads, and for its special tokens, which stand for things that
+        are no text."""
         if found := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
         with self._counts:
@@ -168,15 +169,15 @@ class Painter(ABC):
 
     @abstractmethod
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """The number of tokens that words have, and the number that they may have."""
+        """The number of tokens of a text, and its limit."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """The plan with the size that follows from its images, if the family takes the size from them."""
         return plan
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """A picture that is edited, RGB or RGBA, in the sizes that encoders take. Runs on any thread. Raises BadMedia for a picture that
-        the encoders cannot look at."""
+        """The form in which a picture that is edited (RGB or RGBA) is kept: in each size that an encoder needs. Runs on any thread. Raises
+        BadMedia for a picture that the encoders cannot look at."""
         sizes = self._fits(plan, image.width / image.height)
         if min(map(min, sizes)) < 1:
             raise BadMedia("it is too long and thin to be looked at: send one that is less long")
@@ -184,12 +185,12 @@ class Painter(ABC):
         return EditedPicture(image.width, image.height, resized)
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """Widths and heights that encoders take for a picture. ratio: its width by its height."""
+        """The widths and heights that the encoders need for a picture. ratio: its width by its height."""
         raise NotImplementedError
 
     @abstractmethod
     def tokens(self, plan: DrawingPlan) -> int:
-        """Latent tokens of one row, of the result and of the edited pictures."""
+        """The number of latent tokens of one row: of the result and of the edited pictures."""
 
     # 2: preprocess
 
@@ -202,10 +203,10 @@ class Painter(ABC):
 
     @abstractmethod
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width] of some words, with the pictures of the plan if the encoder sees them too."""
+        """[tokens, width]: the rows of a text, with the pictures of the plan if the encoder sees them too."""
 
     def texts(self, plan: DrawingPlan) -> tuple[Tensor, Tensor | None]:
-        """The rows of the prompt, and of the text that guidance leads away from; both are kept for later requests."""
+        """The rows of the prompt, and of the text that guidance leads away from (None without guidance). The cache keeps both."""
         positive, negative = (
             None if text is None else self._texts.get((text, plan.sources, self.words_drawn(plan)), partial(self.text, plan, text))
             for text in (plan.prompt, plan.negative)
@@ -214,7 +215,7 @@ class Painter(ABC):
         return positive, negative
 
     def words_drawn(self, plan: DrawingPlan) -> int:
-        """The most tokens that the pipeline reads, if that can be asked for."""
+        """The number of tokens that the pipeline reads, if a request can set it; else 0."""
         return int(plan.option(CUT, self._default(CUT))) if CUT in self.follows else 0
 
     @abstractmethod
@@ -223,11 +224,11 @@ class Painter(ABC):
 
     @abstractmethod
     def sigmas(self, steps: int) -> Any:
-        """The sigmas of so many steps before the scheduler shifts them, as the pipeline gives them."""
+        """The sigmas of so many steps as the pipeline sets them, before the scheduler shifts them."""
 
     @abstractmethod
     def shift(self, plan: DrawingPlan) -> float:
-        """mu: how far the schedule of a picture of this size is shifted to its noise, if the config asks for a shift."""
+        """mu, which says how far the schedule of a picture of this size is shifted to its noise, if the config asks for a shift."""
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
         """A new scheduler with its timesteps set as the pipeline sets them."""
@@ -240,7 +241,8 @@ class Painter(ABC):
         return self._scheduled(np.array(plan.sigmas) if plan.sigmas else self.sigmas(plan.steps), self.shift(plan), device)
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest if the scheduler makes no falling noise levels of the steps. Runs on any thread. plan: with its size."""
+        """Raises BadRequest if the scheduler makes no falling noise levels for the steps of a plan that has its size. Runs on any
+        thread."""
         try:
             with np.errstate(all="ignore"):
                 scheduler = self._scheduled_for(plan, "cpu")
@@ -258,7 +260,7 @@ class Painter(ABC):
             raise BadRequest("diffusion.steps", f"{told}: ask for more or fewer than {plan.steps}")
 
     def _tried_memory(self) -> Memory:
-        """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
+        """The memory of the scheduler, found by trying it. Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
             return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0, self.device), self.device)
         except Exception as error:  # a scheduler raises every kind of error for a bad config
@@ -266,14 +268,14 @@ class Painter(ABC):
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
 
     def canvas(self, plan: DrawingPlan, conditions: Conditions, number: int) -> Canvas:
-        """The picture with that number before its first step."""
+        """The result with that number, as noise before its first step."""
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
         sampler = PictureSampler(self._scheduled_for(plan, self.device), generator, draws=self.memory.draws)
         return Canvas(plan, conditions, latents * sampler.noise_scale, sampler)
 
     def go_on(self, canvas: Canvas, state: SamplerState) -> None:
-        """Take in the state that a drawing reached elsewhere."""
+        """Set a canvas to the state that its drawing reached elsewhere."""
         canvas.sampler.restore(state)
         canvas.latents = state.latents
 
@@ -288,7 +290,7 @@ class Painter(ABC):
         """The step cache around the blocks of the transformer."""
 
     def length(self, row: BatchRow) -> int | None:
-        """The number of tokens of a row inside the transformer, if rows of a pass may differ; None: all rows are equally long."""
+        """The number of tokens of a row inside the transformer; None if all rows of a pass are equally long."""
         return None
 
     @abstractmethod
@@ -296,7 +298,7 @@ class Painter(ABC):
         """The transformer's output for each row, in the shape of its latents: the way from the picture to the noise."""
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """The velocity to go on with, from both velocities (Ho and Salimans 2022, classifier-free guidance)."""
+        """The velocity for the next step, from both velocities (Ho and Salimans 2022, classifier-free guidance)."""
         return negative + canvas.plan.guidance * (positive - negative)
 
     def is_guided(self, canvas: Canvas) -> bool:
@@ -304,7 +306,7 @@ class Painter(ABC):
         return canvas.conditions.negative is not None
 
     def forward(self, canvases: Sequence[Canvas]) -> None:
-        """One pass for one step of all canvases; only `velocity` is changed."""
+        """Compute one pass for one step of all canvases; only their `velocity` is changed."""
         rows = list[BatchRow]()
         for canvas in canvases:
             rows.append(BatchRow(canvas, canvas.conditions.positive, canvas.residuals[0]))
@@ -318,7 +320,7 @@ class Painter(ABC):
             canvas.velocity = self.guided(positive, next(made), canvas) if self.is_guided(canvas) else positive
 
     def advance(self, canvas: Canvas) -> None:
-        """Take the step. Raises Failed for a picture with values that are no numbers."""
+        """Take the step that the velocity leads to. Raises Failed for a picture with values that are no numbers."""
         assert canvas.velocity is not None
         latents, estimate = canvas.sampler.advance(canvas.velocity, canvas.latents)
         if canvas.plan.previews:
@@ -333,7 +335,7 @@ class Painter(ABC):
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Channels of latents as the VAE has them."""
+        """The number of channels of latents as the VAE has them."""
 
     @abstractmethod
     def values(self, plan: DrawingPlan) -> int:
@@ -341,17 +343,18 @@ class Painter(ABC):
 
     @abstractmethod
     def product(self, model: str) -> CanvasProduct:
-        """The result made of its latents. model: its name, which files state about themselves."""
+        """The product that the latents become. model: its name, which files state about themselves."""
 
 
 def with_images(row: BatchRow) -> Tensor:
-    """[1, tokens, channels] of packed latents: the result's, and after them the edited pictures'."""
+    """[1, tokens, channels] of packed latents: those of the result, then those of the edited pictures."""
     images = row.canvas.conditions.images
     return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)
 
 
 def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """[n, most tokens, width], and bool [n, most tokens], which is None if all are equally long."""
+    """The texts in one tensor, [n, tokens of the longest, width], and the mask of their tokens, bool [n, tokens]; None if all are equally
+    long."""
     most = max(len(text) for text in texts)
     if all(len(text) == most for text in texts):
         return torch.stack(list(texts)), None
@@ -360,7 +363,7 @@ def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def linear_shift(scheduler: Any, tokens: int) -> float:
-    """mu of a picture of so many tokens, by the formula of all pipelines of this kind: linear between two lengths of the config."""
+    """mu of a picture of so many tokens, by the formula that these pipelines share: linear between two lengths of the config."""
     config = scheduler.config
     base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)

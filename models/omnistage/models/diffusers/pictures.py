@@ -40,7 +40,7 @@ BLANK_SIDE, BLANK_LEVELS = 16, 24
 
 
 def check_kind(request: DrawRequest, name: str) -> None:
-    """Raises BadRequest for a request for another product than pictures. name: of the model."""
+    """Raises BadRequest for a request for another product than pictures. name: that of the model."""
     if request.frames:
         raise BadRequest("diffusion.frames", f"{name} draws pictures, no films: leave it out")
     if request.seconds:
@@ -62,7 +62,7 @@ class PicturePainter(Painter):
 
     @property
     def samples(self) -> int:
-        """Samples of a pixel: 3, or 4 with opacity."""
+        """The number of samples of a pixel: 3, or 4 with opacity."""
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
 
     def frames(self, plan: DrawingPlan) -> int:
@@ -78,7 +78,7 @@ class PicturePainter(Painter):
         return int(plan.height // side * (plan.width // side))
 
     def preview_grid(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
-        """[1, channels, height, width] of the one picture that a preview shows."""
+        """The grid of the one picture that a preview shows: [1, channels, height, width]."""
         return self.grids(latents, plan)[:1]
 
     @abstractmethod
@@ -86,8 +86,8 @@ class PicturePainter(Painter):
         """[layers or 1, channels, height, width]: latents in the layout of the VAE, before its mean and scale are applied."""
 
     def images(self, grids: Tensor) -> Iterator[Image]:
-        """Yields the VAE's pictures of [n, channels, height, width], one after the other. Raises Failed for a picture with values that are
-        no numbers: it would be flat, and pass for a picture."""
+        """Yields the pictures that the VAE makes of [n, channels, height, width], one after the other. Raises Failed for values that are no
+        numbers: the picture would be flat, and pass for a picture."""
         for grid in torch.split(grids, 1):
             decoded = self.decoded(grid)
             if not torch.isfinite(decoded).all():
@@ -96,7 +96,7 @@ class PicturePainter(Painter):
 
     @abstractmethod
     def decoded(self, grid: Tensor) -> Tensor:
-        """[1, samples, height, width], -1 to 1: the VAE's picture of [1, channels, height, width]."""
+        """The picture that the VAE makes of one grid, [1, channels, height, width]: [1, samples, height, width], -1 to 1."""
 
     def product(self, model: str) -> Pictures:
         return Pictures(self, model)
@@ -126,12 +126,12 @@ class Pictures:
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The first result that is still to be drawn: the client has the earlier ones."""
+        """See CanvasProduct."""
         counts = self.items(plan)
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
-        """The preview of the step that was taken, if one is due."""
+        """See CanvasProduct."""
         plan, sampler = canvas.plan, canvas.sampler
         if not is_due(sampler.step, sampler.steps, plan.previews):
             return []
@@ -148,7 +148,7 @@ class Pictures:
             yield from self._pictures(plan, wanted, number, canvas, grids)
 
     def _pictures(self, plan: DrawingPlan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
-        """Yields the wanted layers of a result as files, with their pixels."""
+        """Yields the wanted layers of a result as files, with their pixels. number: of the result. grids: its layers."""
         layers, counts = len(grids), self.items(plan)
         asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
         first = max(min(asked.values(), default=layers), 0)
@@ -166,25 +166,26 @@ class Pictures:
     def _rows(
         self, plan: DrawingPlan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
     ) -> Generator[TensorRows, None, None]:
-        """Yields the rows of a part of the plan on a tensor port from the wanted row on, if the port is wanted. place: the part's number
-        among all parts."""
+        """Yields the rows of one part of the plan on a tensor port, from the first wanted row on; nothing if the port is not wanted. parts:
+        number of all parts. place: number of this part. made: makes its rows."""
         count = self.items(plan)[port] // parts
         if port in wanted and (skipped := max(wanted[port] - place * count, 0)) < count:
             yield TensorRows(port, made()[skipped:])
 
 
 def _is_blank(image: Image) -> bool:
+    """Whether a picture has nearly one colour all over."""
     small = np.asarray(image.resize((BLANK_SIDE, BLANK_SIDE), Resampling.BOX), np.int16).reshape(BLANK_SIDE**2, -1)
     return bool((small.max(0) - small.min(0)).max() <= BLANK_LEVELS)
 
 
 def _places(grids: Tensor) -> Array:
-    """[layers * height * width, channels], float32."""
+    """The latents as rows, one for each place: [layers * height * width, channels], float32."""
     places: Array = grids.permute(0, 2, 3, 1).reshape(-1, grids.shape[1]).float().cpu().numpy()
     return places
 
 
 def _pixels(image: Image) -> Array:
-    """[height * width, samples], uint8."""
+    """The pixels as rows: [height * width, samples], uint8."""
     pixels = np.asarray(image)
     return pixels.reshape(-1, pixels.shape[-1])

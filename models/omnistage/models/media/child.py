@@ -45,17 +45,18 @@ READY, UNCONFINED = b"ready", b"unconfined"
 can do more than it should."""
 
 TAKEN = b"taken"
-"""Faults from here on are the medium's."""
+"""The word by which the process says that it has taken a medium. Faults after it are the medium's."""
 
 FILES = 32
-"""Most descriptors of the process."""
+"""The limit of descriptors of the process."""
 
 GRACE_S = 5.0
 """Processor time beyond the time on the clock, for kinds of media without a limit of their own."""
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
-    """Decode media until the parent has gone, or memory is short."""
+    """Decode the media that come on `channel`, one after another; returns when the parent has closed it. confined: whether `confine`
+    succeeded, which the parent learns first."""
     os.write(channel.fileno(), READY if confined else UNCONFINED)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
@@ -70,7 +71,8 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
 
 
 def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
-    """Returns the description of the decoded medium, or the reason why there is none."""
+    """Decode the medium in `file` into `output`. Returns the reply to the parent: the shape or lengths of the result, or the text of an
+    error under the key bad, no_room, short or broken. Ends the process if memory is short."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
@@ -92,6 +94,8 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
 
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
+    """Decode a medium into `output`, after limiting the processor time by its size. ask: the fields of the preprocessing. Returns the shape
+    or lengths of the result."""
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)
@@ -110,13 +114,13 @@ def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, l
 
 
 def _allow(seconds: float) -> None:
-    """Allow so much processor time from now on. Then the system ends the process, however busy the machine is, and even if its parent has
-    ended."""
+    """Allow `seconds` of processor time from now on. Then the system ends the process, however busy the machine is, and even if its parent
+    has ended."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def load() -> None:
-    """Loads or takes everything that libraries load or take when they first need it. Once the process is confined this would fail, and the
+    """Load all modules and codecs that libraries would load when they first need them. In the confined process this would fail, and the
     medium would be blamed."""
     Image.init()
     read_few_notes()
@@ -128,7 +132,8 @@ def load() -> None:
 
 
 def main() -> None:
-    """Loads all that is needed, then closes the limits behind it. Text that libraries print would be a stranger's words in our log."""
+    """Load all code, limit and confine this process, then serve. Standard error leads nowhere: libraries print a stranger's words, which
+    would get into our log."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):

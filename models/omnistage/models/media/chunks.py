@@ -37,9 +37,9 @@ MARK_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """The layout of a format. first: place of its first chunk. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
-    chunk's head that its size includes. align: chunks begin at multiples of it. whole: place of the size of the file, 0 for nowhere.
-    samples: name of the chunk that has them."""
+    """The layout of a format; places and sizes in bytes. first: place of the first chunk. name_bytes: length of a chunk's name. size:
+    `struct` format of a chunk's size. own: bytes of the chunk's head that this size includes. align: chunks begin at multiples of it.
+    whole: place where the size of the file stands, 0 if nowhere. samples: name of the chunk with the samples."""
 
     first: int
     name_bytes: int
@@ -64,7 +64,7 @@ WIDE = (b"RF64", b"BW64")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """start: place of its content. size: bytes of the content, as the chunk says."""
+    """A chunk of a file. name: its first four bytes. start: place of its content. size: bytes of the content, as the chunk states."""
 
     name: bytes
     start: int
@@ -77,7 +77,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SoundExtent:
-    """stop: end of a sound. then: place of the next sound, or the end of the file. other: bytes that must stand in its head, by place."""
+    """The end of a sound in its file. stop: place after its last byte. then: place of the next sound, or the end of the file. other: by
+    place, bytes that must replace the file's own so that its lengths are right."""
 
     stop: int
     then: int
@@ -85,7 +86,7 @@ class SoundExtent:
 
 
 def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
-    """The layout of the file of chunks that begins there; None if none does."""
+    """The layout of the file of chunks that begins at byte `at`; None if no such file begins there."""
     file.seek(at)
     head = file.read(16)
     if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", *WIDE):
@@ -100,8 +101,8 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
-    """The extent of the first sound in a file that begins with a sound of this layout. most_bytes: largest size of a file. Raises BadMedia
-    for a sound that was cut off."""
+    """The extent of the first sound in a file that begins with a sound of this layout. The stated number of samples counts if the rest of
+    the file confirms it. most_bytes: largest size of a file. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
@@ -130,8 +131,8 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
 
 
 def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
-    """The end of the file and the number of bytes of samples, as the file says; and the bytes that must replace its own so that it can be
-    read with sizes of 32 bits."""
+    """The end of the file and the number of bytes of its samples, as the file states them. The dict has, by place, the bytes that must
+    replace those of a file with 64-bit sizes, so that it can be read with 32-bit sizes."""
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
@@ -142,8 +143,8 @@ def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, 
 
 
 def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
-    """The place of the next sound behind samples that end at `stop`, or the end of the file; 0 if more samples seem to follow. few: so few
-    bytes are left that they are no samples."""
+    """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
+    follow. few: whether so few bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
         if begins(file, at):
             return at
@@ -159,8 +160,8 @@ def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: b
 
 
 def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
-    """Number of bytes of the samples that begin there, and the place where the next sound begins or the file ends. Samples end at another
-    file, or at chunks that lead to one or to the end."""
+    """Search for the end of samples that begin at `start`: they end at another file, or at chunks that lead to one or to the end. Returns
+    the number of bytes of the samples, and the place of the next sound or the end of the file."""
     seen = start
     for at in search.candidates(file, start, MARKS, MARK_BYTES):
         if at < seen:  # Among chunks that led to nothing.
@@ -172,14 +173,15 @@ def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: H
 
 
 def _behind(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
-    """End of the chunks that follow each other from there on; the bytes behind it are no chunk."""
+    """The place after the chunks that follow each other from `at` on; `at` if no chunk is there."""
     for chunk in _chunks(file, at, end, form):
         at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
     return at
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Yields the chunks that follow each other from there on, as far as they are whole; samples may be cut off, and are the last then."""
+    """Yields the chunks that follow each other from `at` on, as long as they are whole. The chunk with the samples may be cut off; it is
+    the last one."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

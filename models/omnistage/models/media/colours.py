@@ -33,27 +33,27 @@ SAME_LEVELS = 3
 
 @dataclass(frozen=True, slots=True)
 class ColoursAndOpacity:
-    """colours: RGB. opacity: L, 255 for opaque; None if all pixels are opaque."""
+    """A picture in two parts. colours: mode RGB. opacity: mode L, 255 for opaque; None if all pixels are opaque."""
 
     colours: Image.Image
     opacity: Image.Image | None
 
     def laid_on(self, background: Colour) -> Image.Image:
-        """RGB: the picture over a ground of that colour."""
+        """The picture in mode RGB, on a ground of that colour."""
         return self.colours if self.opacity is None else laid(self.colours, self.opacity, background)
 
 
 def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Image.Image:
-    """The picture on a ground, as viewers and qwen-omni-utils lay it, before anything is resized: colours under transparent pixels never
-    mix into the result."""
+    """The picture on a ground of one colour, in mode RGB, as viewers and qwen-omni-utils lay it. Do it before anything is resized, so that
+    colours under transparent pixels never mix into the result."""
     ground = Image.new("RGB", colours.size, background)
     ground.paste(colours, mask=opacity)
     return ground
 
 
 def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
-    """The shown form of a picture that was opened from the file and not loaded yet. Raises BadMedia, or any error that Pillow raises for
-    damaged files."""
+    """The picture in sRGB, and its opacity, as a viewer shows it. image: opened from the file and not loaded yet. Raises BadMedia, or any
+    error that Pillow raises for damaged files."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
@@ -63,7 +63,8 @@ def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
 
 
 def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | None:
-    """stored: the form of samples in the file, as Pillow calls it."""
+    """The opacity in mode L, 255 for opaque; None if the picture has no transparency. stored: the form of samples in the file, in Pillow's
+    words."""
     if not image.has_transparency_data:
         return None
     key: Any = image.info.get("transparency")
@@ -98,8 +99,8 @@ def _rewound(file: BinaryIO) -> BinaryIO:
 
 
 def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opacity: Image.Image | None) -> Image.Image | None:
-    """The opacity, with nothing opaque outside the drawn part: the first picture of a GIF may be smaller than its screen, and Pillow fills
-    the rest with a colour."""
+    """The opacity with everything outside of `box`, the drawn part, transparent: the first picture of a GIF may be smaller than its screen,
+    and Pillow fills the rest with a colour. None if all pixels are opaque."""
     if box is None or box == (0, 0, *image.size):
         return opacity
     part = Image.new("L", image.size, 0)
@@ -108,7 +109,8 @@ def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opaci
 
 
 def _base(image: Image.Image) -> Image.Image:
-    """L, RGB or CMYK, without opacity. Pillow would cut off greys of more bits at 255, and nearly all of them would be white."""
+    """The picture without opacity, in mode L, RGB or CMYK. Greys of more than 8 bits are scaled: Pillow would cut them off at 255, and
+    nearly all would be white."""
     if image.mode in ("L", "RGB", "CMYK"):
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -118,7 +120,7 @@ def _base(image: Image.Image) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """L of samples of more than 8 bits."""
+    """The picture in mode L, scaled from greys of more than 8 bits a sample. Raises BadMedia for samples whose range is unknown."""
     tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
     if image.mode.startswith("I;16"):
         grey = _by_table(np.asarray(image), int(tags[BITS_PER_SAMPLE][0]) if tags else 16)
@@ -137,21 +139,21 @@ def _grey(image: Image.Image) -> Image.Image:
 
 
 def _number(value: object) -> float:
-    """The value of an entry, of its first sample if the entry has a value for each sample; NaN if there is no value."""
+    """The value of an entry of a TIFF, or that of its first sample if it has a value for each; NaN if there is no finite value."""
     first = value[0] if isinstance(value, tuple) and value else value
     number = float(first) if isinstance(first, int | float) else math.nan
     return number if math.isfinite(number) else math.nan
 
 
 def _by_table(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
-    """8-bit levels by a table, which needs no memory for products."""
+    """8-bit levels of samples of `bits` bits, by a table, which needs no memory for products."""
     top = (1 << bits) - 1
     table = (np.arange(top + 1, dtype=np.uint32) * 255 + top // 2) // top
     return table.astype(np.uint8)[grey]
 
 
 def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[np.uint8]:
-    """8-bit levels of samples between low and high. A sample that is no number becomes black."""
+    """8-bit levels of samples: `low` becomes 0, and `high` 255. A sample that is not a number becomes 0."""
     scaled = np.nan_to_num(samples.astype(np.float64), copy=False, nan=low, posinf=high, neginf=low)
     scaled -= low
     scaled *= 255 / (high - low)
@@ -159,7 +161,8 @@ def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[
 
 
 def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
-    """RGB. Without a profile, or with a broken profile or one for another kind of colours, the numbers are taken for sRGB."""
+    """The picture in sRGB, mode RGB. profile: its ICC profile. Without one, or with a broken one or one for another kind of colours, its
+    numbers count as sRGB."""
     transform = None
     if profile and len(profile) <= PROFILE_BYTES:
         try:
@@ -172,7 +175,8 @@ def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """The transform from the colours of a profile to sRGB; None for a profile that is sRGB already, or is made for other samples."""
+    """The transform from the colours of a profile to sRGB, for pictures of that mode. None if the profile is sRGB already, or is made for
+    another mode."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     if PROFILE_MODES.get(source.profile.xcolor_space) != mode:
         return None

@@ -45,8 +45,8 @@ acts on this process and on the descriptors that it was given."""
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A call that is allowed only with some values of an argument: none of the bits `without`, or one of `values`. argument: its number,
-    from 0. The kernel reads all of these arguments as 32 bits, or tests only bits among the lower 32."""
+    """A call that is allowed only if one argument has none of the bits `without`, or is one of `values`. argument: its number, from 0. The
+    kernel reads all of these arguments as 32 bits, or tests only bits among the lower 32."""
 
     call: int
     argument: int
@@ -72,8 +72,8 @@ the user."""
 
 
 def confine() -> bool:
-    """Allow only CALLS and LIMITED from here on, as long as the process lives and for all of its threads. Every other call fails with
-    REFUSED, as if the machine had refused it. Returns False if the kernel has no such filters."""
+    """Allow only CALLS and LIMITED from here on, for all threads, as long as the process lives. Every other call fails with REFUSED.
+    Returns False if the kernel has no such filters. Raises RuntimeError if one thread cannot be confined."""
     code = _filter()
     words = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(words)))
@@ -89,7 +89,8 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """The filter that the kernel runs before every call. Numbers of the x32 ABI have a bit that no number here has."""
+    """The instructions that the kernel runs before every call: they allow or refuse it. Calls of the x32 ABI are refused, as their numbers
+    have a bit that no number here has."""
     code = [
         (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),
@@ -105,7 +106,7 @@ def _filter() -> list[Instruction]:
 
 
 def _looked_at(one: Only) -> list[Instruction]:
-    """The instructions that check an argument: they refuse the call, or go on behind themselves."""
+    """The instructions that check one argument of a call: they refuse the call, or let the kernel run those after them."""
     load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
     if one.without:
         return [load, (JUMP_ANY, 0, 1, one.without), REFUSE]

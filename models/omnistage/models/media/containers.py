@@ -50,7 +50,7 @@ UNDECODED = 0.1
 
 
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
-    """The file from its beginning; None for a file of no known format. Close the result."""
+    """Open the file from its beginning; None if it has no known format. Close the result."""
     file.seek(0)
     options = {
         "protocol_whitelist": "none",
@@ -72,14 +72,14 @@ LISTING = ("mov,mp4,m4a,3gp,3g2,mj2", "avi")
 
 
 def video_stream(container: InputContainer) -> Any:
-    """The film in the file; None if there is none. The film that is meant to be shown comes before others, then the largest one. The cover
-    of a record is no film."""
+    """The stream of the film in the file; None if there is none. The default stream goes before others, then the one with the most pixels.
+    The cover of a record is no film."""
     films = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
     return max(films, key=lambda stream: (_is_default(stream), stream.width * stream.height), default=None)
 
 
 def sound_stream(container: InputContainer) -> Any:
-    """The sound in the file; None if there is none. The sound that is meant to be heard comes before others, then the one with the most
+    """The stream of the sound in the file; None if there is none. The default stream goes before others, then the one with the most
     channels."""
     return max(container.streams.audio, key=lambda stream: (_is_default(stream), stream.channels), default=None)
 
@@ -89,8 +89,8 @@ def _is_default(stream: Any) -> bool:
 
 
 def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
-    """The packets of these streams, on one clock; the last one of each stream is empty. Recordings that were joined have a clock each: the
-    next goes on where the one before it ended."""
+    """Yields the packets of these streams; the last one of each stream is empty. Where recordings were joined, each with its own clock,
+    times are moved so that each goes on where the one before it ended."""
     restarts = bool(container.format.flags & cast(int, Flags.ts_discont.value))
     shift = Fraction(0)
     before: dict[int, tuple[Fraction, Fraction]] = {}
@@ -110,9 +110,9 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
 
 
 def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
-    """Yields all frames that the stream shows or plays, on one clock with the stream beside it. A file that was cut off may end within a
-    packet: the last packet cannot be decoded then, and is left out. Such a packet before others is damage, for which FFmpeg's error is
-    raised. Decoders of FOUND_BY_A_MARK may lose some packets: BadMedia is raised if they lose too many."""
+    """Yields the decoded frames of `stream`, on one clock with the stream `beside`. The last packet of a file that was cut off may not
+    decode, and is left out then; if an earlier packet does not decode, FFmpeg's error is raised. Decoders of FOUND_BY_A_MARK may lose some
+    packets: BadMedia is raised if they lose too many."""
     decoder = _decoder(stream)
     count = undecoded = 0
     broken = None
@@ -134,8 +134,8 @@ def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterat
 
 
 def _decoder(stream: Any) -> Any:
-    """A decoder for a stream that was checked. The transparency of VP8 and VP9 lies beside each packet, where FFmpeg's own decoders do not
-    look."""
+    """A decoder for a stream that `checked_decoder` has checked. Transparent films in VP8 and VP9 need another decoder than FFmpeg's own,
+    which do not read the transparency beside each packet."""
     checked = stream.codec_context
     seeing = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
     if seeing is None:
@@ -146,7 +146,7 @@ def _decoder(stream: Any) -> Any:
 
 
 def check_listed(container: InputContainer, file: BinaryIO) -> None:
-    """Raises BadMedia if some of what the file lists lies behind its end. Formats without a list of all their parts are not checked."""
+    """Raises BadMedia if a file lists pieces that lie after its end. Formats without a list of all their pieces are not checked."""
     if container.format.name not in LISTING:
         return
     place = file.tell()  # FFmpeg goes on reading there.
@@ -159,7 +159,8 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
 
 
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
-    """Set the stream up before its first frame is decoded, for one thread, with a decoder that is known and maintained. Raises BadMedia."""
+    """Set up the decoder of a stream for one thread, before its first frame is decoded. known: names of the decoders that are maintained.
+    Raises BadMedia for any other."""
     context = stream.codec_context
     if context is None or context.name not in known:
         name = "unknown" if context is None else context.name

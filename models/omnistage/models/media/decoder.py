@@ -41,15 +41,14 @@ Taken = Callable[[dict[str, Any], mmap.mmap], T]
 
 
 class MediaDecoder:
-    """Decodes so many media at once, in as many processes, which start when they are needed and stay.
+    """Decodes up to `processes` media at once, each in a process of its own. Processes start when they are needed and stay.
 
     Call it from one event loop, on a thread that lives as long as the decoder: the processes end with the thread that started them. If
     several media wait, clients take turns, and the media of each client are decoded in the order in which they came. If there are several
-    processes, all films together take all but one, and so do the pictures and sounds of one client: no picture or sound waits for a film,
-    or for many media of another client. Cancelling ends the work. All methods raise BadMedia for a faulty medium, DecoderFull when
-    max_waiting films or max_waiting others wait, DecoderFailed when no process can be started, or the machine has no descriptor or disk
-    left, and DecoderBroken when the system refuses a process something that decoding needs.
-    """
+    processes, all films together use all but one, and so do the pictures and sounds of one client: no picture or sound waits for a film, or
+    for many media of another client. Cancelling ends the work. All methods raise BadMedia for a faulty medium, DecoderFull when max_waiting
+    films or max_waiting others wait, DecoderFailed when no process can be started, or the machine has no descriptor or disk left, and
+    DecoderBroken when the system refuses a process something that decoding needs."""
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
         self.limits = limits or MediaLimits()
@@ -70,7 +69,8 @@ class MediaDecoder:
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
-        """The first picture of the file, upright, RGB or RGBA, resized."""
+        """The first picture of the file, upright, RGB or RGBA, resized. ask: how to prepare it. client: name of the client whose turn is
+        used."""
         ask = ask or PicturePreprocessing()
         return await self._decode(
             "image", source, ask, client, lambda said, made: DecodedPicture(_pixels(made, said["shape"], 3, ask.alpha))
@@ -84,7 +84,7 @@ class MediaDecoder:
         )
 
     async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> DecodedFilm:
-        """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
+        """Evenly spaced frames of the film, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
 
         def film(said: dict[str, Any], made: mmap.mmap) -> DecodedFilm:
@@ -95,14 +95,15 @@ class MediaDecoder:
         return await self._decode("video", source, ask, client, film)
 
     async def close(self) -> None:
-        """End the processes and wait for their end. Nothing is being decoded."""
+        """End the processes and wait for their end. Call it when nothing is being decoded."""
         while self._idle:
             self._retire(self._idle.pop())
         while self._ending:
             await asyncio.wait(self._ending)
 
     async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """taken: makes the result from the description that the process answers, and from the memory that holds the decoded data."""
+        """Decode a medium with one process, or with a second one if the first has not taken it. taken: makes the result from the process's
+        answer and from the memory that holds the decoded data."""
         _check_size(source, self.limits.of(kind)[0])
         try:
             return await self._asked(kind, source, ask, client, taken)
@@ -112,7 +113,8 @@ class MediaDecoder:
             return await self._asked(kind, source, ask, client, taken)
 
     async def _asked(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """The result of one process. A process whose answer makes no sense is replaced by another one."""
+        """Have one process decode a medium, and return what `taken` makes of its answer. Raises the error with which the process refused. A
+        process whose answer makes no sense is replaced."""
         request = {"kind": kind, "ask": asdict(ask)}
         films = self._films.taken(client) if kind == "video" else nullcontext()
         async with films, self._process((client, kind == "video")) as process, _files(source) as (file, result):
@@ -125,8 +127,8 @@ class MediaDecoder:
 
     @asynccontextmanager
     async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
-        """A process for one medium, when it is the client's turn. Afterwards the process is kept if all went well; if not, the next one
-        replaces it, once its memory is free."""
+        """Wait for the client's turn, and lend a process for one medium. Afterwards the process is kept if all went well; if not, another
+        one replaces it, once its memory is free."""
         await self._turns.enter(client)
         try:
             process = self._alive()
@@ -147,7 +149,7 @@ class MediaDecoder:
                 self._retire(process).add_done_callback(lambda _: self._turns.leave(client))
 
     def _alive(self) -> DecodingProcess:
-        """A process that lives. If the idle one has died or was killed, that is no fault of the next medium."""
+        """An idle process that lives, or a new one. It is no fault of the next medium if an idle process has died or was killed."""
         while self._idle:
             process = self._idle.pop()
             if process.is_alive():
@@ -156,6 +158,7 @@ class MediaDecoder:
         return DecodingProcess(self.limits)
 
     def _retire(self, process: DecodingProcess) -> asyncio.Task[None]:
+        """End a process, in a task that this returns."""
         task = asyncio.get_running_loop().create_task(process.end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -163,6 +166,7 @@ class MediaDecoder:
 
 
 def _check_size(source: Source, most: int) -> None:
+    """Raises BadMedia for a file of more than `most` bytes, or of none."""
     if isinstance(source, int):
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
@@ -178,7 +182,7 @@ def _check_size(source: Source, most: int) -> None:
 
 @asynccontextmanager
 async def _files(source: Source) -> AsyncIterator[tuple[int, int]]:
-    """Two descriptors: of the source, and of an empty file in memory for the result. Raises DecoderFailed."""
+    """Opens two descriptors: of the source, and of an empty file in memory for the result. Closes them afterwards. Raises DecoderFailed."""
     with ExitStack() as closing:
         try:
             file = await _file(source)
@@ -191,7 +195,7 @@ async def _files(source: Source) -> AsyncIterator[tuple[int, int]]:
 
 
 async def _file(source: Source) -> int:
-    """A descriptor with an offset of its own, for reading only. Close it."""
+    """A new descriptor of the source, with an offset of its own, for reading only. Close it."""
     if isinstance(source, int):
         return os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
     file = os.memfd_create("omnistage-medium", os.MFD_CLOEXEC)
@@ -207,7 +211,8 @@ async def _file(source: Source) -> int:
 
 @contextmanager
 def _distrust() -> Iterator[None]:
-    """Strangers' files feed the process that decodes: an answer of it that makes no sense is no fault of this process."""
+    """Turns an error in reading the process's answer into BadMedia: strangers' files feed that process, so such an answer is no fault of
+    ours."""
     try:
         yield
     except BadMedia:
@@ -217,7 +222,7 @@ def _distrust() -> Iterator[None]:
 
 
 def _refusal(said: dict[str, Any]) -> Exception | None:
-    """The error that the process answers in place of a medium."""
+    """The error that the process answers in place of a medium; None if it has decoded the medium."""
     if "no_room" in said:
         return NoRoom(str(said["no_room"]))
     if "bad" in said:
@@ -232,7 +237,8 @@ def _refusal(said: dict[str, Any]) -> Exception | None:
 
 
 def _sealed(file: int, most: int) -> mmap.mmap:
-    """A private view of the decoded data, which the process that made them can neither change nor cut short any more."""
+    """A private view of the decoded data, which the process that made them can neither change nor cut short any more. Raises ValueError for
+    more than `most` bytes, or if the process could still write."""
     try:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:
@@ -244,12 +250,15 @@ def _sealed(file: int, most: int) -> mmap.mmap:
 
 
 def _pixels(memory: mmap.mmap, shape: list[int], axes: int, alpha: bool = False) -> NDArray[np.uint8]:
+    """The pixels at the beginning of the memory, as an array of `shape`. Raises ValueError unless it has so many axes and 3 or 4 samples a
+    pixel."""
     if len(shape) != axes or min(shape) < 1 or shape[-1] != 3 + alpha:
         raise ValueError(f"{shape} is no shape of pixels")
     return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
 
 
 def _samples(memory: mmap.mmap, start: int, count: int) -> NDArray[np.float32]:
+    """The array of `count` samples that begins at byte `start`."""
     if count < 1:
         raise ValueError(f"{count} samples")
     return np.frombuffer(memory, np.float32, count, start)

@@ -1,7 +1,6 @@
 """The display of a frame of a film: upright, as wide as it is meant to be, and on a ground where it is transparent.
 
-This module follows a container's words about it as FFmpeg's command and players do.
-"""
+This module reads what a container states about it as FFmpeg's command and players do."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ FINEST_ASPECT = 200
 
 
 def pixel_aspect(stream: Any) -> float:
-    """The width in which a pixel of the film is shown, divided by its height."""
+    """The width of a shown pixel divided by its height; 1 if the film states no such number, or an impossible one."""
     aspect = float(stream.sample_aspect_ratio or 1)
     return aspect if 1 / FINEST_ASPECT <= aspect <= FINEST_ASPECT else 1.0
 
 
 def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
-    """The frame's pixels, upright, and the height and width in which they are shown: pixels may be wider than high. background: the colour
-    that lies under transparent pixels."""
+    """The frame's stored pixels, turned upright, and the height and width at which to show them. aspect: width of a shown pixel by its
+    height. background: the colour under transparent pixels."""
     pixels = _laid(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     across, along = _matrix(frame)
@@ -55,12 +54,12 @@ def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
-    """The pixels, upside down if a step down leads up, mirrored if a step to the right leads to the left."""
+    """The pixels, upside down if `down` is negative, and mirrored if `right` is negative."""
     return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
 
 
 def _laid(frame: Any, background: Colour) -> NDArray[np.uint8]:
-    """[height, width, 3] in the colours that the frame's numbers mean; transparent pixels lie on the background."""
+    """The frame's pixels in RGB, [height, width, 3]; transparent ones lie on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
     seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BadMedia(ValueError):
-    """The medium cannot be taken. The text says what is wrong with it and what to do, and names no field: the caller knows that."""
+    """The medium cannot be used. The text says what is wrong with it and what to do, and names no field: the caller knows that."""
 
 
 class NoRoom(BadMedia):

@@ -19,16 +19,16 @@ OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
 """Errors that count only from calls of the system: FFmpeg uses the same numbers for contents of a file."""
 
 MOST_TOLD = 1000
-"""Most characters of the text."""
+"""The limit of characters of the text."""
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether memory is short. Pillow says so only in words."""
+    """Whether the error means that memory is short. Pillow says so only in its text."""
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or "out of memory" in str(error)
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the machine is short of something other than memory."""
+    """Whether the error means that the machine is short of something other than memory."""
     return any(_of_system(one) in SHORTAGES for one in _chain(error))
 
 
@@ -44,15 +44,15 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """The words of a library about damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not
-    permitted."""
+    """The text of a library about damaged bytes. Some decoders of FFmpeg return -1 for them, for which the library's text would be
+    "Operation not permitted", which misleads."""
     if isinstance(error, av.error.FFmpegError) and error.errno == errno.EPERM:
         return "a decoder makes no sense of it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def told(error: BaseException) -> str:
-    """The error, and the calls that led to it, the last one first."""
+    """A text for the log: the error, and the calls that led to it, the last one first."""
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     calls = (f"{frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})" for frame, line in frames)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MOST_TOLD]

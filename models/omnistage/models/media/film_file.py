@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragment, with_lengths, without_delimiter
 
 os.environ.setdefault("SVT_LOG", "0")
-"""The encoder of AV1 prints its settings otherwise, past every log, and errors for a film that is given up."""
+"""Otherwise the encoder of AV1 prints its settings past every log, and errors for a film that is given up."""
 
 RATE_TICKS = 1001
 """Rates are fractions with at most this denominator, as the rates of television are."""
@@ -31,10 +31,10 @@ ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilmKind:
-    """media_type: of the file. asked: the media type by which a request asks for just this kind. name: of the codec, for people. codecs:
-    beginnings of the codec names in media types that mean it (RFC 6381). multiple: each side is a multiple of so many pixels; edges are
-    repeated up to it. encoder, options: of FFmpeg; a frame is encoded without any that comes later. packed: turns a frame into the form of
-    the container. wrap: makes a piece."""
+    """A codec in a container. media_type: type of the file. asked: the media type by which a request asks for just this kind. name: the
+    codec's name, for people. codecs: beginnings of the codec names in media types (RFC 6381) that mean it. multiple: sides are padded to
+    multiples of so many pixels, by repeated edges. encoder, options: FFmpeg's; a frame is encoded without later ones. packed: turns a frame
+    into the form of the container. wrap: makes a piece of the file."""
 
     media_type: str
     asked: str
@@ -90,7 +90,7 @@ KINDS = (VP9, AV1, H264)
 
 
 def film_kind(media_type: str) -> FilmKind | None:
-    """The kind of film for a media type as clients ask for it. None for a type that is not made."""
+    """The kind of film that a client's media type asks for; None if no such kind is made."""
     if not media_type:
         return KINDS[0]
     asked = ASKED.fullmatch(media_type.strip().lower())
@@ -110,14 +110,14 @@ class Track(NamedTuple):
 
 
 class FilmPiece(NamedTuple):
-    """The next bytes of the file. frames: frames that become showable with the piece, at least one."""
+    """The next bytes of the file. frames: number of frames that can be shown once the piece is there, at least one."""
 
     data: bytes
     frames: int
 
 
 def encoders() -> str:
-    """The versions that decide the bytes of a file, beside its frames."""
+    """The versions of the libraries, which decide the bytes of a file beside its frames."""
     return f"PyAV {av.__version__} FFmpeg {av.ffmpeg_version_info}"
 
 
@@ -127,11 +127,12 @@ def told_kinds() -> str:
 
 
 class FilmWriter:
-    """Frames in, bytes out: the file can be cut after each piece, and plays up to there. The same frames make the same pieces on the same
-    machine. The memory in use does not grow with the film."""
+    """Encodes a film frame by frame into pieces of a file. The file can be cut after each piece, and plays up to there. The same frames
+    make the same pieces on the same machine. The memory in use does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
-        """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: frames of the whole film, at least one. Raises ValueError for a missing encoder."""
+        """rate_hz: frames a second, MIN_RATE_HZ to MAX_RATE_HZ. frames: number of frames of the whole film, at least one. track: its sound.
+        Raises ValueError for a missing encoder."""
         if not kind.is_there:
             raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
         self._kind, self._frames, self._track = kind, frames, track
@@ -147,13 +148,13 @@ class FilmWriter:
     @property
     def codecs(self) -> str:
         """The codecs, such as "av01.0.04M.08, opus", which a browser has to know beside the media type before the first piece (RFC 6381);
-        known with the first frame."""
+        known after the first frame."""
         return ", ".join([self._word] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
-        """Encode the next frame, and return the piece of the file that is complete with it; with the last frame, all that is left. pixels:
-        [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without the earlier ones,
-        as is needed at times."""
+        """Encode the next frame. Returns the piece of the file that is complete with it, None if no piece is; with the last frame, all that
+        is left. pixels: [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without
+        the earlier ones."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])
@@ -181,6 +182,7 @@ class FilmWriter:
         return FilmPiece(head + self._kind.wrap(self._pieces, samples), len(packets))
 
     def _open(self, height: int, width: int) -> None:
+        """Open the encoders, for frames of this size, and the file, whose head goes out with the first piece."""
         file = _Head()
         form = self._kind.media_type.removeprefix("video/")
         container: Any = av.open(
@@ -204,15 +206,15 @@ class FilmWriter:
         self._word = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
-        """The sample with its times in ticks of the container, which differ from the encoder's. Encoders of frames do not say how long a
-        frame is shown."""
+        """An encoder's packet as a sample of the file, with times in ticks of the container. packed: as in FilmKind. Encoders of frames do
+        not say how long a frame is shown: it is one frame's time."""
         time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
 
     def _sounds(self, is_last: bool) -> list[EncodedSample]:
-        """The sound up to the end of the frames so far. The encoder begins with silence, at times below 0, which pieces cannot have; the
-        head states the length of that silence."""
+        """Encode the sound up to the end of the frames so far. The encoder begins with silence at times below 0, which pieces cannot have:
+        all times are moved to begin at 0, and the head states the length of that silence."""
         if self._track is None:
             return []
         samples, rate_hz = self._track
@@ -257,8 +259,8 @@ def _clock(seconds: Fraction) -> str:
 
 
 def _codec_word(kind: FilmKind, head: bytes) -> str:
-    """The name of the codec as media types have it. Boxes of MP4 state profile and level. The head of WebM does not, so there the name
-    stands alone, which browsers take."""
+    """The codec's name in media types (RFC 6381), from the head of the file. Boxes of MP4 state profile and level. The head of WebM does
+    not: there browsers take the bare name."""
     if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
         return f"avc1.{found[1].hex()}"
     if found := re.search(rb"av1C\x81(.)(.)", head, re.DOTALL):

@@ -1,8 +1,9 @@
-"""A film decoded by FFmpeg: read once for the times of its frames, which headers state wrongly or not at all, then decoded frame by frame.
+"""A film decoded by FFmpeg. The file is read once for the times of its frames, which headers state wrongly or not at all, then decoded
+frame by frame.
 
 From a film with an even rate the frames with the numbers of `sampled_frames` are taken, in the order in which they are shown. From other
-films those frames are taken that are shown at the same number of evenly spaced moments.
-"""
+films those frames are taken that are shown at the same number of evenly spaced moments. Moments are whole numbers of ticks; a tick is the
+unit of the stream."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ USUAL_RATE_HZ = 25.0
 """The rate of frames if a file says nothing about time."""
 
 CLOSE = 0.01
-"""The rate in the header counts if it is so close to the measured one: times in a file are rounded."""
+"""The rate in the header counts if it differs from the measured one by no more than this part: times in a file are rounded."""
 
 BACK_S = 1
 """A smaller step back in time is a mistake of the program that wrote the file."""
@@ -34,9 +35,9 @@ COMPLETE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The moments at which the frames are shown, rising, in units of so many seconds. told: whether the frames themselves state them; else
-    the moments follow from the order of the frames. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s: end of
-    the sound on the same clock."""
+    """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. told: whether the frames themselves
+    state them; else they follow from the order of the frames. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s:
+    end of the sound on the same clock."""
 
     shown: list[int]
     told: bool
@@ -46,7 +47,7 @@ class Times:
 
     @property
     def gap(self) -> float:
-        """The units from one frame to the next, on the average."""
+        """The ticks from one frame to the next, on the average."""
         if len(self.shown) > 1 and self.shown[-1] > self.shown[0]:
             return (self.shown[-1] - self.shown[0]) / (len(self.shown) - 1)
         return float(1 / (self.unit * Fraction(self.rate_hz or USUAL_RATE_HZ)))
@@ -54,7 +55,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """moments: of the frames to be taken, rising, in the unit of the stream. frame_s: seconds of the film per frame taken."""
+    """The frames to take. moments: when each is shown, rising, in ticks. frame_s: seconds of the film for each frame taken."""
 
     moments: Sequence[int]
     frame_s: float
@@ -62,7 +63,7 @@ class FramePlan:
 
 @dataclass(frozen=True, slots=True)
 class FilmSamples:
-    """The shape of the frames, and the number of samples that were put out, one behind the other; frame_s as in FramePlan."""
+    """The result: frames of this shape together, then so many samples of sound. frame_s: as in FramePlan."""
 
     shape: tuple[int, int, int, int]
     frame_s: float
@@ -70,8 +71,8 @@ class FilmSamples:
 
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile) -> FilmSamples:
-    """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or any error that FFmpeg raises for damaged
-    files."""
+    """Decode the film: put its frames into `output`, and then the samples of its sound if asked for. Raises BadMedia, or any error that
+    FFmpeg raises for damaged files."""
     heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
@@ -101,7 +102,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
 
 
 def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
-    """The moment of the first sample of the film's sound, on the clock of the file."""
+    """The moment of the first sample of the film's sound, in seconds on the clock of the file."""
     with _opened(file, limits) as container:
         stream = containers.sound_stream(container)
         if stream is None:
@@ -114,6 +115,7 @@ def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
 
 
 def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
+    """The file, opened by FFmpeg. Raises UnknownFormat."""
     container = containers.opened(file, limits)
     if container is None:
         raise UnknownFormat("it is no film in a format that is known here, or it is damaged at its beginning: convert it to MP4 or WebM")
@@ -121,7 +123,7 @@ def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
 
 
 def _stream(container: Any, limits: MediaLimits) -> Any:
-    """The stream of the film, as far as the header tells, within the limits."""
+    """The stream of the film. Raises BadMedia if there is none, or its header states too many pixels a frame."""
     stream = containers.video_stream(container)
     if stream is None:
         raise BadMedia("there are no pictures in it: if it is a sound, send it as audio/*")
@@ -130,8 +132,8 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
 
 
 def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Times:
-    """Reads all of the file and decodes none of it. A frame that is not shown has no time: an edit list leaves it out, or a recorder lost
-    it."""
+    """When the frames are shown. Reads all of the file and decodes none of it. Frames that are never shown do not count: those that an edit
+    list leaves out, or a recorder lost. Raises BadMedia for a film beyond the limits."""
     moments: list[int | None] = []
     orders: list[int | None] = []
     sound_end_s = 0.0
@@ -159,14 +161,16 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
 
 
 def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
-    """Raises BadMedia if times go back so far that another film begins. `containers.packets` knows the formats in which that is no harm."""
+    """Raises BadMedia if the last of the times, in ticks of `unit` seconds, goes back so far that another film begins. In formats where
+    that is no harm, `containers.packets` has moved the times."""
     before, last = ([None, *orders])[-2:]
     if before is not None and last is not None and (before - last) * unit > BACK_S:
         raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")
 
 
 def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
-    """The times from that moment on. Before its first frame a film shows that frame, as often as it would have shown others."""
+    """The moments from begin_s (seconds) on at which a frame is shown, in ticks. Before its first frame a film shows that frame, as often
+    as it would have shown others."""
     first, gap = times.shown[0], times.gap
     before = float(first * times.unit) - begin_s
     _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
@@ -176,8 +180,8 @@ def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
 
 
 def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
-    """times: when each frame is shown, rising, in units of so many seconds. rate_hz: frames per second as the header says, 0 if it does
-    not."""
+    """The frames to take of a film. times: when each frame is shown, rising, in ticks of `unit` seconds. rate_hz: frames per second as the
+    header says, 0 if it does not."""
     frames = len(times)
     gap = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 0.0
     found_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ
@@ -194,7 +198,7 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
 
 
 def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
-    """Yields the moment of each frame, and the frame. order: the times, if the frames do not state theirs."""
+    """Yields each decoded frame after the moment when it is shown, in ticks. order: the moments, if the frames do not state theirs."""
     for number, frame in enumerate(containers.frames(container, stream, beside)):
         if order is not None:
             yield order[min(number, len(order) - 1)], frame
@@ -203,7 +207,8 @@ def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | No
 
 
 def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
-    """Yields the frame that is shown at each of the moments; holds one frame at a time."""
+    """Yields for each of the moments (ticks, rising) the frame that is shown then; holds one frame at a time. Moments after the last frame
+    get the last frame; if they are more than a tenth, BadMedia is raised instead."""
     shown = None
     shown_at = taken = 0
     for moment, frame in decoded:
@@ -223,7 +228,8 @@ def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterat
 def _frames(
     shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile
 ) -> tuple[int, int, int, int]:
-    """Puts out each frame, resized; returns the shape of all of them. aspect: of a pixel."""
+    """Put each frame into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel by its height. count: number
+    of frames."""
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)

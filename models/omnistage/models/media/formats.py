@@ -12,7 +12,7 @@ AVIF_BRANDS = (b"avif", b"avis")
 
 
 def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
-    """The name of the format and how to send it; None if that cannot be told."""
+    """The format of a file that was sent as another kind, and how to send it; None if its format is not found."""
     file.seek(0)
     head = file.read(12)
     if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:

@@ -16,7 +16,8 @@ EBML_KEY = 0x80
 
 
 class EncodedSample(NamedTuple):
-    """A frame or some sound as an encoder made it. track: from 1 on, as in the head of the file. time, duration: in ticks of the track."""
+    """A frame or a packet of sound as an encoder made it. track: from 1 on, as in the head of the file. time, duration: in ticks of the
+    track."""
 
     track: int
     time: int
@@ -26,11 +27,11 @@ class EncodedSample(NamedTuple):
 
 
 Wrap = Callable[[int, Sequence[EncodedSample]], bytes]
-"""Makes a piece. number: of the piece, from 1 on. samples: by track, and by time."""
+"""Makes a piece of a file. Takes the number of the piece, from 1 on, and its samples, ordered by track and then by time."""
 
 
 def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
-    """A fragment of MP4. Times are not negative."""
+    """A fragment of MP4 with these samples, as Wrap says. Times are not negative."""
     tracks = [(track, list(group)) for track, group in groupby(samples, key=lambda sample: sample.track)]
     blank = _moof(number, tracks, 0)
     moof = _moof(number, tracks, len(blank) + 8)
@@ -38,7 +39,8 @@ def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
 
 
 def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], offset: int) -> bytes:
-    """The box before the samples. offset: place of the first sample, from the beginning of this box on."""
+    """The head of a fragment. tracks: number and samples of each track. offset: place of the first sample, from the beginning of this head
+    on."""
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
         head = struct.pack(">II", MOOF_IS_BASE, track)
@@ -55,7 +57,8 @@ def _box(name: bytes, body: bytes) -> bytes:
 
 
 def cluster(number: int, samples: Sequence[EncodedSample]) -> bytes:
-    """A cluster of WebM. Times are milliseconds, at most 32 s apart. Browsers take no block that is earlier than the one before it."""
+    """A cluster of WebM with these samples, as Wrap says. Times are milliseconds, at most 32 s apart. Browsers take no block that is
+    earlier than the one before it."""
     in_turn = sorted(samples, key=lambda sample: sample.time)
     begin = in_turn[0].time
     blocks = [_element(0xE7, begin.to_bytes(8))]

@@ -24,34 +24,35 @@ CANDIDATE_BYTES = 42
 """Bytes of the longest candidate: HEAD, or the head of an MP3, which has to be looked at again."""
 
 MOST = 10_000
-"""Candidates of a file that are looked at."""
+"""The limit of candidates of a file that are looked at."""
 
 FIRST_BLOCK, BLOCK = 1 << 12, 1 << 20
 """Bytes that are searched at once. The place that is searched for is often near."""
 
 
 def begins(file: BinaryIO, at: int) -> bool:
-    """Whether a sound begins there, by its own head or a tag in front of it."""
+    """Whether a sound begins at byte `at`, by its own head or by a tag in front of it."""
     file.seek(at)
     return bool(HEAD.match(file.read(HEAD_BYTES))) or mp3.begins(file, at)
 
 
 class HeadSearch:
-    """A search for the beginnings of sounds in one file. The work has a bound, however many sounds there are."""
+    """A search for the beginnings of sounds in one file. It ends after MOST candidates, however many sounds there are."""
 
     def __init__(self) -> None:
         self._left = MOST
 
     def next_begin(self, file: BinaryIO, begin: int) -> int | None:
-        """The place of the first sound that begins there or behind; None if none does."""
+        """The place of the first sound that begins at byte `begin` or later; None if none does."""
         return next((at for at in self.candidates(file, begin, CANDIDATES, CANDIDATE_BYTES) if begins(file, at)), None)
 
     def next_head(self, file: BinaryIO, begin: int, end: int) -> int | None:
-        """The place of the first sound between the two that begins with a head of its own."""
+        """The place of the first sound that begins with a head of its own, from `begin` to before `end`; None if none does."""
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields places that match a head, until enough of them were looked at. most_bytes: most bytes of a match."""
+        """Yields the places from `begin` on that match a head, until the search has looked at MOST. most_bytes: length of the longest
+        match."""
         for at in found(file, begin, head, most_bytes):
             if not self._left:
                 return
@@ -60,7 +61,7 @@ class HeadSearch:
 
 
 def found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-    """Yields places that match a head. most_bytes: most bytes of a match."""
+    """Yields all places from `begin` on that match a head. most_bytes: length of the longest match."""
     block = FIRST_BLOCK
     while True:
         file.seek(begin)

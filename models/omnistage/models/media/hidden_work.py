@@ -23,7 +23,7 @@ JPEG_EXIF_SEGMENTS = 100
 """Most segments of EXIF. Pillow joins them one by one, and copies all earlier ones each time. The standard has one."""
 
 JPEG_FILL_BYTES = 1 << 16
-"""Most bytes between segments, where nothing should be."""
+"""The limit of bytes between segments, where nothing should be."""
 
 PNG_CHUNKS = 100_000
 GIF_BLOCKS = 20_000
@@ -47,7 +47,7 @@ _RLE = (1, 2)
 
 
 def check_hidden_work(file: BinaryIO) -> None:
-    """Raises BadMedia for a file of more parts than any honest one has."""
+    """Raises BadMedia for a picture whose file has more parts than any honest one."""
     file.seek(0)
     head = file.read(34).ljust(34, b"\0")
     if head.startswith(b"\xff\xd8"):
@@ -70,9 +70,9 @@ def _check(count: int, most: int, what: str) -> None:
 
 
 def _check_jpeg(file: BinaryIO) -> None:
-    """ISO/IEC 10918-1, annex B: a marker, and for most of them a length and so many bytes; samples come behind the start of a scan. Pillow
-    reads on behind an end before any scan, and takes some markers to have no length: this check does the same, to find every part that
-    Pillow finds."""
+    """Raises BadMedia for a JPEG of too many parts. By ISO/IEC 10918-1, annex B, a part is a marker, and for most markers a length and so
+    many bytes; samples come after the start of a scan. Like Pillow, this reads on after an end before any scan, and takes some markers to
+    have no length: so it finds every part that Pillow finds."""
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
@@ -94,13 +94,13 @@ def _check_jpeg(file: BinaryIO) -> None:
 
 
 def _has_length(marker: int) -> bool:
-    """Whether Pillow reads a length behind the marker."""
+    """Whether Pillow reads a length after this marker."""
     _, _, handler = MARKER.get(0xFF00 | marker, ("", "", None))
     return handler is not None
 
 
 def _check_png(file: BinaryIO) -> None:
-    """A chunk has its length, its name, so many bytes and four more."""
+    """Raises BadMedia for a PNG of too many chunks. A chunk has its length, its name, so many bytes and four more."""
     at = 8
     for _ in range(PNG_CHUNKS):
         file.seek(at)
@@ -112,7 +112,8 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def _check_gif(file: BinaryIO) -> None:
-    """An extension has its kind, and blocks of a length and so many bytes, up to an empty block."""
+    """Raises BadMedia for a GIF of too many blocks. An extension has its kind, and blocks of a length and so many bytes, up to an empty
+    block."""
     file.seek(10)
     flags = file.read(1)
     at = 13 + (3 << (flags[0] & 7) + 1 if flags and flags[0] & 128 else 0)
@@ -134,7 +135,8 @@ def _check_gif(file: BinaryIO) -> None:
 
 
 def _check_tiff(file: BinaryIO) -> None:
-    """A table of entries with a number, a type, how many values, and the values or where they are; BigTIFF has 64 bits for 32 of TIFF."""
+    """Raises BadMedia for a TIFF of too many pieces. Its table has entries of a number, a type, how many values, and the values or their
+    place; BigTIFF has 64 bits where TIFF has 32."""
     file.seek(0)
     head = file.read(16).ljust(16, b"\0")
     order = "<" if head[:2] == b"II" else ">"

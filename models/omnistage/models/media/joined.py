@@ -27,11 +27,12 @@ BEGINS, ENDS = 2, 4
 """Flags: the first page of a stream, the last one."""
 
 MOST = 1000
-"""Sounds that one file may have, one behind the other."""
+"""The limit of sounds in one file, one after the other."""
 
 
 class Stretch(io.RawIOBase):
-    """A stretch of a file. other: bytes to be read in some places instead of those that are there."""
+    """The bytes of a file from `begin` to before `end`, as a file of its own. other: by place in it, bytes to be read instead of the file's
+    own."""
 
     def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
         self._file, self._begin, self._size, self._other = file, begin, end - begin, other
@@ -59,7 +60,8 @@ class Stretch(io.RawIOBase):
 
 
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
-    """most_bytes: largest size of a file. Raises BadMedia for a sound that was cut off."""
+    """Yields the sounds of a file one after the other, each as a file whose lengths are right. most_bytes: largest size of a file. Raises
+    BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     search = HeadSearch()
     begin = count = 0
@@ -74,14 +76,15 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _behind_tags(file: BinaryIO) -> int:
-    """The place of a sound that has tags in front and is no MP3; 0 for others. FFmpeg passes over tags in front of few other formats."""
+    """The number of bytes of tags in front of a sound that is no MP3; 0 for an MP3 or without tags. FFmpeg passes over tags in front of few
+    other formats."""
     at = mp3.behind_tags(file)
     file.seek(at)
     return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0
 
 
 def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.SoundExtent:
-    """The extent of the first sound. If a format has an order, the bytes behind the sound are looked at, else all bytes that may be a
+    """The extent of the first sound. If its format has an order, the next sound is looked for right after it, else wherever bytes may be a
     head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
@@ -100,7 +103,7 @@ def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.Sound
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:
-    """The place of the second MP4 or of another sound, or the end of the file."""
+    """The place after the first MP4 where another MP4 or sound begins, or the end of the file."""
     last = 0
     for kind, at, behind in boxes(file):
         if at and kind == b"ftyp":
@@ -110,20 +113,21 @@ def _next_boxes(file: BinaryIO, end: int) -> int:
 
 
 def _next_matroska(file: BinaryIO, end: int) -> int:
-    """The place of another sound, or the end of the file."""
+    """The place after the first Matroska file where another sound begins, or the end of the file."""
     last = matroska_bytes(file)
     return last if 0 < last < end and begins(file, last) else end
 
 
 def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """The bytes of an unknown length, for an AU whose number of samples is not the one that it states: FFmpeg takes no other length then.
-    Empty for all other files."""
+    """The bytes, by place, that make the length of an AU unknown, if it states no length or one beyond `end`: FFmpeg takes no other length
+    then. Empty for all other files."""
     mark, before, count = struct.unpack(">4sII", head)
     return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
-    """The place of the second sound, or the end of the file. Raises BadMedia if the file ends in the middle of a page."""
+    """The place after the first Ogg where another sound begins, or the end of the file. Raises BadMedia if the file ends in the middle of a
+    page."""
     at, begun, ended = 0, False, False
     while at < end:
         file.seek(at)

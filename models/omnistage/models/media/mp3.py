@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 TAGS = 100
-"""Most tags of ID3 that are passed over, one behind the other."""
+"""The limit of tags of ID3 that are passed over, one after the other."""
 
 FEW_TAGS = 2
-"""Most tags of ID3 in front of an MP3 that stands behind another one."""
+"""The limit of tags of ID3 in front of an MP3 that stands after another one."""
 
 FIRST_BYTES = 200
 """Bytes of the first frame: the header is in them."""
@@ -34,21 +34,21 @@ TAGGED = re.compile(rb"ID3[\x02-\x04]\x00[\x00-\xf0][\x00-\x7f]{4}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """frames: frames of sound without the first frame, which holds the header. place: place of that number in the file. end: end of the
-    file as the header tells it, 0 if it does not."""
+    """The header of an MP3. frames: frames of sound without the first frame, which holds the header. place: place of that number in the
+    file. end: end of the file as stated, 0 if not stated."""
 
     frames: int
     place: int
     end: int
 
     def tells(self, there: int, most_bytes: int) -> bool:
-        """Whether the end of a file of so many bytes may be missing, if it has fewer frames than it says. If the header says a number of
-        bytes, that decides. A number that no file of most_bytes can have tells nothing."""
+        """Whether a file of `there` bytes, with fewer frames than stated, may have been cut off. The stated end decides if there is one. A
+        number of frames that no file of most_bytes can have says nothing."""
         return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 
 def header(file: BinaryIO) -> Header | None:
-    """The header; None if the file has none, or the header does not state the number of frames."""
+    """The header of an MP3; None if the file has none, or the header does not state the number of frames."""
     at = behind_tags(file)
     file.seek(at)
     head = file.read(FIRST_BYTES)
@@ -65,7 +65,7 @@ def header(file: BinaryIO) -> Header | None:
 
 
 def begins(file: BinaryIO, at: int) -> bool:
-    """Whether a whole MP3 begins here, with its header or a tag in front."""
+    """Whether a whole MP3 begins at byte `at`, with its header or a tag in front."""
     file.seek(at)
     begin = file.read(FIRST_BYTES)
     if not TAGGED.match(begin):
@@ -75,7 +75,7 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 def behind_tags(file: BinaryIO, at: int = 0, *, most: int = TAGS) -> int:
-    """The place behind the tags of ID3 in front of a file."""
+    """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. most: the limit of tags."""
     for _ in range(most):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")

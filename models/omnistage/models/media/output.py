@@ -22,7 +22,7 @@ def aligned(size: int) -> int:
 
 
 class BoundedFile:
-    """A file, by its descriptor, that grows as arrays are put in, up to `most` bytes. Raises BadMedia beyond that."""
+    """A file, by its descriptor, to whose end arrays are added. Raises BadMedia beyond `most` bytes."""
 
     def __init__(self, file: int, most: int) -> None:
         self._file = file
@@ -30,14 +30,14 @@ class BoundedFile:
         self._size = 0
 
     def expect(self, size: int) -> None:
-        """Note that so many bytes will be put in. Raises BadMedia if that is too much."""
+        """Raises BadMedia if `size` bytes are too many for the file."""
         if size > self._most:
             raise BadMedia(
                 f"{bytes_told(size)} would come out of it, and at most {bytes_told(self._most)} may: send a part of it, or a smaller one"
             )
 
     def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:
-        """Add an array; `begin` at the next aligned place, or right behind the one before."""
+        """Add an array. begin: whether at the next aligned place, or right after the array before."""
         start = aligned(self._size) if begin else self._size
         self.expect(start + array.nbytes)
         self._size = start + array.nbytes

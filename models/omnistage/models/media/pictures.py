@@ -33,7 +33,7 @@ Image.MAX_IMAGE_PIXELS = None  # our own limit is an error; Pillow's would only 
 
 
 def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
-    """A picture that may be decoded, as far as its header and its parts tell. Close the result. Raises BadMedia."""
+    """Open a picture, and check all that its header and its parts show before it is decoded. Close the result. Raises BadMedia."""
     image = opened(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
@@ -46,7 +46,8 @@ def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
 
 
 def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of Pillow for damaged files, and BadMedia."""
+    """The pixels in RGB, upright and resized: [height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of
+    Pillow for damaged files, and BadMedia."""
     shown = colours.shown(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()
@@ -60,8 +61,8 @@ def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessin
 
 
 def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
-    """A picture whose header has been read; None if the file is no picture. A picture that moves gives its first frame. Raises BadMedia for
-    a picture of too many parts, some of which are read with the header."""
+    """Open a picture and read its header; None if the file is no picture. A picture that moves gives its first frame. Raises BadMedia for a
+    picture of too many parts, some of which are read with the header."""
     check_hidden_work(file)
     file.seek(0)
     try:
@@ -71,7 +72,7 @@ def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """The turn that makes the picture upright, if a camera noted how it was held."""
+    """The turn that makes the picture upright; None if it is upright, or no camera noted how it was held."""
     try:
         return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):

@@ -12,7 +12,7 @@ from typing import IO
 from PIL import ImageFile, PngImagePlugin
 
 NOTE_BYTES = 4 << 20
-"""Most bytes of a note, unpacked. A longer note is passed over, too."""
+"""The limit of bytes of a note, unpacked. A longer note is passed over, too."""
 
 PICTURE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
 """Chunks without which there is no picture, or another one: faults in them are reported."""
@@ -27,7 +27,7 @@ KEYWORD_BYTES = 79
 
 
 class Chunks(PngImagePlugin.PngStream):
-    """The chunks of a PNG, one after the other."""
+    """The chunks of a PNG, one after the other. cid: type of a chunk. pos, length: place and number of the bytes of its data."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -35,7 +35,7 @@ class Chunks(PngImagePlugin.PngStream):
         """The notes that have been read."""
 
     def call(self, cid: bytes, pos: int, length: int) -> bytes:
-        """Take one chunk. AttributeError tells Pillow that a chunk is unknown: Pillow then passes over it."""
+        """Read one chunk for Pillow. An AttributeError makes Pillow take the chunk for unknown, and pass over it."""
         if cid in PICTURE:
             return super().call(cid, pos, length)
         note = self._note(cid, pos, length)
@@ -55,7 +55,8 @@ class Chunks(PngImagePlugin.PngStream):
             self.crc_skip(cid, data)
 
     def _note(self, cid: bytes, pos: int, length: int) -> bytes:
-        """The keyword of a note that matters; empty for all other chunks."""
+        """The name of a note that changes how the picture looks: the keyword of a text, else the type of the chunk. Empty for all other
+        chunks. The file stands at `pos` again afterwards."""
         if cid not in TEXTS:
             return cid if cid in WHOLE_NOTES else b""
         assert self.fp is not None
@@ -73,6 +74,6 @@ class Chunks(PngImagePlugin.PngStream):
 
 
 def read_few_notes() -> None:
-    """From now on this process reads PNGs in this way."""
+    """Make Pillow read PNGs in this way, in this process."""
     PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
     PngImagePlugin.PngStream = Chunks  # type: ignore[misc, assignment]

@@ -1,4 +1,4 @@
-"""The way in which a medium is to be prepared, which bounds the size of the result; and the two formulas of Qwen2-VL for it."""
+"""The preparation of a medium that is asked for, which bounds the size of the result; and the two formulas of Qwen2-VL for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from omnistage.models.media.errors import BadMedia, NoRoom
 
 FACTOR = 28
-"""Sides of a resized picture are multiples of it: 14 pixels of a patch, 2 patches merged."""
+"""Sides of a resized picture are multiples of this: 14 pixels of a patch, 2 patches merged."""
 
 Colour = tuple[int, int, int]
 """Red, green and blue, 0 to 255 each, of sRGB."""
@@ -24,9 +24,9 @@ FLOOR_SHARE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
-    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. background: the colour
-    under transparent pixels; None: white. alpha: the result has the opacity of each pixel too, after its colours, and no ground if none is
-    named."""
+    """The resized picture has min_pixels to max_pixels pixels, and sides that are multiples of `factor`: see `smart_resize`. background:
+    the colour under transparent pixels; None: white. alpha: the result has the opacity of each pixel too, after its colours, and lies on no
+    ground unless a background is named."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
@@ -46,13 +46,12 @@ class SoundPreprocessing:
 class FilmPreprocessing:
     """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
 
-    min_pixels, max_pixels, factor, background: of a frame, as of a picture. total_pixels: of all frames together, counted once for
-    frames_multiple frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: include its sound,
-    at rate_hz.
+    min_pixels, max_pixels, factor, background: of each frame, as of a picture. total_pixels: of all frames together, where frames_multiple
+    frames count as one, as in tokens; frames share it evenly, but none goes below min_pixels for its sake. use_audio: include the sound of
+    the film, at rate_hz.
 
-    Tokens are factor * factor pixels of frames_multiple frames, and sound_tokens_hz of sound a second. most_tokens: a film that would have
-    more tokens gives fewer frames. room: a film that still has more tokens is refused before it is decoded.
-    """
+    A token is factor * factor pixels of frames_multiple frames, and a second of sound is sound_tokens_hz tokens. most_tokens: a film that
+    would have more tokens gives fewer frames. room: a film that still has more tokens is refused before it is decoded."""
 
     factor: int = FACTOR
     min_pixels: int = 128 * FACTOR * FACTOR
@@ -70,14 +69,14 @@ class FilmPreprocessing:
     background: Colour | None = None
 
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
-        """Tokens of so many frames of a film whose pictures have this size as they are stored, and of its sound."""
+        """The number of tokens of so many frames of height by width stored pixels, and of sound_s seconds of sound."""
         rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.frame_pixels(frames))
         seen = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
         return seen + int(sound_s * self.sound_tokens_hz)
 
     def fitting(self, height: int, width: int, sound_s: float) -> Self:
-        """The preprocessing with frames so small, and then so few, that such a film has most_tokens at most; at least frames_multiple
-        frames stay."""
+        """The same preprocessing with frames so small, and then so few, that a film of this size and sound has at most most_tokens; at
+        least frames_multiple frames stay."""
         left = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
         smaller = replace(self, total_pixels=min(self.total_pixels, left * self.factor**2))
         counts = range(self.max_frames, self.frames_multiple, -self.frames_multiple)
@@ -85,18 +84,19 @@ class FilmPreprocessing:
         return replace(smaller, max_frames=next(fits, self.frames_multiple))
 
     def frame_pixels(self, frames: int) -> int:
-        """Most pixels of each of so many frames. As `Qwen2VLVideoProcessor.resize` of Transformers with `cap_pixels_per_frame`."""
+        """The limit of pixels of each of so many frames, as in `Qwen2VLVideoProcessor.resize` of Transformers with
+        `cap_pixels_per_frame`."""
         share = self.total_pixels * self.frames_multiple // frames
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
     def told_frame_s(self, frames: int, frame_s: float) -> float:
-        """Seconds from one of so many frames to the next, as the model is told: 1 / fps, as the published processor counts. A slow or long
-        film gives fewer frames than fps asks for: the model is then told the real seconds, `frame_s`."""
+        """The seconds from one frame to the next that the model gets to know: 1 / fps, as the published processor counts. A slow or long
+        film gives fewer frames than fps asks for: then the model gets the real seconds, `frame_s`."""
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
 
 
 def ground(background: Sequence[int] | None) -> Colour:
-    """The colour that transparent pixels lie on."""
+    """The colour under transparent pixels: `background`, or white."""
     red, green, blue = background or WHITE
     return red, green, blue
 
@@ -111,7 +111,7 @@ def check_room(tokens: int, room: int) -> None:
 
 
 def check_aspect(height: int, width: int) -> None:
-    """Raises BadMedia for a picture that is too long for its width. Either side may be the longer one."""
+    """Raises BadMedia for a picture with one side that is too long for the other."""
     if max(height, width) > MOST_ASPECT * min(height, width):
         raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
 
@@ -134,7 +134,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def grown_to(most: int, factor: int) -> int:
-    """The most `min_pixels` by which no picture grows to more than `most` squares of `factor`.
+    """The largest `min_pixels` with which no picture grows to more than `most` squares of `factor` by `factor` pixels.
 
     A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up."""
     sides = math.sqrt(MOST_ASPECT) + 1 / math.sqrt(MOST_ASPECT)
@@ -142,12 +142,12 @@ def grown_to(most: int, factor: int) -> int:
 
 
 def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
-    """The numbers of the frames that are taken of so many: evenly from the first on, `fps` a second of a film with rate_hz.
+    """The numbers of the frames to take of a film that has so many: evenly from the first on, `ask.fps` a second. rate_hz: frames a second
+    of the film.
 
     It follows `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for
     some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by
-    zero, gives its last frame again.
-    """
+    zero, gives its last frame again."""
     step = ask.frames_multiple
     most = min(ask.max_frames, frames) // step * step
     count = math.floor(min(max(frames / rate_hz * ask.fps, ask.min_frames), most) / step) * step

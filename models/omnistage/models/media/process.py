@@ -33,7 +33,7 @@ TIME_IS_UP = signal.SIGPROF
 """The signal that ends the process when it has used the processor time that its medium may have."""
 
 LIFE = 200
-"""Media after which the process is replaced: the memory that libraries leak is gone with it."""
+"""The number of media after which a process is replaced: the memory that libraries leak is gone with it."""
 
 MESSAGE_BYTES = 1 << 16
 UNCONFINED = b"unconfined"
@@ -46,7 +46,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class DecodingProcess:
-    """One process, started at once, ready later, for one medium at a time. Call `end` in every case."""
+    """A process that decodes one medium at a time. It starts at once, and `decode` waits until it is ready. Call `end` in every case."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._ready = False
@@ -82,8 +82,9 @@ class DecodingProcess:
         return self._decoded >= LIFE
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
-        """Returns the process's answer, as JSON; the process writes the decoded data into `result`. Raises BadMedia when the process dies
-        or time is up, NotTaken when that was so before it began; then, and when this is cancelled, the process is of no use any more."""
+        """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer of the process, as JSON. Raises
+        NotTaken if the process ends or is too slow before it takes the medium, BadMedia if it does so afterwards. After an error or a
+        cancellation the process is of no use any more."""
         await self._start()
         await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
@@ -92,7 +93,7 @@ class DecodingProcess:
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not answer:
-            self._process.kill()  # it may have closed the socket and live
+            self._process.kill()  # it may have closed the socket and be alive still
             await self._readable(self._ended)
             raise BadMedia(self._fatal())
         self._decoded += 1
@@ -110,13 +111,14 @@ class DecodingProcess:
             os.close(self._ended)
 
     async def _start(self) -> None:
+        """Wait until the process is ready. Raises NotTaken."""
         if self._ready:
             return
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 first = await self._received()
                 if not first:
-                    self._process.kill()  # it may have closed the socket and live
+                    self._process.kill()  # it may have closed the socket and be alive still
                     await self._readable(self._ended)
         except TimeoutError:
             raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
@@ -127,6 +129,7 @@ class DecodingProcess:
         self._ready = True
 
     async def _give(self, request: bytes, file: int, result: int) -> None:
+        """Send a request, and wait until the process has taken it. Raises NotTaken."""
         try:
             socket.send_fds(self._channel, [request], [file, result])
             async with asyncio.timeout(TAKE_LIMIT_S):
@@ -139,7 +142,8 @@ class DecodingProcess:
             raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
     async def _received(self) -> bytes:
-        """One packet, without descriptors that it may have; nothing when the process has closed the socket, as it does when it dies."""
+        """The next packet from the process, without its descriptors; empty when the process has closed the socket, as it does when it
+        dies."""
         while True:
             try:
                 return self._channel.recv(MESSAGE_BYTES)
@@ -149,6 +153,7 @@ class DecodingProcess:
                 return b""
 
     async def _readable(self, descriptor: int) -> None:
+        """Wait until the descriptor can be read."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         loop.add_reader(descriptor, _settle, ready)
@@ -158,7 +163,7 @@ class DecodingProcess:
             loop.remove_reader(descriptor)
 
     def _fatal(self) -> str:
-        """The fault of the medium that the process decoded. The process has ended."""
+        """The text of the error for a medium whose process has ended."""
         match self._process.wait():
             case status if status == OUT_OF_MEMORY:
                 return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
@@ -167,7 +172,7 @@ class DecodingProcess:
         return f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew"
 
     def _death(self) -> str:
-        """The way in which the process ended. It has ended."""
+        """The signal or exit status with which the process has ended, as text."""
         status = self._process.wait()
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 

@@ -29,7 +29,7 @@ GAP_S = 0.1
 
 
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
-    """[n] mono. Raises BadMedia, or any error that the libraries raise for damaged files."""
+    """The sound of a file, mono, float32 [n]. Raises BadMedia, or any error that the libraries raise for damaged files."""
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
@@ -50,7 +50,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
 
 
 def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
-    """The file with the real number of frames in its header, if it is an MP3 that states a number: FFmpeg leaves out samples behind the
+    """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
     said = mp3.header(part)
     container = containers.opened(part, limits) if said else None
@@ -67,7 +67,7 @@ def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
 def track(
     container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None
 ) -> NDArray[np.float32]:
-    """[n] mono of the sound in a container. quiet_s: seconds of silence before it. film: the stream of the film to which the sound belongs,
+    """The sound of a container, mono, [n]. quiet_s: seconds of silence before it. film: the stream of the film to which the sound belongs,
     for their common clock: the sound is silent in gaps of its times. Raises BadMedia if there is no sound."""
     mixer = Mixer(ask.rate_hz, limits)
     _add(container, mixer, limits, quiet_s=quiet_s, film=film)
@@ -99,7 +99,7 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
-    """[n, channels], full scale 1."""
+    """The samples of a decoded frame, [n, channels]; full scale is 1."""
     there: NDArray[Any] = frame.to_ndarray()
     block = there.T if frame.format.is_planar else there.reshape(frame.samples, -1)
     if block.dtype.kind == "f":
@@ -112,8 +112,9 @@ def _samples(frame: Any) -> NDArray[np.float32]:
 
 
 class Mixer:
-    """Blocks of many channels and any rate in, mono at one rate out: the mean of the channels, resampled by soxr in its high quality, as
-    Transformers' `load_audio` does it, to the bit. Samples that are louder than full scale stay so. Raises BadMedia."""
+    """Joins blocks of any rate and number of channels into one mono sound at rate_hz: the mean of the channels, resampled by soxr in its
+    high quality, as Transformers' `load_audio` does it, to the bit. Samples that are louder than full scale stay so. Raises BadMedia beyond
+    the limits."""
 
     def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
         self._rate_hz, self._limits = rate_hz, limits
@@ -126,11 +127,11 @@ class Mixer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the sound that came so far."""
+        """Seconds of the sound added so far."""
         return self._before_s + (self._count / self._source_hz if self._count else 0.0)
 
     def add(self, block: NDArray[np.float32], source_hz: int) -> None:
-        """Add a block, [n, channels]."""
+        """Add a block, [n, channels], of source_hz samples a second."""
         if not len(block):
             return
         if source_hz != self._source_hz:
@@ -149,7 +150,7 @@ class Mixer:
         self._out.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
 
     def add_silence(self, seconds: float, source_hz: int) -> None:
-        """Add silence before the next block, which has this rate."""
+        """Add seconds of silence before the next block, which has source_hz samples a second."""
         self._check(self.seconds + seconds)
         left = round(seconds * source_hz)
         while left > 0:
@@ -168,7 +169,7 @@ class Mixer:
             raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it")
 
     def _begin(self, source_hz: int) -> None:
-        """Called when the next sound has another rate than the one before."""
+        """Begin a run of sound at another rate, after ending the one before."""
         if not 0 < source_hz <= self._limits.sound_rate_hz:
             most = self._limits.sound_rate_hz
             raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")
@@ -178,7 +179,7 @@ class Mixer:
             self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, dtype="float32", quality="HQ")
 
     def _end(self) -> None:
-        """Ends a run of sound that has one rate."""
+        """End a run of sound at one rate: add its resampled samples to the result."""
         if not self._count:
             return
         if self._resampler:

@@ -11,9 +11,9 @@ from omnistage.models.media.errors import DecoderFull
 
 
 class WaitingPlaces:
-    """So many places, and so many that may wait for one. If there are several places, a client holds at most all but one, so that one
-    client alone keeps nobody waiting. When all waiting places are taken, the end of the longest line gives way to a client with a shorter
-    one."""
+    """`places` requests may run at once, and max_waiting more may wait for a place. If there are several places, a client holds at most all
+    but one, so that one client alone keeps nobody waiting. When max_waiting requests wait, the last one of the longest line gives way to a
+    client with a shorter line."""
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places
@@ -37,7 +37,7 @@ class WaitingPlaces:
             self.leave(client)
 
     async def enter(self, client: Hashable) -> None:
-        """Wait for a place; then `leave` it. Raises DecoderFull."""
+        """Wait for a place, which must be given back by `leave`. Raises DecoderFull."""
         if self._may_enter(client):
             self._take(client)
             return
@@ -55,13 +55,13 @@ class WaitingPlaces:
             raise
 
     def leave(self, client: Hashable) -> None:
-        """Give the place to the client that was served longest ago, among those that may have it."""
+        """Give back a place of a client. It goes to the client that was served longest ago, among those that may have it."""
         self._free += 1
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
         if client in self._lines:
-            self._lines[client] = self._lines.pop(client)  # behind all others, which wait for this one medium only
+            self._lines[client] = self._lines.pop(client)  # after all others, which were served longer ago
         while (following := next(filter(self._may_enter, self._lines), None)) is not None:
             line = self._lines.pop(following)
             place = line.popleft()
@@ -90,6 +90,7 @@ class WaitingPlaces:
             place.set_exception(full)
 
     def _drop(self, client: Hashable, place: asyncio.Future[None]) -> None:
+        """Remove a waiting request from its client's line."""
         self._lines[client].remove(place)
         if not self._lines[client]:
             del self._lines[client]

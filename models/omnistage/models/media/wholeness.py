@@ -18,7 +18,7 @@ SLACK = 64
 """Bytes that may be missing: some programs count a head twice."""
 
 BOXES = 10_000
-"""Most boxes of an MP4 that are looked at: each fragment of a film has some."""
+"""The limit of boxes of an MP4 that are looked at: each fragment of a film has some."""
 
 BOX_TYPES = frozenset(
     (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"meta", b"sidx", b"free", b"skip", b"wide", b"uuid", b"pnot", b"udta")
@@ -41,12 +41,12 @@ def check_whole(file: BinaryIO, most_bytes: int) -> None:
 
 
 def cut_off(said: int, there: int) -> BadMedia:
-    """The error for a file that states so many bytes."""
+    """The error for a file that states `said` bytes and has only `there` bytes."""
     return BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
 
 
 def _said(file: BinaryIO, most_bytes: int) -> int:
-    """Bytes of the whole file; 0 if the file does not tell."""
+    """The bytes of the whole file as it states them; 0 if it does not, or if they are more than most_bytes."""
     file.seek(0)
     head = file.read(64).ljust(64, b"\0")
     if head.startswith(b"RIFF") and head[8:12] != b"WAVE":
@@ -62,13 +62,14 @@ def _said(file: BinaryIO, most_bytes: int) -> int:
 
 
 def _known(before: int, count: int, most_bytes: int) -> int:
-    """The length; 0 for unknown. A program that writes into a pipe cannot know the length: it writes none, or one that is larger than any
-    file may be."""
+    """The length that a file states, before + count bytes; 0 for unknown. A program that writes into a pipe cannot know the length: it
+    writes none, or one that is larger than any file may be."""
     return before + count if count <= most_bytes else 0
 
 
 def _of_asf(file: BinaryIO) -> int:
-    """The bytes of an ASF file. Objects have a name of 16 bytes and their size; one object in the header states the size of the file."""
+    """The bytes of an ASF file as it states them; 0 if it does not. Objects have a name of 16 bytes and their size; one object in the
+    header states the size of the file."""
     file.seek(0)
     head = file.read(ASF_BYTES)
     at = head.find(ASF_FILE)
@@ -82,7 +83,7 @@ def _of_boxes(file: BinaryIO) -> int:
 
 
 def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yields type, beginning and end of the boxes that follow each other. ISO/IEC 14496-12: a box has its size, its type, and its size
+    """Yields type, beginning and end of the boxes that follow each other. By ISO/IEC 14496-12 a box has its size, its type, and its size
     again if 32 bits are too few; 0 means up to the end of the file."""
     at = 0
     for _ in range(BOXES):
@@ -96,8 +97,8 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def matroska_bytes(file: BinaryIO) -> int:
-    """Bytes of the whole file; 0 if the file does not tell. RFC 8794: an element has its name, its size and its content. The first is a
-    header, the second is all else."""
+    """The bytes of the whole file as it states them; 0 if it does not. RFC 8794: an element has its name, its size and its content. The
+    first is a header, the second is all else."""
     file.seek(len(EBML))
     header = _size(file)
     file.seek(header or 0, io.SEEK_CUR)
@@ -108,8 +109,8 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """A number of 1 to 8 bytes: one byte more than it has leading zero bits. None if all of its bits are set, which means an unknown
-    size."""
+    """Reads a number of 1 to 8 bytes: one byte more than it has leading zero bits. None if all of its bits are set, which means an unknown
+    size, or the file ends."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:

@@ -33,7 +33,7 @@ from omnistage.models.steps.interface import CanStep, Key
 J = TypeVar("J", bound=Hashable)
 
 RESERVE = 4
-"""A reserve is this part of a budget."""
+"""A reserve is a budget divided by this."""
 
 
 class TooCostly(ValueError):
@@ -51,7 +51,8 @@ class JobWork(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked:
-    """left: work that is not done yet. reserved: its place is in the reserve."""
+    """A job in the order. cost, client: as in JobWork. due: virtual time at which it is due. left: work that is not done yet. reserved: its
+    place is in the reserve."""
 
     cost: int
     client: str
@@ -64,9 +65,9 @@ class Fair(Generic[J]):
     """Implements `Order`. It knows only the cost of jobs."""
 
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
-        """budget: cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or the cost of a step.
-        step_budget: cost of jobs that step together; a single one may cost more. most: most jobs that step together, whatever they cost; 0:
-        as many as fit."""
+        """budget: limit of the cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or step_budget if
+        that is more. step_budget: limit of the cost of jobs that step together; a single one may cost more. most: limit of the number of
+        jobs that step together; 0: none."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
@@ -87,7 +88,7 @@ class Fair(Generic[J]):
         return len(self._admitted)
 
     def submit(self, job: J, asked: JobWork) -> None:
-        """Let a job wait for admission. Raises TooCostly."""
+        """Let a job wait for admission. Raises TooCostly if a step of it costs more than the budget."""
         cost, steps, client = asked
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
@@ -107,7 +108,8 @@ class Fair(Generic[J]):
             self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[J]:
-        """Admit jobs and return those that there is room for now. The first job that does not fit keeps its turn: nobody takes its room."""
+        """Admit the waiting jobs that there is room for now, and return them. The first job that does not fit keeps its turn: nobody takes
+        its room."""
         admitted = self._admitted.values()
         room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
         reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)
@@ -128,8 +130,8 @@ class Fair(Generic[J]):
         return fitting
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
-        """The job that is due first leads. A job that must take a step alone before it can join others does that as soon as it would find
-        room beside the leader. Idle workers share the jobs that can step."""
+        """The jobs of the next step; none if none can step. The job that is due first leads. A job that must take a step alone before it
+        can join others does that as soon as it would find room beside the leader. Idle workers share the jobs that can step."""
         self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
         return self._together(able, key, -(-len(able) // idle)) if able else []
@@ -150,7 +152,8 @@ class Fair(Generic[J]):
                 self._last_due[asked.client] = max(self._last_due.get(asked.client, 0.0), asked.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
-        """Jobs that step together. share: a worker's share, in jobs."""
+        """The jobs that step together with the first one. able: jobs that can step, by the time when they are due. share: limit of their
+        number."""
         most = min(self._most or share, share)
         leader, *others = able
         key, left = key_of(leader), self._step_budget - self._admitted[leader].cost

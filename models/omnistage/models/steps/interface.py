@@ -20,16 +20,16 @@ Aside = Callable[[Callable[[], None]], "Future[None]"]
 
 
 class Steps(Protocol[Job, Shown]):
-    """The steps of a family. A job is the family's state of one request, hashed by identity. `step` and `take` run on a worker; the others
-    run while no step has the job."""
+    """The steps of a family. A job is the state of one request, hashed by identity. `step` and `take` run on a worker; the others run while
+    no step has the job."""
 
     def key(self, job: Job) -> Hashable | None:
         """Jobs of equal keys can step together. Called before each step, because the key may change. None: the job steps alone, before it
         can join others."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        """Compute one step of all jobs. aside: a second thread for half of the work. All or nothing: if it raises, it has changed no job,
-        and it is called again for each job alone."""
+        """Compute one step of all jobs. aside: a second thread for half of the work; None: there is none. If this raises, it has changed no
+        job, and it is called again for each job alone."""
 
     def take(self, job: Job) -> Shown:
         """Take the computed step; returns what there is to show. If it raises, it ends its own job and no other."""
@@ -75,7 +75,8 @@ class StepWorker(Protocol):
 
 
 def settable(error: BaseException) -> BaseException:
-    """An error that a future accepts: it refuses a StopIteration, and the task that awaits it would wait for ever."""
+    """The error, or another one in place of a StopIteration, which a future refuses: the task that awaits the future would wait for
+    ever."""
     if not isinstance(error, StopIteration):
         return error
     told = RuntimeError(f"an iterator was asked for more than it has: {error!r}")

@@ -18,8 +18,8 @@ class Listeners(Generic[J]):
     """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
 
     def __init__(self, most: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
-        """most: how many jobs of a key may step together, of so many that could; jobs are spread over idle workers before they are put
-        together. is_halved: whether a step of a key is worth a second thread."""
+        """most: limit of the jobs that step together, by their key and the number of those that could; jobs are spread over idle workers
+        before they are put together. is_halved: whether a step of a key is worth a second thread."""
         self._most, self._is_halved = most, is_halved
         self._due: dict[J, float] = {}
 
@@ -35,6 +35,7 @@ class Listeners(Generic[J]):
         self._due.pop(job, None)
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int) -> Sequence[J]:
+        """The job that is due first, and jobs of its key that step with it; none if none can step."""
         free = sorted(filter(can_step, self._due), key=self._due.__getitem__)
         if not free or (lead := key(free[0])) is None:
             return free[:1]

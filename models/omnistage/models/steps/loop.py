@@ -29,7 +29,8 @@ MAX_AHEAD = 4
 
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
-    """A job in the loop. shown: gets what a step shows; returns whether the job may go on."""
+    """A job in the loop. shown: called with what a step shows; returns whether the job may go on. over: ends with the job. ready: whether
+    the job may take a step."""
 
     shown: Callable[[T], bool]
     over: asyncio.Future[None]
@@ -46,7 +47,7 @@ class Loop(Generic[J, A, T]):
     """All jobs of one model. Used from one event loop at a time."""
 
     def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, ahead: bool = False) -> None:
-        """ahead: a worker may go on by itself."""
+        """ahead: whether a worker that has all jobs in one step may go on by itself."""
         self._steps, self._order, self._ahead = steps, order, ahead
         self._idle = list(reversed(workers))
         self._entries: dict[J, _Entry[T]] = {}
@@ -75,20 +76,20 @@ class Loop(Generic[J, A, T]):
             del over  # Its error leads to this frame.
 
     def submit(self, job: J, asked: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
-        """A future that ends with the job. shown: gets what each of its steps shows; if it returns False, the job waits for `go_on`. The
-        caller must withdraw the job. Raises TooCostly."""
+        """Returns a future that ends with the job. shown: called with what each of its steps shows; if it returns False, the job waits for
+        `go_on`. The caller must withdraw the job. Raises TooCostly."""
         self._order.submit(job, asked)
         entry = self._entries[job] = _Entry(shown, asyncio.get_running_loop().create_future())
         self._interrupt()
         return entry.over
 
     def go_on(self, job: J) -> None:
-        """The job may step again."""
+        """Let the job step again."""
         self._entries[job].ready = True
         self._wake()
 
     async def withdraw(self, job: J) -> None:
-        """Return when no step has the job and it is given up, whatever is cancelled meanwhile: otherwise its memory would be freed under
+        """Give up the job, and return when no step has it, even if this is cancelled meanwhile: otherwise its memory would be freed under
         the thread."""
         self._end(job)
         self._interrupt()
@@ -104,6 +105,7 @@ class Loop(Generic[J, A, T]):
             raise cancelled
 
     def _end(self, job: J, error: Exception | None = None) -> None:
+        """End a job, with an error if there is one; a job that has ended stays as it is."""
         self._order.withdraw(job)
         over = self._entries[job].over
         if over.done():
@@ -119,14 +121,15 @@ class Loop(Generic[J, A, T]):
         self._wake()
 
     def _wake(self) -> None:
-        """Look for steps soon: jobs that come at the same moment share them."""
+        """Look for steps soon, not now, so that jobs that come at the same moment share them."""
         here = asyncio.get_running_loop()
         if self._woken is not here:  # Another event loop may be gone.
             self._woken = here
             here.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Give every idle worker a step, if there is one. An error here belongs to no job: it ends all jobs, because nobody would go on."""
+        """Give every idle worker a step, if there is one. An error here belongs to no job: it ends all jobs, because no further step would
+        come."""
         self._woken = None
         try:
             while self._idle and (group := self._choose()):
@@ -154,6 +157,7 @@ class Loop(Generic[J, A, T]):
         return entry.ready and job not in self._stepping and not entry.over.done()
 
     def _start(self, group: Sequence[J]) -> None:
+        """Start a step of these jobs on an idle worker; on two, if a second one has no other jobs and the step can be halved."""
         workers = [self._idle.pop()]
         self._stepping.update(group)
         try:
@@ -204,6 +208,7 @@ class Loop(Generic[J, A, T]):
             await self._step_all([job], workers)
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
+        """Run a step of these jobs, or several if the worker may go on; show the last one, and end the jobs that are done."""
         worker, *others = workers
         self._may_go_on = self._ahead and len(group) == len(self._entries)
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())
@@ -212,6 +217,7 @@ class Loop(Generic[J, A, T]):
             self._end_if_done(job)
 
     def _end_if_done(self, job: J) -> None:
+        """End the job if it needs no further step."""
         try:
             is_done = self._steps.is_done(job)
         except Exception as error:  # The error belongs to the task that waits for this job, whose step is over.
@@ -221,8 +227,8 @@ class Loop(Generic[J, A, T]):
                 self._end(job)
 
     def _work(self, group: Sequence[J], aside: Aside | None, loop: asyncio.AbstractEventLoop) -> Sequence[T | Exception]:
-        """Run on the worker; returns for each job what its last step shows, or the error that ends it. Earlier steps are shown
-        meanwhile."""
+        """Runs on the worker: takes one or more steps. Returns for each job what its last step shows, or the error that ends it; the event
+        loop shows earlier steps meanwhile. aside: as in Steps.step."""
         first = self.steps
         for number in itertools.count():
             self._steps.step(group, aside)
@@ -241,19 +247,22 @@ class Loop(Generic[J, A, T]):
             return False
 
     def _take(self, job: J) -> T | Exception:
+        """The result of the computed step of a job, or its error."""
         try:
             return self._steps.take(job)
         except Exception as error:  # The error belongs to the task that waits for this job.
             return error
 
     def _show_and_go_on(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
-        """Show a step while the worker computes the next one already: no other job is due."""
+        """Runs on the event loop while the worker computes the next step of the same jobs: shows the step before, and stops the worker from
+        going on if a job must wait. taken: what the step shows for each job, or its error."""
         self._show(group, taken)
         self._order.stepped([job for job in group if not self._entries[job].over.done()])
         if not all(self._entries[job].ready for job in group):
             self._may_go_on = False
 
     def _show(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
+        """Count a step, and show it to its jobs. taken: what it shows for each job, or the error that ends the job."""
         self.steps += 1
         self.stepped += len(group)
         for job, shown in zip(group, taken, strict=True):

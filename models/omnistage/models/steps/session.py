@@ -39,7 +39,8 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
 
 
 class _Session(Generic[J]):
-    """A job and its reader. piece: the piece decoded last; None after the last one."""
+    """A job and its reader. decoding: yields the pieces, once all steps are done. piece: the piece decoded last; None after the last one.
+    decoded: whether all pieces are decoded."""
 
     def __init__(self, job: J) -> None:
         self.job = job
@@ -54,7 +55,7 @@ class _Session(Generic[J]):
         return len(self._unread) < MAX_UNREAD
 
     def put(self, pieces: Sequence[Drawn]) -> bool:
-        """Add pieces; returns whether there is room for more."""
+        """Add pieces for the reader; returns whether there is room for more. Newer progress replaces older."""
         for piece in pieces:
             if isinstance(piece, StepsDone) and self._unread and isinstance(self._unread[-1], StepsDone):
                 self._unread.pop()
@@ -102,8 +103,8 @@ class Sessions(Generic[J]):
         return self._order.admitted
 
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
-        """The pieces of a job as they come. client: see DrawRequest. When closed, it returns after all work for the job has ended. Raises
-        TooCostly, and the error of a step of this job."""
+        """Yields the pieces of a job as they come. client: see DrawRequest. Closing this waits until no step has the job. Raises TooCostly,
+        and the error of a step of this job."""
         session = _Session(job)
         over = self._loop.submit(session, JobWork(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
         over.add_done_callback(session.wake)
