@@ -28,7 +28,7 @@ GUIDES = {
     "mask_image": "where to draw: give a picture that is white or transparent there",
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
-"""Fields of pictures that only some pipelines take; these pipelines always need them. Each has a text that tells its meaning."""
+"""Fields of pictures that only some pipelines take; these pipelines always need them. Each has a text that explains it."""
 NOTHING = DrawRequest(seed=0, prompt="")
 MIDDLE = 128
 """A level of a channel: from this level on it counts as white, and as opaque."""
@@ -111,20 +111,21 @@ class EditedPicture:
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory: Pillow takes four for a pixel."""
+        """Bytes in memory: Pillow needs four for a pixel."""
         return sum(4 * each.width * each.height for each in self.resized)
 
 
 def mask_of(image: Image) -> EditedPicture:
-    """A mask: white where to draw. image: RGBA; if some of it is more transparent than opaque, the transparent part is where to draw, as
-    editors of pictures save it; else the white part is. Some programs leave an alpha of 254 in pictures that are meant to be opaque."""
+    """The mask that a picture (RGBA) means: white where to draw. If some of it is more transparent than opaque, its transparent part is
+    where to draw, as editors of pictures save it; else its white part is. Some programs leave an alpha of 254 in pictures that are meant to
+    be opaque."""
     alpha = image.getchannel("A")
     where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
 
 
 def draws_nothing(mask: EditedPicture) -> bool:
-    """Pipelines take all that is darker than grey for black."""
+    """Whether no part of a mask is where to draw: pipelines take all that is darker than grey for black."""
     return bool(np.asarray(mask.resized[0]).max() < MIDDLE)
 
 
@@ -194,7 +195,7 @@ class DrawingPlan:
 
 
 def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
-    """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
+    """The plan of a request, still without its images. name: that of the model. Raises BadRequest."""
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")
@@ -237,8 +238,8 @@ def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPl
 
 
 def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: str = "") -> None:
-    """Check sides, pixels, and pixels times steps; once more if the size is known only from the images. decided_by: the field that a wrong
-    size comes from, if it is not the longer side itself. Raises BadRequest."""
+    """Raises BadRequest for too long sides, too many pixels, or too many pixels times steps. Called again when the size follows from
+    images. decided_by: the field that a wrong size comes from, if it is not the longer side itself."""
     width, height = plan.width, plan.height
     field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:
@@ -256,8 +257,8 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
 
 
 def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
-    """For a film that is too much work: the field that is furthest above its usual value, and the value that it must be lowered to. side:
-    field of its size."""
+    """For a film that is too much work: the field that is furthest above its usual value, and the text of the error, with the value to
+    lower it to. side: the field of its size."""
     pixels, usual = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
     asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
@@ -276,6 +277,7 @@ def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -
 
 
 def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, int]:
+    """The width and height to draw, 0 for a side that follows from a picture. Raises BadRequest."""
     for side, value in (("width", request.width), ("height", request.height)):
         if not value:
             continue
@@ -297,7 +299,8 @@ def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, 
 
 
 def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
-    """The plan with both sides: if only one is asked for, the other follows from the shape of the last picture."""
+    """The plan with both sides: if only one is asked for, the other follows from the shape of the last picture, as a multiple of `multiple`
+    pixels."""
     if bool(plan.width) == bool(plan.height):
         return plan
     last = plan.images[-1]
@@ -307,18 +310,18 @@ def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
 
 
 def _multiple(side: float, multiple: int) -> int:
-    """The nearest multiple that is not 0."""
+    """The multiple that is nearest to a side, and not 0."""
     return max(round(side / multiple), 1) * multiple
 
 
 def with_guides(request: DrawRequest, limits: DrawingLimits, image: Media) -> DrawRequest:
-    """The plan with a mask and a control image, if the pipeline wants them."""
+    """The request with `image` as mask and as control image, if the pipeline wants them."""
     mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
     return replace(request, mask_image=mask, control_image=control)
 
 
 def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
-    """Check how many pictures there are to begin from, and the fields that go with them."""
+    """Raises BadRequest for a wrong number of pictures to begin from, and for wrong fields that go with them."""
     fewest, most = limits.images
     if not fewest <= len(request.images) <= most:
         wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
@@ -335,7 +338,7 @@ def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> N
 
 
 def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
-    """Check the fields that only films or sounds have."""
+    """Raises BadRequest for fields of films or sounds that this pipeline does not know."""
     known = {
         "guidance_scale_2": limits.second_guidance,
         "frames_per_second": bool(limits.rate_hz),
@@ -348,6 +351,7 @@ def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None
 
 
 def _check_sigmas(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
+    """Raises BadRequest for sigmas that the pipeline cannot use."""
     if not limits.max_sigma:
         raise _bad("sigmas", f"{name} takes none with its scheduler: leave them out, and give steps")
     if max(request.sigmas) > limits.max_sigma:
@@ -357,6 +361,7 @@ def _check_sigmas(request: DrawRequest, limits: DrawingLimits, name: str) -> Non
 
 
 def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
+    """The number of steps. Raises BadRequest."""
     if request.sigmas:
         _check_sigmas(request, limits, name)
     steps = len(request.sigmas) or request.steps or limits.steps
@@ -372,12 +377,13 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def smallest(request: DrawRequest, limits: DrawingLimits) -> DrawRequest:
-    """The plan with as little film or sound as shows how one is made."""
+    """The request for as little film or sound as shows how one is made."""
     frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 
 
 def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
+    """The number of frames of the film, 0 for other products. Raises BadRequest."""
     usual, multiple = limits.frames, limits.frame_multiple
     frames = request.frames or _frames_of_seconds(request, limits, name) or usual
     if frames > limits.max_frames and not request.frames:
@@ -393,7 +399,7 @@ def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
-    """The number of frames that fit into the seconds of a film without sound; at least one. 0: the seconds say nothing of frames."""
+    """The number of frames that fit into the seconds of a film without sound, at least one; 0 if the seconds say nothing of frames."""
     if not request.seconds or not limits.frames or limits.max_seconds:
         return 0
     if not limits.rate_hz:
@@ -404,6 +410,7 @@ def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -
 
 
 def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
+    """The seconds of sound, 0 for other products. Raises BadRequest."""
     if limits.frames and not limits.max_seconds:  # The frames of a film say how long it is.
         if request.seconds and request.frames:
             raise _bad("duration_s", f"frames say how long the film of {name} is: give one of them")
@@ -421,6 +428,7 @@ def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
 
 
 def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
+    """The number of layers, 0 for none. Raises BadRequest."""
     if not limits.max_layers and request.layers:
         raise _bad("layers", f"{name} draws no layers: leave it out")
     layers = request.layers or limits.layers
@@ -430,7 +438,7 @@ def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[float, str | None]:
-    """The scale, and the prompt that guidance leads away from."""
+    """The scale of guidance, and the prompt that guidance leads away from; None without guidance. Raises BadRequest."""
     if request.guidance_scale is not None and not limits.guidable:
         raise _bad("guidance_scale", f"{name} knows none: leave it out")
     if request.negative_prompt and not limits.negatable:
@@ -445,6 +453,7 @@ def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[f
 
 
 def _scale(field: str, scale: float, limits: DrawingLimits, name: str) -> float:
+    """The scale. Raises BadRequest for one beyond the limits."""
     if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
         raise _bad(field, f"{name} takes 0 to {limits.max_guidance:g}")
     return scale

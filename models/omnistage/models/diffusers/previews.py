@@ -34,7 +34,7 @@ class LinearMap:
         return self._map is not None
 
     def fit(self, grid: Tensor, image: Image) -> None:
-        """Learn from a grid, [channels, height, width], and the picture that the VAE made of it."""
+        """Learn from a grid of latents, [channels, height, width], and the picture that the VAE made of it."""
         channels, height, width = grid.shape
         small = image.resize((width, height), pillow.Resampling.BOX)
         colours = torch.from_numpy(np.asarray(small, dtype=np.float64).reshape(height * width, -1) / 255)
@@ -46,7 +46,7 @@ class LinearMap:
         self._map = torch.linalg.solve(squares + RIDGE * torch.eye(channels + 1, dtype=torch.float64), products)
 
     def show(self, grid: Tensor) -> Image:
-        """A picture with one pixel for each place of [channels, height, width]."""
+        """The preview of a grid of latents, [channels, height, width], with one pixel for each place."""
         assert self._map is not None
         _, height, width = grid.shape
         colours = (_with_one(grid) @ self._map).clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -54,21 +54,21 @@ class LinearMap:
 
 
 def _with_one(grid: Tensor) -> Tensor:
-    """[places, channels + 1] in float64, the last of them 1."""
+    """The latents as rows with a 1 at the end, so that the map can add a constant: [places, channels + 1] in float64."""
     places = grid.flatten(1).T.double().cpu()
     return torch.cat([places, torch.ones(len(places), 1, dtype=torch.float64)], dim=1)
 
 
 def sized(image: Image, side: int, width: int, height: int) -> Image:
-    """The preview, resized so that its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
+    """The preview, resized to the shape width by height. Its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
     longest = min(side or SIDE, max(width, height))
     scale = longest / max(width, height)
     return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
 
 
 def is_due(step: int, steps: int, previews: int) -> bool:
-    """Whether a preview is shown after a step. Each preview comes in the middle of its share of the steps before the last; the last step
-    shows none, for the picture itself follows."""
+    """Whether a preview is shown after this step. previews: their number. Each comes in the middle of its share of the steps before the
+    last; the last step shows none, as the picture itself follows."""
     most = steps - 1
     shown = min(previews, most)
     return step <= most and (2 * step * shown + most) // (2 * most) > (2 * (step - 1) * shown + most) // (2 * most)

@@ -1,5 +1,5 @@
-"""Preparation of text and pictures for Qwen2.5-VL: Transformers' own processor of Qwen2-VL wants Torchvision for films, which no pipeline
-here is given."""
+"""Preparation of text and pictures for Qwen2.5-VL. Transformers' own processor of Qwen2-VL needs Torchvision for films, which no pipeline
+here uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PictureProcessor(transformers.ProcessorMixin):
         super().__init__(image_processor, tokenizer, chat_template=chat_template)  # type: ignore[no-untyped-call]
 
     def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **kwargs: Any) -> str:
-        """The part of the text that stands for the picture of that index. image_inputs: with image_grid_thw, rows of frames, height and
+        """The part of the text that stands for the picture of that index. image_inputs: its image_grid_thw has rows of frames, height and
         width in patches."""
         return IMAGE_TOKEN * int(image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2)
 
@@ -38,6 +38,7 @@ class PictureProcessor(transformers.ProcessorMixin):
 
 
 def load_processor(folder: Path) -> transformers.ProcessorMixin:
-    """The processor of a published folder: preprocessor_config.json and the files of a tokenizer. Raises what Transformers raises."""
+    """The processor of a published folder, which has preprocessor_config.json and the files of a tokenizer. Raises what Transformers
+    raises."""
     tokenizer = transformers.Qwen2Tokenizer.from_pretrained(folder, **SAFE)
     return PictureProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder, **SAFE), tokenizer, chat_template=tokenizer.chat_template)

@@ -20,14 +20,15 @@ and the way in which weights begin."""
 
 
 def silence() -> None:
-    """Silences both libraries for the life of a serving process: their warnings quote requests, whose words belong to the client alone."""
+    """Silence both libraries for the life of a serving process: their warnings quote requests, whose words belong to the client alone."""
     for library in LIBRARIES:
         library.set_verbosity_error()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In this context both libraries show no progress and no warnings. One thread at a time; afterwards all settings are as before."""
+    """In this context both libraries show no progress and no warnings. Other threads wait to enter it; afterwards all settings are as
+    before."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]

@@ -17,13 +17,13 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def split_quotation(prompt: str) -> list[tuple[str, bool]]:
-    """All of a prompt in pieces, and whether each stands in quotation marks, which are a part of it."""
+    """All of a prompt in pieces, each with whether it stands in quotation marks, which are a part of it."""
     aside = next(chr(code) for code in PRIVATE if chr(code) not in prompt)
     held = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
     return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(held)) if part]
 
 
 def mend(*modules: Any) -> None:
-    """Have modules of Diffusers use it."""
+    """Make modules of Diffusers use `split_quotation`."""
     for module in modules:
         module.split_quotation = split_quotation

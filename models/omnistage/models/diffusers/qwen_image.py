@@ -23,7 +23,8 @@ from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
-"""Most tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see DrawingLimits.prompt_tokens."""
+"""The limit of tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see
+DrawingLimits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder; its transformer gets AREA pixels."""
 MOST_IMAGES = 8
@@ -73,8 +74,8 @@ class QwenImagePainter(PicturePainter):
         return self._encoded(text, plan)
 
     def _encoded(self, text: str, plan: DrawingPlan, **seen: Any) -> Tensor:
-        """The rows of the text encoder, asked for as `__call__` of the pipeline asks: without these arguments `encode_prompt` gives rows of
-        twice as many words. Beside a picture it cuts nothing."""
+        """The rows of the text encoder for a text, [tokens, width]. seen: the pictures that it sees too; then no text is cut. Without the
+        argument CUT `encode_prompt` would read twice as many words as the pipeline does."""
         cut = {} if seen else {CUT: self.words_drawn(plan)}
         rows: Tensor = self.pipe.encode_prompt(text, **cut, **seen)[0][0]
         return rows
@@ -88,7 +89,7 @@ class QwenImagePainter(PicturePainter):
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
 
     def _packed(self, frames: Tensor) -> Tensor:
-        """[1, tokens, 4 channels] of [1, 1, channels, height, width]."""
+        """The latents [1, 1, channels, height, width] as [1, tokens, 4 channels]."""
         packed: Tensor = self.pipe._pack_latents(frames, 1, *frames.shape[2:])
         return packed
 
@@ -108,7 +109,7 @@ class QwenImagePainter(PicturePainter):
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """Words are padded and masked; pictures of a group are equally long."""
+        """See Painter. Words are padded and masked; pictures of a group are equally long."""
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
@@ -122,11 +123,11 @@ class QwenImagePainter(PicturePainter):
         return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
 
     def _more(self, count: int) -> dict[str, Tensor]:
-        """The other arguments of the transformer, for so many rows."""
+        """Further arguments of the transformer, for so many rows."""
         return {}
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """The velocity of guidance, scaled to the length of the prompt's own velocity."""
+        """The velocity after guidance, scaled to the length of the velocity of the prompt alone."""
         both = negative + canvas.plan.guidance * (positive - negative)
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
         scaled: Tensor = both * (there / led)
@@ -151,7 +152,7 @@ class QwenImagePainter(PicturePainter):
 
 
 class _FromPictures(QwenImagePainter):
-    """Drawing that begins from pictures: the VAE's latents of them stand behind those of the result."""
+    """Drawing that begins from pictures: their latents come after those of the result."""
 
     def _sizes(self, plan: DrawingPlan) -> list[tuple[int, int]]:
         """The width and height of each picture for the VAE."""
@@ -169,7 +170,7 @@ class _FromPictures(QwenImagePainter):
         return torch.cat([self._pictures.get((source, size), partial(self._latents, plan, n, size)) for n, (source, size) in parts])
 
     def _latents(self, plan: DrawingPlan, number: int, size: tuple[int, int]) -> Tensor:
-        """[tokens, channels]."""
+        """The latents of the picture with that number, packed: [tokens, channels]. size: width and height for the VAE."""
         width, height = size
         image = plan.images[number].resized[0]
         pixels = self.pipe.image_processor.preprocess(image, height, width).unsqueeze(2).to(self.device, self.dtype)
@@ -178,15 +179,16 @@ class _FromPictures(QwenImagePainter):
 
 
 class QwenImageEditPainter(_FromPictures):
-    """One picture edited. The result has its shape and about AREA pixels if no other size is asked for."""
+    """Edits one picture. The result has its shape and about AREA pixels if no other size is asked for."""
 
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> DrawingLimits:
-        """The pipelines cut no prompt that has a picture beside it."""
+        """See Painter. The pipelines cut no prompt that has a picture beside it."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
+        """The plan with the size of the last picture where no size is asked for."""
         plan = in_shape(plan, self.limits.multiple)
         width, height = self._sizes(plan)[-1]
         side = self.limits.multiple
@@ -198,7 +200,7 @@ class QwenImageEditPainter(_FromPictures):
 
 
 class QwenImageEditPlusPainter(QwenImageEditPainter):
-    """Several pictures; the result has the shape of the last one."""
+    """Edits several pictures; the result has the shape of the last one."""
 
     def _own_limits(self) -> DrawingLimits:
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
@@ -207,13 +209,13 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """The text encoder gets a smaller picture."""
+        """See Painter. The text encoder gets a smaller picture than the VAE."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
         return [*super()._fits(plan, ratio), (int(width), int(height))]
 
 
 class QwenImageLayeredPainter(_FromPictures):
-    """A picture taken apart into layers with transparency. The latents have one frame more: the whole picture, which comes first."""
+    """Takes a picture apart into layers with transparency. The latents have one frame more: the whole picture, which comes first."""
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
 
@@ -221,7 +223,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
 
     def _sides(self) -> tuple[int, ...]:
-        """The sides in proportion to the area that was chosen."""
+        """The sides that may be asked for, in pixels, in proportion to the area that was chosen."""
         share = (self._area / AREA) ** 0.5
         return tuple(round(side * share) for side in SIDES)
 
@@ -264,7 +266,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return guided(self, positive, negative, canvas)
 
     def _frames(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
-        """[1 + layers, channels, height, width], the whole picture first."""
+        """The latents as grids, [1 + layers, channels, height, width]; the first is the whole picture."""
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, plan.layers, self.pipe.vae_scale_factor)
         return unpacked[0].transpose(0, 1)
 

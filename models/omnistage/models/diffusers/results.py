@@ -1,5 +1,5 @@
-"""Products made from what whole calls of a pipeline return: pictures, a film, or sound. The parameters of the pipeline tell which one; its
-parts tell whether a film has sound."""
+"""Products made from what whole calls of a pipeline return: pictures, a film, or sound. The parameters of the pipeline show which one, and
+its parts show whether a film has sound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ USUAL_RATE_HZ = 16.0
 SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
 """Names in the config of a VAE or vocoder: samples a second."""
 MAX_CHANNELS = 2
-"""Most channels of the sound of a film, in its file."""
+"""The limit of channels of the sound of a film, in its file."""
 USUAL_SECONDS, MAX_SECONDS = 5.0, 600.0
 MAX_FRAMES = 1024
 PIECE_S = 0.5
@@ -53,7 +53,7 @@ PIECE_S = 0.5
 
 
 class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
-    """A product of whole calls; latents are the call's return value for a plan."""
+    """A product of whole calls; its latents are the call's results for a plan."""
 
     output_type: str
     """The output type that the pipeline is asked for."""
@@ -65,11 +65,12 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
         """The arguments of the call, beside the arguments that all products have."""
 
     def listed(self, output: Any) -> list[Any]:
-        """All results of a call, in the order of the request. Raises TypeError for an output of another kind."""
+        """All results of a call, in the order of the request. output: the return value of the call. Raises TypeError for one of another
+        kind."""
 
 
 def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
-    """The results of a pipeline. takes: parameters of its call. model: its name, for messages. Raises LoadError for a pipeline that makes
+    """The product of a pipeline, by the parameters of its call. model: its name, for messages. Raises LoadError for a pipeline that makes
     nothing from words."""
     if "prompt" not in takes:
         raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
@@ -110,8 +111,8 @@ class WholePictures:
 
 
 class WholeFilm:
-    """Implements `Results`: one film, as a file that can be played while it comes. If the pipeline has a vocoder, sound is in the file, and
-    comes on a port of its own too. count: the parameter of its frames."""
+    """Implements `Results`: one film, as a file that can be played while it comes. If the pipeline has a vocoder, its sound is in the file,
+    and comes on a port of its own too. takes: parameters of the call. count: the parameter for the number of frames."""
 
     output_type = "pil"
 
@@ -136,7 +137,7 @@ class WholeFilm:
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
-        """Also raises BadRequest for a film of so few frames a second that it has more sound than other pipelines may be asked for: a step
+        """Raises BadRequest for a request that is none for a film, or for a film with sound that lasts longer than MAX_SECONDS: a step
         makes all of the sound."""
         check_film(request, self._model)
         seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
@@ -146,7 +147,7 @@ class WholeFilm:
             raise BadRequest(f"diffusion.{field}", f"{told}: ask for fewer, or for more frames a second")
 
     def items(self, plan: DrawingPlan) -> Mapping[str, int]:
-        """The sound is as long as the frames."""
+        """See Product. The sound is as long as the frames."""
         heard = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
         return {VIDEO: plan.frames, **heard}
 
@@ -155,7 +156,7 @@ class WholeFilm:
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Samples leave with the frames that they belong to: a reader of both at the same pace waits for neither."""
+        """See Product. Samples leave with the frames that they belong to: a reader of both at the same pace waits for neither."""
         ((frames, made),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
@@ -173,8 +174,8 @@ class WholeFilm:
 
 
 class WholeSound:
-    """Implements `Results`: sound of a length, at most as long as the model's latents if they tell a length. length: the parameter of its
-    seconds."""
+    """Implements `Results`: sound of a length, limited to that of the model's latents if they have one. takes: parameters of the call.
+    length: the parameter for the seconds."""
 
     output_type = "np"
 
@@ -212,8 +213,8 @@ class WholeSound:
 
 
 def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
-    """The port for the sound of a pipeline that has a vocoder. Raises LoadError if the vocoder does not state its rate, or has more
-    channels than the file of a film."""
+    """The port for the sound of a film; None for a pipeline without a vocoder. Raises LoadError if the vocoder does not state its rate, or
+    has more channels than the file of a film."""
     if getattr(pipe, "vocoder", None) is None:
         return None
     rate_hz, channels = _sound_rate_hz(pipe, ("vocoder", "audio_vae")), int(_config(pipe, "vocoder").get("out_channels") or 1)
@@ -223,7 +224,7 @@ def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
 
 
 def _sound_rate_hz(pipe: DiffusionPipeline, parts: Sequence[str]) -> int:
-    """Samples a second, from the first of these parts that states a rate. Raises LoadError if none does."""
+    """The samples a second, from the first of these parts that states a rate. Raises LoadError if none does."""
     configs = [_config(pipe, part) for part in parts]
     rate_hz = next((config[name] for config in configs for name in SOUND_RATES if config.get(name) is not None), 0)
     if not isinstance(rate_hz, int) or rate_hz <= 0:
@@ -238,8 +239,9 @@ def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
 
 
 def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
-    """Turns [channels, samples] or [samples] into [count, channels]. Longer sound is cut and shorter sound ends in silence, because a model
-    makes whole latents. Raises Failed for another number of channels than announced, and for values that are no numbers."""
+    """The sound that a pipeline made, [channels, samples] or [samples], as [count, channels]. Longer sound is cut and shorter sound ends in
+    silence, because a model makes whole latents. Raises Failed for another number of channels than announced, and for values that are no
+    numbers."""
     rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
     if len(rows) != channels:
         raise Failed(f"the pipeline made {len(rows)} channels of sound, and its parts say {channels}: it cannot be drawn")
@@ -249,6 +251,7 @@ def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
 
 
 def _field(output: Any, name: str) -> Any:
+    """The results in a pipeline's return value. Raises TypeError if it has none of that name."""
     made = getattr(output, name, None)
     if made is None:
         raise TypeError(f"the pipeline made {type(output).__name__}, which has no {name}")
@@ -256,5 +259,5 @@ def _field(output: Any, name: str) -> Any:
 
 
 def _number(usual: Any, otherwise: float) -> float:
-    """A parameter's default, if it is a number."""
+    """A parameter's default, if it is a number above 0; else `otherwise`."""
     return float(usual) if isinstance(usual, int | float) and usual > 0 else float(otherwise)

@@ -35,8 +35,9 @@ NOISE_BYTES = 5056
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """The sampler's state of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture,
-    in a fixed order. noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None if they draw none."""
+    """The state of one picture's sampler after so many steps. history: tensors that the scheduler remembers and that depend on the picture,
+    in a fixed order. noise: uint8 [NOISE_BYTES], the state of the generator that draws the noise of the next steps; None if they draw
+    none."""
 
     step: int
     latents: Tensor
@@ -46,7 +47,8 @@ class SamplerState:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a kind of scheduler. tensors: most tensors of the size of latents. draws: whether its steps draw noise."""
+    """The memory of a kind of scheduler. tensors: the largest number of tensors of the size of latents. draws: whether its steps draw
+    noise."""
 
     tensors: int
     draws: bool
@@ -65,17 +67,17 @@ def check_scheduler(scheduler: Any, pipeline: str) -> None:
 
 
 def tried_steps(scheduler: Any) -> int:
-    """The number of steps of a trial: more than the scheduler remembers."""
+    """The number of steps for a trial of a scheduler: more than it remembers."""
     return max(TRIED_STEPS, int(scheduler.config.get("solver_order", 1)) + 2)
 
 
 def min_steps(scheduler: Any) -> int:
-    """The fewest steps: a schedule that is stretched to end at a given sigma divides by zero for one step."""
+    """The smallest number of steps: a schedule that is stretched to end at a given sigma divides by zero for one step."""
     return 2 if scheduler.config.get("shift_terminal") else 1
 
 
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
-    """The memory of a scheduler, found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, used for
+    """The memory of a scheduler, found by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, used for
     nothing else. Raises ValueError for a scheduler whose steps make no number."""
     sampler, latents, most = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
@@ -91,7 +93,7 @@ class PictureSampler:
     """The sampler of one picture. scheduler: with its timesteps set, and used by nothing else."""
 
     def __init__(self, scheduler: Any, generator: torch.Generator, *, draws: bool = True) -> None:
-        """draws: see Memory."""
+        """draws: whether steps draw noise, so that the state of the generator must be kept."""
         self.scheduler, self.generator, self._draws = scheduler, generator, draws
         scheduler.set_begin_index(0)
         self.step = 0
@@ -109,13 +111,13 @@ class PictureSampler:
 
     @property
     def timestep(self) -> Tensor:
-        """0-dimensional, 1000 for nothing but noise."""
+        """The time of the next step, 0-dimensional; 1000 for nothing but noise."""
         time: Tensor = self.scheduler.timesteps[self.step]
         return time
 
     @property
     def sigma(self) -> Tensor:
-        """0-dimensional; of a flow, 1 for nothing but noise."""
+        """The noise level of the next step, 0-dimensional; for a flow, 1 is nothing but noise."""
         sigma: Tensor = self.scheduler.sigmas[self.step]
         return sigma
 
@@ -125,14 +127,14 @@ class PictureSampler:
         return float(getattr(self.scheduler, "init_noise_sigma", 1.0))
 
     def scaled(self, latents: Tensor) -> Tensor:
-        """The latents as the model takes them in the next step: a scheduler that is no flow scales them to the size of its training."""
+        """The latents as the model needs them in the next step: a scheduler that is no flow scales them to the size of its training."""
         scale = getattr(self.scheduler, "scale_model_input", None)
         made: Tensor = latents if scale is None else scale(latents, self.timestep)
         return made
 
     def advance(self, made: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The latents after one more step, and the estimate of the latents without noise, if the step led on straight. made: the model's
-        result for `latents`."""
+        """Take a step. made: the model's result for `latents`. Returns the new latents, and a function for the estimate of the latents
+        without noise, as they would be if the step led on straight."""
         sigma = self.sigma
         output = self.scheduler.step(made, self.timestep, latents, **self._told)
         self.step += 1
@@ -144,11 +146,12 @@ class PictureSampler:
         return output.prev_sample, lambda: latents.float() - sigma * made.float()
 
     def keep(self, latents: Tensor) -> SamplerState:
+        """The state after the steps so far, to go on from elsewhere."""
         noise = self.generator.get_state() if self._draws else None
         return SamplerState(self.step, latents, tuple(self.remembered(latents.shape)), noise)
 
     def restore(self, state: SamplerState) -> None:
-        """Go on behind steps that were taken elsewhere. Call it before the first step. Raises RuntimeError for a state that no generator
+        """Go on from a state that was reached elsewhere. Call it before the first step. Raises RuntimeError for a state that no generator
         can be in."""
         self._rehearse(state.step, state.latents)
         kept = iter(state.history)
@@ -158,21 +161,21 @@ class PictureSampler:
             self.generator.set_state(state.noise)
 
     def remembered(self, shape: torch.Size) -> Iterator[Tensor]:
-        """The tensors of the sampler's history that have this shape."""
+        """Yields the tensors of this shape in the sampler's history."""
         for _, value in self._history():
             yield from (
                 each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor) and each.shape == shape
             )
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros: afterwards the scheduler has the same counts as after real steps, and only values that depend on the picture
-        differ."""
+        """Take steps of zeros up to this one: afterwards the scheduler has the same counts as after real steps, and only values that depend
+        on the picture differ."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)
 
     def _history(self) -> Iterator[tuple[str, Any]]:
-        """The attributes that steps have changed."""
+        """Yields name and value of the attributes of the scheduler that steps have changed."""
         for name, value in sorted(vars(self.scheduler).items()):
             fresh = self._fresh.get(name)
             if value is not fresh and not (isinstance(value, list) and all(map(operator.is_, value, fresh or ()))):
@@ -180,7 +183,8 @@ class PictureSampler:
 
 
 def _filled(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
-    """The history with kept tensors in the place of its tensors of that shape."""
+    """An attribute of the scheduler (a tensor, a list or another value) with the next kept tensors in the place of its tensors of that
+    shape."""
     if isinstance(value, list):
         return [_filled(each, shape, kept) for each in value]
     return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value

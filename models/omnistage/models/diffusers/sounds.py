@@ -35,7 +35,7 @@ FIRST_LATENTS, MOST_LATENTS = 8, 64
 
 
 class SoundPainter(Painter):
-    """The loop of sounds. Latents: [1, channels, length], equally many for each sound."""
+    """The loop of sounds. Latents are [1, channels, length], equally long for all sounds."""
 
     @property
     @abstractmethod
@@ -45,7 +45,7 @@ class SoundPainter(Painter):
     @property
     @abstractmethod
     def sound_channels(self) -> int:
-        """Channels of each sample."""
+        """The number of channels of the sound."""
 
     @property
     @abstractmethod
@@ -59,16 +59,16 @@ class SoundPainter(Painter):
 
     @abstractmethod
     def samples(self, latents: Tensor) -> Tensor:
-        """[1, channels of sound, samples], float32: the VAE's samples of the latents."""
+        """The samples that the VAE makes of latents: [1, channels of sound, samples], float32."""
 
     def window(self, plan: DrawingPlan) -> tuple[int, int]:
-        """The first sample that is asked for, and the one behind the last."""
+        """The part of the sound that is asked for: its first sample, and the one after its last."""
         most = self.upsampling.samples(self.latent_length)
         first, end = (min(int(second * self.rate_hz), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
         return first, end
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """Also raises BadRequest for so little sound that it has no sample."""
+        """See Painter. Also raises BadRequest for so little sound that it has no sample."""
         super().check_steps(plan)
         first, end = self.window(plan)
         if first == end:
@@ -122,14 +122,15 @@ class Sounds:
 
 
 class SoundPieces:
-    """A sound, decoded piece by piece. samples: [1, channels, samples], float32, of [1, channels, latents]. upsampling: of the decoder."""
+    """Decodes a sound piece by piece. samples: makes samples, [1, channels, samples], float32, of latents, [1, channels, latents].
+    upsampling: that of the decoder."""
 
     def __init__(self, samples: Callable[[Tensor], Tensor], upsampling: Upsampling) -> None:
         self._samples, self._upsampling = samples, upsampling
 
     def decoded(self, latents: Tensor, first: int, end: int, skipped: int = 0) -> Iterator[NDArray[np.float32]]:
-        """Yields [samples, channels] from the first sample on, without the skipped ones. The pieces have fixed borders, because other
-        pieces give some other bits. Raises Failed for a sound with values that are no numbers: it would be silent."""
+        """Yields the samples from `first` to before `end`, without the first `skipped` ones, as [samples, channels]. Pieces always have the
+        same borders, because others would change some bits. Raises Failed for values that are no numbers: the sound would be silent."""
         count, wanted = FIRST_LATENTS, first + skipped
         while first < end:
             until = min(first + count * self._upsampling.hop, end)
@@ -141,7 +142,7 @@ class SoundPieces:
             first, count = until, min(2 * count, MOST_LATENTS)
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
-        """[channels, samples] from the first sample to the one behind the last."""
+        """The samples from `first` to before `end`, [channels, samples], from the latents that they depend on."""
         low, high = self._upsampling.latents(first, end)
         low, high = max(low, 0), min(high, latents.shape[2])
         offset = low * self._upsampling.hop
@@ -149,7 +150,7 @@ class SoundPieces:
 
 
 def check_sound(request: DrawRequest, model: str) -> None:
-    """Raises BadRequest for a request for another product than a sound. model: its name."""
+    """Raises BadRequest for a request for another product than a sound. model: its name, for the text of the error."""
     if request.frames:
         raise BadRequest("diffusion.frames", f"{model} makes sound and no films: leave it out, and say how long the sound is")
     for field in ("width", "height"):
@@ -161,7 +162,7 @@ def check_sound(request: DrawRequest, model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution of the decoder. reach: from the first value that it looks at to the last. padding: of zeros, on each side.
+    """A convolution of the decoder. reach: values from the first that it looks at to the last. padding: number of zeros on each side.
     is_transposed: whether it turns each value into `stride` values; else into one."""
 
     reach: int
@@ -170,7 +171,7 @@ class Convolution:
     is_transposed: bool = False
 
     def made_of(self, count: int) -> int:
-        """The number of values that come of so many inputs."""
+        """The number of values that the convolution makes of `count` values."""
         if self.is_transposed:
             return (count - 1) * self.stride + self.reach + 1 - 2 * self.padding
         return count + 2 * self.padding - self.reach
@@ -181,24 +182,24 @@ class Upsampling:
     with these beside them, a part of the latents gives the same samples as all latents."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        """decoder: its convolutions stand in the order in which they are used, and no part beside the chain looks further than the chain.
+        """decoder: it uses its convolutions in the order in which it has them, and no part beside the chain looks further than the chain.
         Raises BadCheckpoint for a decoder of another kind."""
         self._chain = tuple(_convolution(each) for each in decoder.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d))
 
     @property
     def hop(self) -> int:
-        """Samples of a latent."""
+        """The samples for each latent."""
         return math.prod(each.stride for each in self._chain)
 
     def samples(self, latents: int) -> int:
-        """The number of samples that come of so many latents."""
+        """The number of samples that the decoder makes of so many latents."""
         count = latents
         for each in self._chain:
             count = each.made_of(count)
         return count
 
     def latents(self, first: int, end: int) -> tuple[int, int]:
-        """For the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Both may lie
+        """The latents that samples depend on, from `first` to before `end`: the first latent, and the one after the last. Both may lie
         outside of the latents that exist."""
         last = end - 1
         for each in reversed(self._chain):
@@ -210,6 +211,7 @@ class Upsampling:
 
 
 def _convolution(module: nn.Conv1d | nn.ConvTranspose1d) -> Convolution:
+    """The numbers of a convolution. Raises BadCheckpoint for one that sound cannot be decoded with in parts."""
     is_transposed = isinstance(module, nn.ConvTranspose1d)
     [size], [dilation], [stride] = module.kernel_size, module.dilation, module.stride
     padding = module.padding[0]

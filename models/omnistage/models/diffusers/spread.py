@@ -48,10 +48,10 @@ class Forward:
 
 
 class FollowerOfDrawing:
-    """Implements `Follower` of rank.py."""
+    """Implements `Follower` of rank.py: computes the passes of the transformer that the first rank asks for."""
 
     def __init__(self, transformer: Any, sharing: int) -> None:
-        """sharing: ranks that share the tokens; 1: they have parts of the weights."""
+        """sharing: number of ranks that share the tokens; 1: each has a part of the weights."""
         self._transformer, self._sharing = transformer, sharing
 
     @property
@@ -63,6 +63,7 @@ class FollowerOfDrawing:
         share_tokens(self._transformer, self._sharing)
 
     def follow(self, message: object) -> None:
+        """Compute the pass of a message."""
         match message:
             case Forward(arguments):
                 self._transformer(**tree_map_only(Tensor, lambda tensor: tensor.to(self.device), dict(arguments)))
@@ -74,14 +75,15 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """The transformer of the first rank, whose team is connected. least: fewest tokens of words, and of pictures, that a pass has."""
+        """transformer: that of the first rank. team: the other ranks, connected. least: fewest tokens of words, and of pictures, that a
+        pass may have."""
         self._forward, self._team, self._least = transformer.forward, team, least
         self._apart = ""
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:
-        """Raises RanksApart, also for every pass after a failed one: the other ranks might be in the middle of the failed pass. Raises
-        ValueError, and sends nothing, for fewer tokens than there are ranks to share them."""
+        """Computes a pass on all ranks. Raises RanksApart, also for every pass after a failed one: the other ranks might be in the middle
+        of the failed pass. Raises ValueError, and sends nothing, if there are fewer tokens than ranks to share them."""
         if self._apart:
             raise RanksApart(self._apart)
         for name in ("hidden_states", "encoder_hidden_states"):
@@ -102,7 +104,7 @@ def is_spread(transformer: Any) -> bool:
 
 
 def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
-    """A pipeline that was loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
+    """The pipeline, loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
     if team is None:
         return memory.placed(pipe)
     sharing = memory.ranks if memory.chosen.context_parallel else 1
@@ -115,8 +117,7 @@ def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
 
 
 def team_of(folder: Path, options: LoadOptions) -> Team | None:
-    """The other ranks, which load at once; None for a single rank. Raises LoadError for a pipeline or a number of ranks that is
-    impossible."""
+    """The other ranks, which begin to load; None for a single rank. Raises LoadError for an impossible pipeline or number of ranks."""
     size = options.tensor_parallel_size
     if size == 1:
         return None
@@ -135,7 +136,7 @@ def team_of(folder: Path, options: LoadOptions) -> Team | None:
 
 
 def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDrawing:
-    """A `rank.RankReader`."""
+    """A `rank.RankReader`: loads the transformer of another rank, with its part of the weights."""
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     transformer = load_part(folder, TRANSFORMER, getattr(torch, dtype))
     shares = bool(DiffusersOptions.from_settings(dict(options.family)).context_parallel)
@@ -145,7 +146,7 @@ def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDra
 
 
 def cut(transformer: Any, group: Group) -> None:
-    """Keep a rank's part of the weights that the plan of Diffusers names; other weights stay whole."""
+    """Keep only the rank's part of the weights that the plan of Diffusers names; other weights stay whole."""
     plan: Mapping[str, str] = type(transformer)._tp_plan
     part = weights_of_part(transformer.state_dict().get, plan, group)
     for name, module in list(transformer.named_modules()):
@@ -163,8 +164,8 @@ def cut(transformer: Any, group: Group) -> None:
 
 
 def share_tokens(transformer: Any, size: int) -> None:
-    """Compute a part of the tokens in each of several ranks, all tokens only for attention (Jacobs et al. 2023). The ranks meet in this
-    call.
+    """Make each of `size` ranks compute a part of the tokens, and all tokens only for attention (Jacobs et al. 2023). The ranks meet in
+    this call.
 
     `enable_parallelism` of Diffusers does the same, but only on an accelerator."""
     if size == 1:
@@ -185,7 +186,7 @@ def share_tokens(transformer: Any, size: int) -> None:
 
 @contextmanager
 def _exchanged() -> Iterator[None]:
-    """Turns the error of a rank that is lost in an exchange of Diffusers into RanksApart: Diffusers has no error of its own for that."""
+    """Turns the error of an exchange of Diffusers in which a rank was lost into RanksApart: Diffusers has no error of its own for that."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -195,8 +196,8 @@ def _exchanged() -> Iterator[None]:
 
 
 class _Summed(torch.nn.Module):
-    """A product of some columns of a weight with the same columns of its input, added up over all ranks. bias: only the first rank has
-    one."""
+    """A linear layer whose input columns are divided among the ranks: each computes its part, and the parts are added up. bias: only the
+    first rank has one."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Sound by Stable Audio Open (Evans et al. 2024): its transformer is told the begin and the end of the sound.
+"""Sound by Stable Audio Open (Evans et al. 2024), whose transformer gets the begin and the end of the sound.
 
-The latents always have the length of the longest sound; the model was taught to leave the part behind the requested seconds silent. So
-sounds of all lengths share a pass, and each is cut to its own length.
-"""
+The latents always have the length of the longest sound; the model learned to leave the part after the requested seconds silent. So sounds
+of all lengths share a pass, and each is cut to its own length."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ from omnistage.models.diffusers.sounds import SoundPainter, Upsampling
 from omnistage.models.diffusers.stepcache import StepCache
 
 USUAL_S = 10.0
-"""Usual seconds of a model that can make more: the pipeline makes the most, which takes its time."""
+"""Usual seconds of a model that can make more: the pipeline always makes the longest sound, which is slow."""
 
 # The first and the last level of noise, and the 0 behind, lie outside the tree of noise, which uses its ends for them.
 warnings.filterwarnings("ignore", "Should have t[ab]", UserWarning, "torchsde")
 
 
 class StableAudioPainter(SoundPainter):
-    """Conditions: rows of the words, and behind them one of the first second and one of the last."""
+    """The loop of Stable Audio. Conditions: rows of the words, then one row for the first second and one for the last."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -78,7 +77,7 @@ class StableAudioPainter(SoundPainter):
         return self.latent_length + 1
 
     def _conditions(self, plan: DrawingPlan) -> Conditions:
-        """Without a negative prompt, guidance leads away from nothing at all: not even a length."""
+        """See Painter. Without a negative prompt, guidance leads away from nothing at all: not even a length."""
         times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
         positive = torch.cat([self._words(plan, plan.prompt), times])
         if plan.negative is None:
@@ -89,7 +88,7 @@ class StableAudioPainter(SoundPainter):
         return self._texts.get(text, partial(self.text, plan, text))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width], zeros behind the words."""
+        """See Painter. [tokens, width], with zeros after the words."""
         rows: Tensor = self.pipe.encode_prompt(text, self.device, False)[0]
         return rows
 
@@ -97,7 +96,7 @@ class StableAudioPainter(SoundPainter):
         return torch.randn((1, self.channels, self.latent_length), generator=generator, dtype=torch.float32).to(self.device)
 
     def sigmas(self, steps: int) -> int:
-        """None of our own: the pipeline tells the scheduler only their number."""
+        """The number of steps: the scheduler makes the sigmas by itself."""
         return steps
 
     def shift(self, plan: DrawingPlan) -> float:
@@ -105,7 +104,7 @@ class StableAudioPainter(SoundPainter):
         return 0.0
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """sigmas: the number of steps."""
+        """See Painter. sigmas: the number of steps. mu: unused."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
         scheduler.set_timesteps(sigmas, device=device)
         return scheduler
@@ -131,8 +130,8 @@ class StableAudioPainter(SoundPainter):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding (Su et al. 2021), [1 + length, width of half a head]: the first place is that of the
-        seconds."""
+        """Cosines and sines of the rotary embedding (Su et al. 2021), each [1 + length, width of half a head]: the first place is that of
+        the seconds."""
         width, places = self.pipe.rotary_embed_dim, self.latent_length + 1
         cosines, sines = get_1d_rotary_pos_embed(width, places, use_real=True, repeat_interleave_real=False)
         return cosines.to(self.device), sines.to(self.device)

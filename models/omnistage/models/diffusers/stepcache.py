@@ -23,8 +23,8 @@ from torch import Tensor, nn
 @dataclass(eq=False, slots=True)
 class Residuals:
     """The residuals of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all steps are. first:
-    the sum that the first block added in the last step that was computed whole, rest: the sum of the other blocks, both [tokens, width].
-    reused: number of steps that were not computed whole, largest: the largest change among those."""
+    the sum that the first block added in the last step that was computed whole; rest: the sum that the other blocks added; both [tokens,
+    width]. reused: number of steps that were not computed whole; largest: the largest change among those."""
 
     threshold: float
     first: Tensor | None = None
@@ -33,7 +33,7 @@ class Residuals:
     largest: float = 0.0
 
     def change(self, first: Tensor) -> float:
-        """The change of the first block's residual, in parts of the last one; infinite if there was none."""
+        """The change from the last residual of the first block to this one, as a part of the last one; infinite if there was none."""
         if self.first is None or self.rest is None:
             return float("inf")
         return float((first - self.first).abs().mean() / self.first.abs().mean().clamp(min=1e-12))
@@ -41,9 +41,9 @@ class Residuals:
 
 @dataclass(slots=True)
 class _Pass:
-    """lengths: tokens of each row that are its own, from the first on; its padding does not count. base: the rows after the first block;
-    added, changes: the sum that the first block added to each row, and how much that changed; kept: rows that go through the other blocks;
-    reused: the others, with the change; computed: the new first and rest of the kept rows."""
+    """One pass of several rows. lengths: number of tokens of each row without its padding, which comes last; None: all. base: the rows
+    after the first block. added, changes: the sum that the first block added to each row, and its change. kept: numbers of the rows that go
+    through the other blocks. reused: the other rows, each with its change. computed: the new first and rest of the kept rows."""
 
     residuals: Sequence[Residuals]
     lengths: Sequence[int | None]
@@ -62,9 +62,8 @@ class _Pass:
 class StepCache:
     """The step cache of one transformer. Outside of `applied` the blocks compute as ever.
 
-    blocks: all of them, in order; each gets the rows first, by position or as `hidden_states`, and returns them, or what its pipeline has
-    beside them and then them. batched: names and positions of its other arguments that have a row for each row, or two.
-    """
+    blocks: all of them, in order. The rows are the first argument of each, or `hidden_states`; it returns them alone or last. batched:
+    names and positions of its other arguments that have one row, or two, for each row."""
 
     def __init__(self, blocks: Sequence[nn.Module], batched: Sequence[str | int]) -> None:
         self._batched = frozenset(batched)
@@ -76,7 +75,7 @@ class StepCache:
 
     @contextmanager
     def applied(self, residuals: Sequence[Residuals], lengths: Sequence[int | None]) -> Iterator[None]:
-        """In this context the cache serves one pass of so many rows."""
+        """In this context the cache serves one pass. residuals, lengths: of each row, as in _Pass."""
         if not any(each.threshold for each in residuals):
             yield
             return
@@ -93,6 +92,8 @@ class StepCache:
             each.first, each.rest = first, rest
 
     def _watched(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The `forward` of the block with that number, which uses the cache within a pass."""
+
         def watched(*arguments: Any, **named: Any) -> Any:
             if self._pass is None:
                 return forward(*arguments, **named)
@@ -103,6 +104,7 @@ class StepCache:
         return watched
 
     def _first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Compute the first block, and decide which rows go through the others. arguments, named: of the block."""
         before = arguments[0] if arguments else named["hidden_states"]
         made = forward(*arguments, **named)
         now.base = _rows(made)
@@ -116,6 +118,7 @@ class StepCache:
         return made
 
     def _other(self, now: _Pass, is_last: bool, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Compute another block for the kept rows alone; after the last block all rows are put together again."""
         count = len(now.residuals)
         rows = arguments[0] if arguments else named["hidden_states"]
         beside = named.get("encoder_hidden_states")
@@ -131,7 +134,7 @@ class StepCache:
         return whole if isinstance(made, Tensor) else (*made[:-1], whole)
 
     def _picked(self, now: _Pass, place: str | int, value: Any, count: int) -> Any:
-        """An argument for the rows that are kept."""
+        """An argument of a block, for the kept rows alone. place: its position or name. count: number of all rows."""
         is_rows = place in (0, "hidden_states", "encoder_hidden_states")
         if now.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(now.kept):
             return value
@@ -139,7 +142,7 @@ class StepCache:
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _whole(self, now: _Pass, made: Tensor) -> Tensor:
-        """All rows after the last block."""
+        """All rows after the last block: the kept rows, `made`, and the others with the sum of their last whole step."""
         assert now.base is not None
         whole, kept = now.base.clone(), iter(made if now.kept else ())
         for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):

@@ -1,4 +1,4 @@
-"""The words of a checkpoint that knows few of them, from its `omnistage.json`: the things that it draws, the words that it knows, and
+"""The vocabulary of a checkpoint that knows few words, from its `omnistage.json`: the things that it draws, the words that it knows, and
 whether its size can be changed. No torch."""
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from omnistage.models.diffusers.options import DEFAULTS_FILE
 
 MAX_WHAT_CHARACTERS = 100
 MOST_WORDS = 12
-"""Most words of one kind that a note names."""
+"""The limit of words of one kind that a note names."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """what: the things that the checkpoint draws, in words; empty: it says nothing of this. words: the words that it knows, by their
-    subject, first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it was taught in
-    small letters, and prompts are given to it so. one_size: it draws well only in its own size."""
+    """what: the things that the checkpoint draws, as text; empty if it does not say. words: the words that it knows, by their subject,
+    first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it learned small letters only,
+    and gets prompts in them. one_size: it draws well only in its own size."""
 
     what: str = ""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, folder: Path) -> Vocabulary:
-        """Read the file. Raises BadCheckpoint for a file of another form."""
+        """Read the vocabulary from the folder of a checkpoint. Raises BadCheckpoint for a file of another form."""
         path = folder / DEFAULTS_FILE
         said = json_object(path).get("draws") if path.is_file() else None
         if said is None:
@@ -47,7 +47,8 @@ class Vocabulary:
         return prompt.lower() if self.lower_case else prompt
 
     def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
-        """Notes for the client that asked. size: width and height that are drawn."""
+        """Yields notes for the client: its prompt names nothing that the model knows, or its size is not the usual one. size: width and
+        height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             told = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
@@ -69,6 +70,7 @@ def _names_one(prompt: str, words: Collection[str]) -> bool:
 
 
 def _is_well_formed(said: Any) -> bool:
+    """Whether the entry of the file has the form of a vocabulary."""
     if not isinstance(said, dict) or not isinstance(said.get("words"), dict) or not isinstance(said.get("what"), str):
         return False
     words = [word for words in said["words"].values() if isinstance(words, list) for word in words]

@@ -39,7 +39,7 @@ RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
 """Frames a second, as published: no file says it. The second one is that of TI2V."""
 MAX_FRAMES = 1024
 ENCODED_FRAMES = 4
-"""The number of frames that the VAE takes together."""
+"""The number of frames that the VAE encodes together."""
 SIDES = 16
 """The pipelines refuse sides that are no multiple of this number."""
 FROM_PICTURES = "WanImageToVideoPipeline"
@@ -48,8 +48,8 @@ ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
 
 
 class WanPainter(FilmPainter):
-    """Draws films from words, and from one picture or two. Conditions.images: latents [1, channels, frames, height, width], for TI2V the
-    first frame alone, for I2V all frames with their mask before them."""
+    """Draws films from words, and from one picture or two. Conditions.images are latents [1, channels, frames, height, width]: for TI2V
+    those of the first frame alone, for I2V those of all frames, after the channels of their mask."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -95,7 +95,7 @@ class WanPainter(FilmPainter):
 
     @property
     def _images(self) -> tuple[int, int]:
-        """The fewest and the most pictures that a film takes: to begin from, or to begin and end with."""
+        """The smallest and the largest number of pictures that a film may begin from, or begin and end with."""
         if self._expands:
             return 0, 1
         if not self._adds_channels:
@@ -107,23 +107,23 @@ class WanPainter(FilmPainter):
 
     @property
     def _boundary(self) -> float | None:
-        """The least timestep of the first transformer; None: there is no second one."""
+        """The smallest timestep of the first transformer; None if there is no second one."""
         ratio = self.pipe.config.boundary_ratio
         return None if ratio is None else float(ratio * self.pipe.scheduler.config.num_train_timesteps)
 
     @property
     def _expands(self) -> bool:
-        """Whether each token has a timestep of its own, and a picture is the first frame itself."""
+        """Whether each token has a timestep of its own, and a picture is the first frame itself (TI2V)."""
         return bool(self.pipe.config.expand_timesteps)
 
     @property
     def _adds_channels(self) -> bool:
-        """Whether channels of pictures are added to the latents."""
+        """Whether channels of pictures are added to the latents (I2V)."""
         return type(self.pipe).__name__ == FROM_PICTURES and not self._expands
 
     @property
     def _sees(self) -> bool:
-        """Whether an encoder sees the pictures too."""
+        """Whether an encoder of pictures sees the pictures too."""
         return self._adds_channels and self.pipe.transformer.config.image_dim is not None
 
     def text_tokens(self, text: str) -> tuple[int, int]:
@@ -136,8 +136,8 @@ class WanPainter(FilmPainter):
     # Pictures
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """The picture in the size of the film, and as the encoder of pictures takes it; in the size of `sized` if it is the only picture.
-        Raises BadMedia for a picture that would make the film too large."""
+        """The picture in the size of the film, and as the encoder of pictures needs it. Raises BadMedia for a picture that would make the
+        film too large."""
         alone = EditedPicture(image.width, image.height, ())
         width, height = self._size(replace(plan, images=(alone,)))
         if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
@@ -149,7 +149,7 @@ class WanPainter(FilmPainter):
         return replace(alone, resized=tuple(resized))
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """The plan in the shape of the picture, with the usual number of pixels, if no size is asked for."""
+        """The plan in the size of its pictures. Raises BadRequest for two pictures that do not fit each other or the film."""
         if not plan.images:
             return plan
         sizes = {image.resized[0].size for image in plan.images}
@@ -162,6 +162,7 @@ class WanPainter(FilmPainter):
         return replace(plan, width=width, height=height)
 
     def _size(self, plan: DrawingPlan) -> tuple[int, int]:
+        """The width and height of the film: as asked for, or in the shape of the picture with the usual number of pixels."""
         plan = in_shape(plan, self.limits.multiple)
         if plan.width:
             return plan.width, plan.height
@@ -171,8 +172,8 @@ class WanPainter(FilmPainter):
         return width, height
 
     def _latents_of(self, plan: DrawingPlan) -> Tensor:
-        """[1, channels, frames, height, width], float32: the latents of a film that is grey except for its pictures; for TI2V, of the
-        picture alone."""
+        """The latents of a film that is grey except for its pictures, or for TI2V of the picture alone: [1, channels, frames, height,
+        width], float32."""
         first, *last = (
             self.pipe.video_processor.preprocess(image.resized[0], plan.height, plan.width).unsqueeze(2) for image in plan.images
         )
@@ -185,14 +186,14 @@ class WanPainter(FilmPainter):
         return (made - mean) * (1.0 / std)
 
     def _spread(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the VAE's channels, [1, channels, 1, 1, 1]."""
+        """The mean and standard deviation of the VAE's channels, each [1, channels, 1, 1, 1]."""
         config = self.pipe.vae.config
         mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1).to(like) for each in (config.latents_mean, config.latents_std))
         return mean, std
 
     def _mask(self, latents: Tensor, count: int) -> Tensor:
-        """The mask of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents stands for
-        one frame of the film, four times; each other frame stands for four together."""
+        """The mask for `count` pictures, as channels beside the latents: 1 in each frame of the film that is a picture. The first frame of
+        the latents stands for one frame of the film, four times; each other frame stands for four together."""
         mask = latents.new_zeros(1, int(self.pipe.vae_scale_factor_temporal), *latents.shape[2:])
         mask[:, :, 0] = 1
         if count > 1:
@@ -200,7 +201,7 @@ class WanPainter(FilmPainter):
         return mask
 
     def _seen(self, plan: DrawingPlan) -> Tensor:
-        """[pictures, tokens, width]."""
+        """The rows of the encoder of pictures: [pictures, tokens, width]."""
         images, encoder = [image.resized[1] for image in plan.images], self.pipe.image_encoder
         given = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
         rows: Tensor = encoder(**given.to(encoder.dtype), output_hidden_states=True).hidden_states[-2]
@@ -219,8 +220,8 @@ class WanPainter(FilmPainter):
         return Conditions(positive, negative, latents, seen=seen)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width], with zeros behind the words, for the transformer looks at those too. This is the pipelines' own encoding; of the
-        two pipelines only that of words can do it without ftfy."""
+        """See Painter. [tokens, width], with zeros after the words, because the transformer looks at those too. This is the encoding of the
+        pipeline of words, which does not need ftfy as that of pictures does."""
         rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
@@ -230,14 +231,14 @@ class WanPainter(FilmPainter):
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
 
     def sigmas(self, steps: int) -> int:
-        """None of our own: the pipeline tells the scheduler only their number."""
+        """The number of steps: the scheduler makes the sigmas by itself."""
         return steps
 
     def shift(self, plan: DrawingPlan) -> float:
         return plan.flow_shift
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """sigmas: the number of steps. mu: shift of the flow; 0 is the config's."""
+        """See Painter. sigmas: the number of steps. mu: shift of the flow; 0: the config's."""
         kind, config = type(self.pipe.scheduler), self.pipe.scheduler.config
         name = "flow_shift" if "flow_shift" in config else "shift"
         scheduler = kind.from_config(config, **({name: mu} if mu else {}))
@@ -245,14 +246,14 @@ class WanPainter(FilmPainter):
         return scheduler
 
     def _expert(self, canvas: Canvas) -> tuple[Any, float]:
-        """The transformer of the canvas's next step, and the scale of guidance."""
+        """The transformer for the next step of a canvas, and the scale of guidance."""
         boundary = self._boundary
         if boundary is None or canvas.sampler.timestep >= boundary:
             return self.pipe.transformer, canvas.plan.guidance
         return self.pipe.transformer_2, canvas.plan.guidance_2
 
     def group(self, canvas: Canvas) -> Hashable:
-        """The group of a film: one transformer and one size, whose words are filled up alike."""
+        """See Painter. Films of a group have one transformer, one size, and words of one padded length."""
         return self._expert(canvas)[0] is self.pipe.transformer, canvas.latents.shape, len(canvas.conditions.positive)
 
     def own_step_cache(self) -> StepCache:
@@ -271,12 +272,12 @@ class WanPainter(FilmPainter):
         return [each[None] for each in made.float()]
 
     def _entered(self, canvas: Canvas) -> Tensor:
-        """The transformer's input for the canvas."""
+        """The transformer's input for a canvas: its latents, with those of its pictures."""
         images = canvas.conditions.images
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 
     def _times(self, canvas: Canvas) -> Tensor:
-        """0-dimensional, or [tokens] if each token has a time of its own: a given frame has no noise."""
+        """The time of the next step, 0-dimensional, or [tokens] if each token has a time of its own: a picture has no noise, so time 0."""
         time = canvas.sampler.timestep
         if not self._expands:
             return time
@@ -295,12 +296,12 @@ class WanPainter(FilmPainter):
         return int(self.pipe.vae.config.z_dim)
 
     def finished(self, canvas: Canvas) -> Tensor:
-        """The latents with the picture as their first frame, if the picture is the first frame in every step."""
+        """The latents of a canvas; for TI2V those of the picture are the first frame."""
         images = canvas.conditions.images
         return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
 
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """Yields the decoded frames. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
+        """See FilmPainter. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
         mean, std = self._spread(latents)
@@ -333,7 +334,7 @@ def check_parts(pipe: Any) -> None:
 
 
 def _check_shapes(pipe: Any) -> None:
-    """Raises BadCheckpoint."""
+    """Raises BadCheckpoint for a transformer and a VAE whose shapes do not fit each other."""
     config, latents, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
     adds, expands = type(pipe).__name__ == FROM_PICTURES and not pipe.config.expand_timesteps, pipe.config.expand_timesteps
     given = 2 * latents + ratio if adds else latents
@@ -352,6 +353,6 @@ def _check_shapes(pipe: Any) -> None:
 
 
 def _positions(pipe: Any) -> int:
-    """The most places of a film that the transformers know, in time as well as in height and width."""
+    """The limit of places of a film in time, in height and in width, which all transformers know."""
     experts = (pipe.transformer, pipe.transformer_2)
     return min(int(expert.config.rope_max_seq_len) for expert in experts if expert is not None)

@@ -41,7 +41,8 @@ ANY_SIGMA = 1e6
 
 
 class CallJob:
-    """A plan, and its place in a call that other jobs may share. step: the last step that the job was told of."""
+    """A plan, and its place in a call that other jobs may share. place: its number among the jobs of the call. step: the last step that the
+    job has seen. results: its results, once the call has ended."""
 
     def __init__(self, plan: DrawingPlan, wanted: Wanted) -> None:
         self.plan, self.wanted = plan, wanted
@@ -66,6 +67,7 @@ class WholeDrawing:
         return self._limits
 
     def _own_limits(self) -> DrawingLimits:
+        """The limits of the pipeline, from the parameters of its call and from its parts."""
         multiple, sized = self._multiple, "width" in self._takes and "height" in self._takes
         width, height = (self._usual_side(name) // multiple * multiple for name in ("width", "height"))
         guidance = self._takes[self._scale].default if self._scale else 0.0
@@ -95,14 +97,14 @@ class WholeDrawing:
 
     @property
     def _unheard(self) -> set[str]:
-        """Options for the step of the scheduler that the scheduler does not have: the pipeline drops them without a word."""
+        """Options for the step of the scheduler that this scheduler does not have: the pipeline drops them silently."""
         passed = getattr(self._pipe, "prepare_extra_step_kwargs", None)
         step = inspect.signature(self._pipe.scheduler.step).parameters
         return set(inspect.signature(passed).parameters) - set(step) if passed else set()
 
     def leave_out(self, plan: DrawingPlan) -> Mapping[str, str]:
-        """Stop offering the options that the pipeline cannot follow. Returns them, each with the reason. plan: tried with each option, up
-        to the first step; options that have a default are in every drawing."""
+        """Stop offering the options that the pipeline cannot follow. Returns them, each with the reason. plan: drawn with each option, up
+        to the first step. Options that have a default are in every drawing, and need no trial."""
         unable = {}
         for option in self._limits.options:
             if self._takes[option.name].default is not None:
@@ -128,15 +130,15 @@ class WholeDrawing:
         return float(usual) if isinstance(usual, int | float) else None
 
     def _min_steps(self) -> int:
-        """The fewest steps. A pipeline that begins from a picture leaves out the first steps, in which the picture would be lost: of too
-        few steps none is left."""
+        """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps, in which the picture would be
+        lost: of too few steps none would be left."""
         strength = self._strength
         return max(math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1, min_steps(self._pipe.scheduler))
 
     @cached_property
     def _multiple(self) -> int:
-        """The number that the sides must be a multiple of: as the pipeline's processor of pictures says, or the VAE's scale, for films
-        times the patch of their model."""
+        """Sides are multiples of this number of pixels, which the pipeline's processor of pictures states; else it is the VAE's scale, for
+        films times the patch of their model."""
         pipe = self._pipe
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
@@ -146,7 +148,7 @@ class WholeDrawing:
 
     @property
     def _least_places(self) -> int:
-        """The least places of a side of the latents: convolutions that pad by reflection need more places than they add."""
+        """The smallest number of places of a side of the latents: convolutions that pad by reflection need more places than they add."""
         parts = getattr(self._pipe, "vae", None)
         padded = [part for part in parts.modules() if getattr(part, "padding_mode", "") == "reflect"] if parts is not None else []
         return 1 + max((max(part.padding) for part in padded if isinstance(part.padding, tuple)), default=0)
@@ -158,11 +160,11 @@ class WholeDrawing:
 
     @property
     def _scale(self) -> str | None:
-        """The parameter for the scale of guidance."""
+        """The parameter for the scale of guidance; None if the pipeline has none."""
         return next((name for name in GUIDANCE if name in self._takes), None)
 
     def _usual_side(self, name: str) -> int:
-        """The call's default, or the side that the pipeline's model was made for. name: of the parameter."""
+        """The default of the parameter with that name, or the side that the pipeline's model was made for, in pixels."""
         if name in self._takes and isinstance(usual := self._takes[name].default, int):
             return usual
         size = getattr(self._pipe, "default_sample_size", None) or (self._inner and self._inner.config.get("sample_size"))
@@ -183,7 +185,7 @@ class WholeDrawing:
         return not self._limits.sized
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """The number of latent tokens if latents were 8 times smaller and packed by two, as most are."""
+        """The number of latent tokens of a step, guidance included, as if one token were 16 by 16 pixels, as in most models."""
         limits = self._limits
         latents = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
         return -(-plan.width * plan.height // 256) * latents * plan.results * (1 if plan.negative is None else 2)
@@ -193,7 +195,7 @@ class WholeDrawing:
         return *self.product.ports, PortSpec(PROGRESS, Content.PROGRESS)
 
     def check(self, plan: DrawingPlan) -> None:
-        """There is no port for a history, and only the pipeline knows the results of its steps: see `PipelineCall`."""
+        """Checks nothing: there is no port for a history, and only the pipeline knows the results of its steps. See `PipelineCall`."""
 
     def job(self, plan: DrawingPlan, wanted: Wanted) -> CallJob:
         return CallJob(plan, wanted)
@@ -205,7 +207,7 @@ class WholeDrawing:
         return job.plan.steps
 
     def key(self, job: CallJob) -> Hashable:
-        """The key of jobs that can share a call: an image is for one job, and so is a text beside the prompt."""
+        """See Steps. Jobs of equal keys share a call; a job with an image, or with a text beside the prompt, has a call of its own."""
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan
@@ -215,7 +217,8 @@ class WholeDrawing:
         return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
     def step(self, jobs: Sequence[CallJob], aside: Aside | None) -> None:
-        """Does a step for the jobs of one call. The call goes on alone if no job is behind it."""
+        """Compute a step of the call of these jobs, which begins with the first step. The call waits if some of its jobs have seen its last
+        step and others have not. Raises BadRequest for a value that the pipeline refuses."""
         still_working()
         call = jobs[0].call
         if call is None:
@@ -236,7 +239,8 @@ class WholeDrawing:
                 raise
 
     def _chosen(self, plan: DrawingPlan, error: BaseException) -> str:
-        """The field that only the pipeline can check, and refuses by this error; empty if there is no such field."""
+        """The field whose value the pipeline refuses by this error, because only the pipeline can check it; empty if there is no such
+        field."""
         limits = self._limits
         if isinstance(error, FAULTS) or NO_MEMORY.search(str(error)):
             return ""
@@ -247,6 +251,7 @@ class WholeDrawing:
         return next(iter(given + changed), "")
 
     def _arguments(self, plans: Sequence[DrawingPlan]) -> dict[str, Any]:
+        """The arguments of a call for several plans, which differ only in prompts and seeds."""
         first = plans[0]
         generators = [torch.Generator("cpu").manual_seed(plan.seed_of(number)) for plan in plans for number in range(first.results)]
         said: dict[str, Any] = {
@@ -284,7 +289,7 @@ class WholeDrawing:
         return job.results is not None
 
     def give_up(self, job: CallJob) -> None:
-        """A call ends at its step when no job waits for it any more."""
+        """Forget the job; a call that no job waits for any more ends at its step."""
         call = job.call
         if call is None or call not in self._calls:
             return

@@ -16,7 +16,7 @@ from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 512
-"""Most tokens of a prompt with its template, as the pipeline has it."""
+"""The limit of tokens of a prompt with its template, as in the pipeline."""
 PAD = 32
 """The transformer rounds numbers of tokens up to a multiple of this number."""
 
@@ -38,8 +38,8 @@ class ZImagePainter(PicturePainter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """The tokens of the words with their template. The transformer has a table of places, for words first and then for each side of the
-        picture."""
+        """See Painter. The template counts too. The table of places in the transformer, which is for words first and then for the sides of
+        the picture, limits the number as well."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
@@ -51,14 +51,15 @@ class ZImagePainter(PicturePainter):
         return Conditions(*self.texts(plan))
 
     def _ids(self, tokenizer: Any, text: str) -> list[int]:
+        """The token ids of a text, in the template of a chat."""
         turns = [{"role": "user", "content": text}]
         chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=True)
         ids: list[int] = tokenizer(chat)["input_ids"]
         return ids
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
-        token sees those behind it."""
+        """See Painter. [tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes
+        nothing: no token sees those after it."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
@@ -82,8 +83,8 @@ class ZImagePainter(PicturePainter):
         return None
 
     def own_step_cache(self) -> StepCache:
-        """The step cache around the layers, without the refiners, which see words and pictures apart. A layer gets the rows, their mask,
-        places and times."""
+        """The step cache around the layers, without the refiners, which see words and pictures apart. The arguments of a layer are the
+        rows, their mask, places and times."""
         return StepCache(self.pipe.transformer.layers, (1, 2, 3))
 
     def length(self, row: BatchRow) -> int:
@@ -91,13 +92,14 @@ class ZImagePainter(PicturePainter):
         return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """The transformer takes lists, and fills up the shorter rows."""
+        """See Painter. The transformer gets lists, and fills up the shorter rows."""
         latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
         return [-each[:, 0].float()[None] for each in made]
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
+        """The velocity after guidance, which an option makes no longer than that of the prompt alone."""
         both = positive + canvas.plan.guidance * (positive - negative)
         if canvas.plan.option("cfg_normalization", False):
             # No longer than the prompt's own velocity, over all places together.
@@ -106,7 +108,7 @@ class ZImagePainter(PicturePainter):
         return both
 
     def is_guided(self, canvas: Canvas) -> bool:
-        """Whether the next step is guided: a request may leave the last steps unguided, see cfg_truncation."""
+        """Whether the next step of the canvas is guided: a request may leave the last steps unguided, see cfg_truncation."""
         gone = float((1000 - canvas.sampler.timestep.float()) / 1000)
         return super().is_guided(canvas) and gone <= float(canvas.plan.option("cfg_truncation", 1.0))
 
