@@ -37,13 +37,13 @@ class PipelineCall:
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
         self._pipe.set_progress_bar_config(disable=True)
-        scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
+        scheduler = _report_steps(copy.deepcopy(pipe.scheduler), self._stepped)
         if "sigmas" in arguments:
-            scheduler = _watched(scheduler)
-        scheduler.__deepcopy__ = functools.partial(_copied, scheduler)
+            scheduler = _check_sigmas(scheduler)
+        scheduler.__deepcopy__ = functools.partial(_plain_copy, scheduler)
         self._pipe.scheduler = scheduler
         if (processor := getattr(pipe, "image_processor", None)) is not None:
-            self._pipe.image_processor = _fitting(processor, arguments)
+            self._pipe.image_processor = _fit_size(processor, arguments)
         self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -112,13 +112,13 @@ class PipelineCall:
             raise _GivenUp
 
 
-def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
+def _report_steps(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
     """The scheduler, which from now on calls `stepped` after each of its steps, and raises Failed for latents that are no numbers. `step`
     is wrapped with its signature, because pipelines look at its parameters."""
     step = scheduler.step
 
     @functools.wraps(step)
-    def told(*arguments: Any, **named: Any) -> Any:
+    def report_step(*arguments: Any, **named: Any) -> Any:
         made = step(*arguments, **named)
         latents = made[0] if isinstance(made, tuple) else made.prev_sample
         if not torch.isfinite(latents).all():
@@ -126,11 +126,11 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
         stepped(scheduler)
         return made
 
-    scheduler.step = told
+    scheduler.step = report_step
     return scheduler
 
 
-def _watched(scheduler: Any) -> Any:
+def _check_sigmas(scheduler: Any) -> Any:
     """The scheduler, which from now on raises ValueError before its first step if no steps are possible with the sigmas."""
     step, set_timesteps = scheduler.step, scheduler.set_timesteps
 
@@ -157,7 +157,7 @@ def _watched(scheduler: Any) -> Any:
     return scheduler
 
 
-def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
+def _plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
     """A copy of the scheduler in its present state, which reports no step: pipelines take such a copy for the sound beside a film."""
     plain = copy.copy(scheduler)
     for name in ("step", "set_timesteps", "__deepcopy__"):
@@ -165,7 +165,7 @@ def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(plain, memo)
 
 
-def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:
+def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
     """The pipeline's processor of pictures, or a copy that resizes the sent picture to the width and height in `arguments`, those of the
     call. The copy is needed if the pipeline would draw in the picture's own size. A picture that the pipeline has changed is left alone."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
@@ -175,8 +175,8 @@ def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:
 
     @functools.wraps(preprocess)
     def fitted(image: Any, *more: Any, **named: Any) -> Any:
-        told = {} if more or image is not arguments.get("image") else sides
-        return preprocess(image, *more, **{**told, **named})
+        size = {} if more or image is not arguments.get("image") else sides
+        return preprocess(image, *more, **{**size, **named})
 
     fitting.preprocess = fitted
     return fitting

@@ -80,7 +80,7 @@ class FilmMemory:
         """The bytes that decoding needs for any film, and those for each place of the latents; measured at two sizes."""
         sizes = [height * width for height, width in GRIDS]
         with torch.inference_mode():
-            first, second = (_decoded_bytes(self._painter.pipe.vae, height, width) for height, width in GRIDS)
+            first, second = (_measure_decoding(self._painter.pipe.vae, height, width) for height, width in GRIDS)
         place = -(-(second - first) // (sizes[1] - sizes[0]))
         return max(first - place * sizes[0], 0), place
 
@@ -88,12 +88,12 @@ class FilmMemory:
         """Raises BadRequest for a film that needs more memory than the budget; its text says which values fit."""
         if (taken := self.taken(plan).total) <= self.budget:
             return
-        field, told = self._fitting(plan, limits)
+        field, advice = self._advice(plan, limits)
         film = f"{plan.frames} frames of {plan.width}x{plan.height}"
         most = f"{bytes_told(self.budget)} may be taken (option film_bytes)"
-        raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {told}")
+        raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {advice}")
 
-    def _fitting(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
+    def _advice(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
         """The field to lower, and advice how far: frames, or the size if no film of that size fits."""
         fewest = (plan.frames - 1) % limits.frame_multiple + 1
         able = [count for count in range(fewest, plan.frames, limits.frame_multiple) if self._fits(replace(plan, frames=count))]
@@ -121,7 +121,7 @@ def budget_of(options: LoadOptions, chosen: int) -> int:
     return 1 << int(free * SHARE[options.device.partition(":")[0]]).bit_length() >> 1
 
 
-def _decoded_bytes(vae: Any, height: int, width: int) -> int:
+def _measure_decoding(vae: Any, height: int, width: int) -> int:
     """The largest number of bytes at one time while latents of this size are decoded, found on a device that computes nothing and has no
     memory."""
     with torch.device("meta"), quiet():

@@ -84,9 +84,9 @@ def read_index(folder: Path) -> Index:
         raise BadCheckpoint(f"{path} is missing: give the folder of a complete pipeline of Diffusers")
     values = json_object(path)
     name = values.get("_class_name")
-    pipeline: Any = _named("diffusers", name) if isinstance(name, str) else None
+    pipeline: Any = _find_class("diffusers", name) if isinstance(name, str) else None
     if not isinstance(name, str) or pipeline is None or not issubclass(pipeline, diffusers.DiffusionPipeline):
-        raise BadCheckpoint(f"{path}: '_class_name' is {_shown(name)}, which is no pipeline of Diffusers {diffusers.__version__}")
+        raise BadCheckpoint(f"{path}: '_class_name' is {_quote(name)}, which is no pipeline of Diffusers {diffusers.__version__}")
     if inspect.isabstract(pipeline) or pipeline is diffusers.DiffusionPipeline or getattr(pipeline, "_load_connected_pipes", False):
         raise BadCheckpoint(f"{path}: {name} does not draw by itself: give the folder of a pipeline that does")
     parameters = inspect.signature(pipeline).parameters
@@ -95,11 +95,11 @@ def read_index(folder: Path) -> Index:
         if part.startswith("_") or not isinstance(value, list):
             continue
         if part not in parameters:
-            raise BadCheckpoint(f"{path}: {_shown(part)} is no part of a {name}")
+            raise BadCheckpoint(f"{path}: {_quote(part)} is no part of a {name}")
         # Diffusers names a part that its pipeline makes by itself, and does not save it.
         is_own = parameters[part].default is None and part not in pipeline._optional_components and not (folder / part).exists()
         if value[:1] != [None] and not is_own:
-            components[part] = _checked(f"{path}: {part!r}", value)
+            components[part] = _check_class(f"{path}: {part!r}", value)
     others: dict[str, Any] = {}
     for part, parameter in parameters.items():
         if part in components:
@@ -120,7 +120,7 @@ def load_pipeline(
     part. beside: files that another part of the program reads. Raises BadCheckpoint, with the fault and its place."""
     index = read_index(folder)
     with quiet():
-        parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
+        parts = {part: _load_part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
         tell_unread(folder, [*weights_of(folder), *beside])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
@@ -139,23 +139,23 @@ def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
     """One part of a pipeline, loaded on the CPU. part: its name in the index. Raises BadCheckpoint."""
     library, name = read_index(folder).components[part]
     with quiet():
-        return _part(folder / part, library, name, dtype)
+        return _load_part(folder / part, library, name, dtype)
 
 
-def _checked(place: str, value: list[Any]) -> tuple[str, str]:
+def _check_class(place: str, value: list[Any]) -> tuple[str, str]:
     """A part's library and class, from its entry in the index. place: the entry's name for errors. Raises BadCheckpoint if there is no such
     class, or it can be no part of a pipeline."""
     if len(value) != 2 or not all(isinstance(word, str) for word in value):
-        raise BadCheckpoint(f"{place} is {_shown(value)}, not a library and a class")
+        raise BadCheckpoint(f"{place} is {_quote(value)}, not a library and a class")
     library, name = value
     if library not in KINDS and not _is_of_pipelines(library):
-        raise BadCheckpoint(f"{place} is of {_shown(library)}: of {' and '.join(KINDS)} only classes are loaded, and no other code is")
+        raise BadCheckpoint(f"{place} is of {_quote(library)}: of {' and '.join(KINDS)} only classes are loaded, and no other code is")
     if library == "transformers" and name in PROCESSORS:
         return library, name
-    found = _named(library, name)
+    found = _find_class(library, name)
     if found is None or not issubclass(found, KINDS.get(library, (*KINDS["diffusers"], *KINDS["transformers"]))):
         version = diffusers.__version__ if library != "transformers" else transformers.__version__
-        raise BadCheckpoint(f"{place} is {_shown(name)}, which is no class of {library} {version} that can be a part of a pipeline")
+        raise BadCheckpoint(f"{place} is {_quote(name)}, which is no class of {library} {version} that can be a part of a pipeline")
     return library, name
 
 
@@ -165,7 +165,7 @@ def _is_of_pipelines(library: str) -> bool:
     return library.isidentifier() and not library.startswith("_") and find_spec(f"{PIPELINES}.{library}") is not None
 
 
-def _named(library: str, name: str) -> type | None:
+def _find_class(library: str, name: str) -> type | None:
     """A public class of a library; None if the library has no class of that name, or lacks a package for it."""
     if not name.isidentifier() or name.startswith("_"):
         return None
@@ -176,17 +176,17 @@ def _named(library: str, name: str) -> type | None:
     return found if inspect.isclass(found) else None
 
 
-def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mapping[str, Any] = NONE) -> Any:
+def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mapping[str, Any] = NONE) -> Any:
     """A part, loaded from its folder. library, name: its library and class. more: further arguments of its loader. Raises BadCheckpoint."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
     if library == "transformers" and name in PROCESSORS:
-        _config(folder, PREPROCESSOR)
+        _read_config(folder, PREPROCESSOR)
         _check_vocabulary(folder, transformers.Qwen2Tokenizer)
         with _translated(folder):
             return load_processor(folder)
-    kind: Any = _named(library, name)
-    values = _config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
+    kind: Any = _find_class(library, name)
+    values = _read_config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
     if issubclass(kind, transformers.PreTrainedTokenizerBase):
         _check_vocabulary(folder, kind)
     if issubclass(kind, torch.nn.Module | diffusers.SchedulerMixin):
@@ -210,7 +210,7 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
     return model
 
 
-def _config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
+def _read_config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
     """The config of a part. files: the names that its file may have. Raises BadCheckpoint for a config that is missing or damaged, or names
     code of a hub."""
     path = next((folder / file for file in files if (folder / file).is_file()), None)
@@ -220,7 +220,7 @@ def _config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
     for section in (values, *(value for value in values.values() if isinstance(value, dict))):
         for key in ATTENTION:
             if section.get(key) is not None and "/" in str(section[key]):
-                raise BadCheckpoint(f"{path}: {key!r} is {_shown(section[key])}, which is code of a hub: none is run")
+                raise BadCheckpoint(f"{path}: {key!r} is {_quote(section[key])}, which is code of a hub: none is run")
     return values
 
 
@@ -257,7 +257,7 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
         except Exception as error:  # the library's errors have no other base than Exception
             raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None
         if absent:
-            raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {weights}.index.json says it has")
+            raise BadCheckpoint(f"{path} lacks {_list_names(absent)}, which {weights}.index.json says it has")
     return header
 
 
@@ -275,7 +275,7 @@ def _shards(index: Path) -> dict[Path, frozenset[str]]:
     shards: dict[Path, set[str]] = {}
     for name, file in table.items():
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise BadCheckpoint(f"{index}: {_shown(name)} is in {_shown(file)}, which is no safetensors file beside it")
+            raise BadCheckpoint(f"{index}: {_quote(name)} is in {_quote(file)}, which is no safetensors file beside it")
         shards.setdefault(index.parent / file, set()).add(name)
     return {path: frozenset(names) for path, names in shards.items()}
 
@@ -285,12 +285,12 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
     with random memory as weights, or without those layers."""
     wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
     if wrong:
-        raise BadCheckpoint(f"{folder} has weights of other shapes than its config.json wants: {_listed(wrong)}")
+        raise BadCheckpoint(f"{folder} has weights of other shapes than its config.json wants: {_list_names(wrong)}")
     missing = sorted(map(str, report["missing_keys"]))
     if missing:
-        raise BadCheckpoint(f"{folder} lacks {_listed(missing)} of a {type(model).__name__}")
+        raise BadCheckpoint(f"{folder} lacks {_list_names(missing)} of a {type(model).__name__}")
     if report["error_msgs"]:
-        raise BadCheckpoint(f"{folder} cannot be loaded: {_listed(list(map(str, report['error_msgs'])))}")
+        raise BadCheckpoint(f"{folder} cannot be loaded: {_list_names(list(map(str, report['error_msgs'])))}")
     places = {_place(name) for name in model.state_dict()}
     lists = {name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
     left = sorted(
@@ -299,10 +299,10 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
         if (layer := LAYER.search(name)) and (_place(name) in places or name[: layer.start()] in lists)
     )
     if left:
-        raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_listed(left)}")
+        raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_list_names(left)}")
     empty = [name for name, value in _tensors(model) if value.is_meta]
     if empty:
-        raise BadCheckpoint(f"{folder} left without values: {_listed(empty)}")
+        raise BadCheckpoint(f"{folder} left without values: {_list_names(empty)}")
 
 
 def _place(name: str) -> str:
@@ -333,11 +333,11 @@ def _line(error: Exception) -> str:
     return f"{text[:300]}…" if len(text) > 300 else text or type(error).__name__
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     """The first names as text, and how many there are if they are more."""
     more = f", … ({len(names)} in all)" if len(names) > SHOWN else ""
     return ", ".join(name[:200] for name in names[:SHOWN]) + more
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     return repr(value)[:80]

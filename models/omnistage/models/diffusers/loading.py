@@ -98,7 +98,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
         if team := team_of(folder, options):
             undo.callback(team.close)
         try:
-            model = _loaded(folder, options_of(options, 0), team)
+            model = _load(folder, options_of(options, 0), team)
         except RanksApart as error:
             raise LoadError(str(error)) from error
         except Failed as error:
@@ -110,7 +110,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
     return model
 
 
-def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
+def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
     """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this one alone."""
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
@@ -120,7 +120,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     vocabulary = Vocabulary.of(folder)
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
     loras, unused = _loras(folder, chosen)
-    artist = _artist(folder, name, memory, options, team, loras)
+    artist = _make_artist(folder, name, memory, options, team, loras)
     unable = artist.leave_out(_smallest_plan(artist, name)) if isinstance(artist, WholeDrawing) else {}
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
@@ -146,7 +146,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
         accepts=(),
         produces=artist.ports,
         max_sessions=options.sessions,
-        inputs=("text", "image") if _is_shown(artist.limits) else ("text",),
+        inputs=("text", "image") if _uses_pictures(artist.limits) else ("text",),
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
@@ -177,7 +177,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     )
 
 
-def _artist(
+def _make_artist(
     folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
 ) -> StepDrawing | WholeDrawing:
     """Load the pipeline and its LoRA, and give it its own loop; without one it is drawn by whole calls."""
@@ -205,7 +205,7 @@ def _size_told(plan: DrawingPlan) -> str:
     return f"{plan.seconds:g} s of sound" if plan.seconds else f"{plan.frames} frames of {pixels}" if plan.frames else pixels
 
 
-def _is_shown(limits: DrawingLimits) -> bool:
+def _uses_pictures(limits: DrawingLimits) -> bool:
     """Whether the pipeline can use a picture of the request."""
     return limits.images[1] > 0 or limits.masked or limits.controlled
 
@@ -255,7 +255,7 @@ def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
     """Draw the smallest picture in the fewest steps that are allowed; returns its arrays."""
-    return _tried(artist, _smallest_plan(artist, name))
+    return _draw(artist, _smallest_plan(artist, name))
 
 
 def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
@@ -265,7 +265,7 @@ def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan
     return _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
 
 
-def _tried(artist: Artist[Any], plan: DrawingPlan) -> list[NDArray[np.generic] | Tensor]:
+def _draw(artist: Artist[Any], plan: DrawingPlan) -> list[NDArray[np.generic] | Tensor]:
     """Draw a plan; returns the bytes or samples of its pieces, and the last latents."""
     job = artist.job(plan, {artist.product.ports[0].name: 0})
     with torch.inference_mode():

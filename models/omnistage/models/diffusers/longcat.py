@@ -122,8 +122,8 @@ class LongCatPainter(PicturePainter):
         both = super().guided(positive, negative, canvas)
         if not canvas.plan.option("enable_cfg_renorm", True):
             return both
-        there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=float(canvas.plan.option("cfg_renorm_min", 0.0)), max=1.0)
+        prompt_norm, guided_norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
+        scaled: Tensor = both * (prompt_norm / (guided_norm + 1e-8)).clamp(min=float(canvas.plan.option("cfg_renorm_min", 0.0)), max=1.0)
         return scaled
 
     # 4: postprocess

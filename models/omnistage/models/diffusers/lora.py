@@ -162,7 +162,7 @@ def _check_file(path: Path) -> None:
     if not ranks:
         raise BadCheckpoint(f"{path} is no LoRA: no weight in it is called so, the first is {min(header, default='missing')[:80]}")
     if unknown := [name for name in header if not KNOWN.search(name)]:
-        raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_told(unknown)}; give one without")
+        raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_list_names(unknown)}; give one without")
     if METADATA in said:
         _check_said(path, said[METADATA], ranks)
 
@@ -211,7 +211,7 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 
 @dataclass(slots=True)
-class _Given:
+class _Reading:
     """The reading of one file by the loader. names: all names in the file. values: marks of its weights. alphas: by name, the numbers that
     scale the changes. passed: names of the weights that some model got. models: for each model, its weights by its own names, and the
     alphas of its layers."""
@@ -231,7 +231,7 @@ class _Given:
 def _load(pipe: Any, lora: Lora, name: str) -> None:
     """Load one file into the pipeline, and check that the models then have exactly its weights. name: of the adapter."""
     path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
-    with _watched(pipe) as given:
+    with _watch_loader(pipe) as given:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
     _check_passed(pipe, path, given)
     _check_differences(pipe, path, given)
@@ -241,17 +241,17 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 
 @contextmanager
-def _watched(pipe: Any) -> Iterator[_Given]:
+def _watch_loader(pipe: Any) -> Iterator[_Reading]:
     """Replaces the loader's functions within this context: they note the weights that each model gets, and pass on only metadata in
     SAID."""
-    given = _Given()
+    given = _Reading()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
-    watched = [(pipe, "lora_state_dict", _confined(pipe.lora_state_dict, given))]
+    watched = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, given))]
     for part, model in models.items():
         if hasattr(model, "load_lora_adapter"):  # of Diffusers
-            watched.append((model, "load_lora_adapter", _noted(model, given)))
+            watched.append((model, "load_lora_adapter", _watch_model(model, given)))
         elif hasattr(model, "load_adapter"):  # of Transformers
-            watched.append((model, "load_adapter", _noted_encoder(part, model, given)))
+            watched.append((model, "load_adapter", _watch_encoder(part, model, given)))
     for place, method, told in watched:
         setattr(place, method, told)
     try:
@@ -261,13 +261,13 @@ def _watched(pipe: Any) -> Iterator[_Given]:
             delattr(place, method)
 
 
-def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any]:
+def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[..., Any]:
     """The function that reads a file, which notes the file's contents, and leaves out most of its metadata."""
 
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
         given.names.update(found[0])
-        given.values.update(map(_mark, found[0].values()))
+        given.values.update(map(_digest, found[0].values()))
         given.alphas.update(next((each or {} for each in found[1:]), {}))
         kept = {key: value for key, value in (said or {}).items() if key.rpartition(".")[2] in SAID}
         return (*found, kept or None)
@@ -275,7 +275,7 @@ def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any
     return lora_state_dict
 
 
-def _noted(model: Any, given: _Given) -> Callable[..., None]:
+def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
     """The loading method of a model of Diffusers, which notes the weights that the model gets."""
     published = model.load_lora_adapter
 
@@ -291,7 +291,7 @@ def _noted(model: Any, given: _Given) -> Callable[..., None]:
     return load_lora_adapter
 
 
-def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
+def _watch_encoder(part: str, model: Any, given: _Reading) -> Callable[..., None]:
     """The loading method of a text encoder, which notes the weights that the encoder gets. part: its name in the pipeline."""
     published = model.load_adapter
 
@@ -302,26 +302,26 @@ def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
     return load_adapter
 
 
-def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
+def _check_passed(pipe: Any, path: Path, given: _Reading) -> None:
     """Raises BadCheckpoint for weights in the file that no model got."""
     left, kind = given.names - given.passed, type(pipe).__name__
     prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
     if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
-        told = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_told(nameless)}"
+        told = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_list_names(nameless)}"
         raise BadCheckpoint(f"{path} has {told}; put the right one before them, or is it a LoRA of another model?")
     if left:
-        raise BadCheckpoint(f"{path} changes what {kind} does not have: {_told(left)}; is it a LoRA of another model?")
+        raise BadCheckpoint(f"{path} changes what {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
 
 
-def _check_differences(pipe: Any, path: Path, given: _Given) -> None:
+def _check_differences(pipe: Any, path: Path, given: _Reading) -> None:
     """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they change nothing."""
     with safe_open(path, "pt") as file:
         differences = {name: file.get_tensor(name) for name in file.keys() if DIFFERENCE.search(name)}  # noqa: SIM118  # It is no mapping.
-    if left := [name for name, value in differences.items() if value.any() and _mark(value) not in given.values]:
-        raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_told(left)}; give one without")
+    if left := [name for name, value in differences.items() if value.any() and _digest(value) not in given.values]:
+        raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_list_names(left)}; give one without")
 
 
-def _mark(value: torch.Tensor) -> bytes:
+def _digest(value: torch.Tensor) -> bytes:
     """A mark that is equal for equal weights."""
     return hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
@@ -336,9 +336,9 @@ def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mappin
         if f".{name}." in weight
     }
     if left := given.keys() - loaded.keys():
-        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_told(left)}; is it a LoRA of another model?")
+        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
     if made_up := loaded.keys() - given.keys():
-        raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_told(made_up)}; save it anew")
+        raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_list_names(made_up)}; save it anew")
     for weight, values in loaded.items():
         check_finite(values, weight, path)
         if not torch.equal(values, given[weight].to(values.dtype)):
@@ -360,7 +360,7 @@ def _is_same(said: float, used: float) -> bool:
     return math.isfinite(said) and math.isclose(said, used, rel_tol=1e-6)
 
 
-def _told(names: Collection[str]) -> str:
+def _list_names(names: Collection[str]) -> str:
     """The first names as text, and how many there are if they are more."""
     more = f", … ({len(names)})" if len(names) > SHOWN else ""
     return ", ".join(each[:200] for each in sorted(names)[:SHOWN]) + more

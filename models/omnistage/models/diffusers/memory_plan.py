@@ -173,7 +173,7 @@ class MemoryPlan:
             return
         side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
         vae.tiled_above = self.tiles_above / side**2
-        vae.decode = partial(_decoded, vae, vae.decode)
+        vae.decode = partial(_decode_tiled, vae, vae.decode)
 
     def _check_model_offload(self) -> None:
         if self.device == "cpu":
@@ -218,7 +218,7 @@ def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
     return bool(vae.use_tiling or latents.shape[-2] * latents.shape[-1] > getattr(vae, "tiled_above", math.inf))
 
 
-def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
+def _decode_tiled(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
     """Decode latents with a VAE, in tiles if they are large. The tiles are set for this call alone: the next latents may be small."""
     if vae.use_tiling or not is_tiled(vae, latents):
         return decode(latents, *others, **more)

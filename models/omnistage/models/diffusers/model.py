@@ -164,7 +164,7 @@ class DrawnModel(Generic[J]):
         return plan
 
     async def _edited(self, plan: DrawingPlan, image: Media, number: int, client: str) -> EditedPicture:
-        return await self._fitted(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
+        return await self._decode_image(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
 
     async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
         """A mask or a control image in the form that the pipeline needs, which resizes both by itself; None if the request has none. field:
@@ -174,13 +174,13 @@ class DrawnModel(Generic[J]):
             return None
         is_mask, number = field == "mask_image", len(request.images) + (1 if field == "mask_image" or request.mask_image is None else 2)
         edit = mask_of if is_mask else partial(self._artist.edited, plan)
-        given = await self._fitted(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
+        given = await self._decode_image(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
         if is_mask and images and (given.width, given.height) != (images[0].width, images[0].height):
             told = f"is {given.width}x{given.height}, and the picture {images[0].width}x{images[0].height}: give one of that size"
             raise BadRequest(f"diffusion.{field}", told, medium=str(number))
         return replace(given, digest=image.digest)
 
-    async def _fitted(
+    async def _decode_image(
         self, image: Media, client: str, field: str, number: int, edit: Callable[[Image], EditedPicture], *, alpha: bool = False
     ) -> EditedPicture:
         """Decode a picture and bring it into the form that `edit` makes; only one picture at a time is in memory in the size in which it

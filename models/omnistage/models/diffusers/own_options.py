@@ -107,7 +107,7 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
     read = []
     for name, text in sorted(said.items()):
         if name not in options:
-            raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_instead(name, options)}")
+            raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_advice(name, options)}")
         try:
             read.append((name, options[name].read(text)))
         except ValueError:
@@ -116,7 +116,7 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
     return tuple(read)
 
 
-def _instead(name: str, options: Collection[str]) -> str:
+def _advice(name: str, options: Collection[str]) -> str:
     """Advice for a name that is no option: the field of the request, or the options that there are."""
     if field := {**SAID_ELSEWHERE, **dict.fromkeys(GUIDANCE, "guidance_scale")}.get(name):
         return f"the request has {field} for it"

@@ -129,8 +129,8 @@ class QwenImagePainter(PicturePainter):
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """The velocity after guidance, scaled to the length of the velocity of the prompt alone."""
         both = negative + canvas.plan.guidance * (positive - negative)
-        there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (there / led)
+        prompt_norm, guided_norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
+        scaled: Tensor = both * (prompt_norm / guided_norm)
         return scaled
 
     # 4: postprocess

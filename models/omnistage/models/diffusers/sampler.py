@@ -21,7 +21,7 @@ from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 
-TAKEN = (
+SUPPORTED = (
     *("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),
     *("EulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler", "CosineDPMSolverMultistepScheduler"),
 )
@@ -57,8 +57,10 @@ class Memory:
 def check_scheduler(scheduler: Any, pipeline: str) -> None:
     """Raises BadCheckpoint for a scheduler that is not supported here."""
     name = type(scheduler).__name__
-    if name not in TAKEN:
-        raise BadCheckpoint(f"scheduler: {pipeline} is drawn here with {', '.join(TAKEN)}, not {name}; give a checkpoint with one of these")
+    if name not in SUPPORTED:
+        raise BadCheckpoint(
+            f"scheduler: {pipeline} is drawn here with {', '.join(SUPPORTED)}, not {name}; give a checkpoint with one of these"
+        )
     config = scheduler.config
     if config.get("scale_factors"):
         raise BadCheckpoint("scheduler/scheduler_config.json: scale_factors change the size on the way, which drawing here does not follow")
@@ -97,7 +99,7 @@ class PictureSampler:
         self.scheduler, self.generator, self._draws = scheduler, generator, draws
         scheduler.set_begin_index(0)
         self.step = 0
-        self._told = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        self._step_arguments = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         self._fresh = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(scheduler).items()}
 
     @property
@@ -136,7 +138,7 @@ class PictureSampler:
         """Take a step. made: the model's result for `latents`. Returns the new latents, and a function for the estimate of the latents
         without noise, as they would be if the step led on straight."""
         sigma = self.sigma
-        output = self.scheduler.step(made, self.timestep, latents, **self._told)
+        output = self.scheduler.step(made, self.timestep, latents, **self._step_arguments)
         self.step += 1
         ready = getattr(output, "pred_original_sample", None)
         if ready is None and getattr(self.scheduler, "model_outputs", None):
@@ -156,7 +158,7 @@ class PictureSampler:
         self._rehearse(state.step, state.latents)
         kept = iter(state.history)
         for name, value in self._history():
-            setattr(self.scheduler, name, _filled(value, state.latents.shape, kept))
+            setattr(self.scheduler, name, _refill(value, state.latents.shape, kept))
         if state.noise is not None:
             self.generator.set_state(state.noise)
 
@@ -182,9 +184,9 @@ class PictureSampler:
                 yield name, value
 
 
-def _filled(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
+def _refill(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
     """An attribute of the scheduler (a tensor, a list or another value) with the next kept tensors in the place of its tensors of that
     shape."""
     if isinstance(value, list):
-        return [_filled(each, shape, kept) for each in value]
+        return [_refill(each, shape, kept) for each in value]
     return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value

@@ -71,7 +71,7 @@ class StepCache:
         self._last = len(blocks) - 1
         for number, block in enumerate(blocks):
             if self._last:
-                block.forward = self._watched(number, block.forward)
+                block.forward = self._with_cache(number, block.forward)
 
     @contextmanager
     def applied(self, residuals: Sequence[Residuals], lengths: Sequence[int | None]) -> Iterator[None]:
@@ -91,19 +91,19 @@ class StepCache:
         for each, first, rest in now.computed:
             each.first, each.rest = first, rest
 
-    def _watched(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_cache(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The `forward` of the block with that number, which uses the cache within a pass."""
 
         def watched(*arguments: Any, **named: Any) -> Any:
             if self._pass is None:
                 return forward(*arguments, **named)
             if not number:
-                return self._first(self._pass, forward, arguments, named)
-            return self._other(self._pass, number == self._last, forward, arguments, named)
+                return self._run_first(self._pass, forward, arguments, named)
+            return self._run_other(self._pass, number == self._last, forward, arguments, named)
 
         return watched
 
-    def _first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Compute the first block, and decide which rows go through the others. arguments, named: of the block."""
         before = arguments[0] if arguments else named["hidden_states"]
         made = forward(*arguments, **named)
@@ -117,23 +117,23 @@ class StepCache:
                 now.kept.append(row)
         return made
 
-    def _other(self, now: _Pass, is_last: bool, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_other(self, now: _Pass, is_last: bool, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Compute another block for the kept rows alone; after the last block all rows are put together again."""
         count = len(now.residuals)
         rows = arguments[0] if arguments else named["hidden_states"]
         beside = named.get("encoder_hidden_states")
         if now.kept:
             # Between the first block and the last there are only the kept rows.
-            picked = [self._picked(now, place, value, count) for place, value in enumerate(arguments)]
-            made = forward(*picked, **{name: self._picked(now, name, value, count) for name, value in named.items()})
+            picked = [self._pick_rows(now, place, value, count) for place, value in enumerate(arguments)]
+            made = forward(*picked, **{name: self._pick_rows(now, name, value, count) for name, value in named.items()})
         else:
             made = rows if beside is None else (beside, rows)
         if not is_last:
             return made
-        whole = self._whole(now, _rows(made))
+        whole = self._join_rows(now, _rows(made))
         return whole if isinstance(made, Tensor) else (*made[:-1], whole)
 
-    def _picked(self, now: _Pass, place: str | int, value: Any, count: int) -> Any:
+    def _pick_rows(self, now: _Pass, place: str | int, value: Any, count: int) -> Any:
         """An argument of a block, for the kept rows alone. place: its position or name. count: number of all rows."""
         is_rows = place in (0, "hidden_states", "encoder_hidden_states")
         if now.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(now.kept):
@@ -141,7 +141,7 @@ class StepCache:
         index = torch.tensor(now.kept, device=value.device)
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
-    def _whole(self, now: _Pass, made: Tensor) -> Tensor:
+    def _join_rows(self, now: _Pass, made: Tensor) -> Tensor:
         """All rows after the last block: the kept rows, `made`, and the others with the sum of their last whole step."""
         assert now.base is not None
         whole, kept = now.base.clone(), iter(made if now.kept else ())

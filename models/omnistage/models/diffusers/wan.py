@@ -263,7 +263,7 @@ class WanPainter(FilmPainter):
         transformer, _ = self._expert(rows[0].canvas)
         seen = [row.canvas.conditions.seen for row in rows]
         made = transformer(
-            hidden_states=torch.cat([self._entered(row.canvas) for row in rows]).to(self.dtype),
+            hidden_states=torch.cat([self._input(row.canvas) for row in rows]).to(self.dtype),
             timestep=torch.stack([self._times(row.canvas) for row in rows]),
             encoder_hidden_states=torch.stack([row.text for row in rows]),
             encoder_hidden_states_image=torch.cat([each for each in seen if each is not None]) if self._sees else None,
@@ -271,7 +271,7 @@ class WanPainter(FilmPainter):
         )[0]
         return [each[None] for each in made.float()]
 
-    def _entered(self, canvas: Canvas) -> Tensor:
+    def _input(self, canvas: Canvas) -> Tensor:
         """The transformer's input for a canvas: its latents, with those of its pictures."""
         images = canvas.conditions.images
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)

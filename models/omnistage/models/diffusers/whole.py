@@ -91,12 +91,14 @@ class WholeDrawing:
             strength=self._strength,
             masked="mask_image" in self._takes,
             controlled="control_image" in self._takes,
-            options=tuple(option for option in own_options(type(self._pipe).__call__, self._scale) if option.name not in self._unheard),
+            options=tuple(
+                option for option in own_options(type(self._pipe).__call__, self._scale) if option.name not in self._ignored_options
+            ),
         )
-        return replace(limits, min_side=max(limits.min_side, multiple * self._least_places))
+        return replace(limits, min_side=max(limits.min_side, multiple * self._min_places))
 
     @property
-    def _unheard(self) -> set[str]:
+    def _ignored_options(self) -> set[str]:
         """Options for the step of the scheduler that this scheduler does not have: the pipeline drops them silently."""
         passed = getattr(self._pipe, "prepare_extra_step_kwargs", None)
         step = inspect.signature(self._pipe.scheduler.step).parameters
@@ -143,18 +145,18 @@ class WholeDrawing:
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
         scale = next((int(value) for name in SCALES if (value := getattr(pipe, name, None))), 8)
-        patch = self._inner.config.get("patch_size") if hasattr(pipe, "video_processor") and self._inner is not None else 1
+        patch = self._denoiser.config.get("patch_size") if hasattr(pipe, "video_processor") and self._denoiser is not None else 1
         return scale * (patch[-1] if isinstance(patch, Sequence) else patch or 1)
 
     @property
-    def _least_places(self) -> int:
+    def _min_places(self) -> int:
         """The smallest number of places of a side of the latents: convolutions that pad by reflection need more places than they add."""
         parts = getattr(self._pipe, "vae", None)
         padded = [part for part in parts.modules() if getattr(part, "padding_mode", "") == "reflect"] if parts is not None else []
         return 1 + max((max(part.padding) for part in padded if isinstance(part.padding, tuple)), default=0)
 
     @property
-    def _inner(self) -> Any:
+    def _denoiser(self) -> Any:
         """The model that each step calls."""
         return getattr(self._pipe, "unet", None) or getattr(self._pipe, "transformer", None)
 
@@ -167,7 +169,7 @@ class WholeDrawing:
         """The default of the parameter with that name, or the side that the pipeline's model was made for, in pixels."""
         if name in self._takes and isinstance(usual := self._takes[name].default, int):
             return usual
-        size = getattr(self._pipe, "default_sample_size", None) or (self._inner and self._inner.config.get("sample_size"))
+        size = getattr(self._pipe, "default_sample_size", None) or (self._denoiser and self._denoiser.config.get("sample_size"))
         return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
     def check_text(self, text: str) -> None:
@@ -232,13 +234,13 @@ class WholeDrawing:
             except BaseException as error:
                 for job in self._calls.pop(call, set()):
                     job.call, job.step = None, 0
-                if not call.step and (field := self._chosen(jobs[0].plan, error)):
+                if not call.step and (field := self._refused_field(jobs[0].plan, error)):
                     why = " ".join(str(error).split())[:300] or type(error).__name__
                     told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
                     raise BadRequest(f"diffusion.{field}", told) from error
                 raise
 
-    def _chosen(self, plan: DrawingPlan, error: BaseException) -> str:
+    def _refused_field(self, plan: DrawingPlan, error: BaseException) -> str:
         """The field whose value the pipeline refuses by this error, because only the pipeline can check it; empty if there is no such
         field."""
         limits = self._limits

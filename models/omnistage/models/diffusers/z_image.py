@@ -103,8 +103,8 @@ class ZImagePainter(PicturePainter):
         both = positive + canvas.plan.guidance * (positive - negative)
         if canvas.plan.option("cfg_normalization", False):
             # No longer than the prompt's own velocity, over all places together.
-            there, led = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
-            return both * (there / led) if led > there else both
+            prompt_norm, guided_norm = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
+            return both * (prompt_norm / guided_norm) if guided_norm > prompt_norm else both
         return both
 
     def is_guided(self, canvas: Canvas) -> bool:

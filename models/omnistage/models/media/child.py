@@ -66,8 +66,8 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
         request = json.loads(message)
         _allow(request["limit_s"] + GRACE_S)
         with os.fdopen(descriptors[0], "rb") as file, os.fdopen(descriptors[1], "wb") as result:
-            said = answer(request, file, BoundedFile(result.fileno(), limits.result_bytes), limits)
-            os.write(channel.fileno(), json.dumps(said).encode())
+            reply = answer(request, file, BoundedFile(result.fileno(), limits.result_bytes), limits)
+            os.write(channel.fileno(), json.dumps(reply).encode())
 
 
 def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
-            return _made(request["kind"], request["ask"], file, output, limits)
+            return _decode(request["kind"], request["ask"], file, output, limits)
         except UnknownFormat as error:
             return {"bad": advice(file, limits) or str(error)}
     except NoRoom as error:
@@ -93,7 +93,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
         return {"bad": f"it is damaged ({faults.words(error)}): send all of it, or encode it anew"}
 
 
-def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
+def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
     """Decode a medium into `output`, after limiting the processor time by its size. ask: the fields of the preprocessing. Returns the shape
     or lengths of the result."""
     size = file.seek(0, io.SEEK_END)

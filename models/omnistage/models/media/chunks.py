@@ -107,20 +107,20 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
         return SoundExtent(end, end, {})
-    whole, said, other = _said(file, form, samples)
-    left = end - samples.start
-    stop = samples.start + said
+    whole, stated, other = _stated(file, form, samples)
+    available = end - samples.start
+    stop = samples.start + stated
     agree = form is CAF or 0 <= whole - stop < form.align
-    few = left - said < FEW * said and agree
-    if 0 <= said <= left and (following := _following(file, stop, end, form, few=few)):
-        size, then = said, following
-        if few and left - said > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
+    few = available - stated < FEW * stated and agree
+    if 0 <= stated <= available and (following := _find_next(file, stop, end, form, few=few)):
+        size, then = stated, following
+        if few and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
             raise cut_off(stop, another)
-    elif said <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
+    elif stated <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
         # A whole that ends with the file was not cut off, even if its chunk says so.
         raise cut_off(stop, end)
     else:
-        size, then = _searched(file, samples.start, end, form, search)
+        size, then = _search_end(file, samples.start, end, form, search)
         if agree and then < stop <= end:
             raise cut_off(stop, then)
     other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
@@ -130,7 +130,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     return SoundExtent(then if size else samples.start, then, other)
 
 
-def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
+def _stated(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
     """The end of the file and the number of bytes of its samples, as the file states them. The dict has, by place, the bytes that must
     replace those of a file with 64-bit sizes, so that it can be read with 32-bit sizes."""
     file.seek(0)
@@ -142,13 +142,13 @@ def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, 
     return whole if form is W64 else whole + 8, samples.size, {}
 
 
-def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
+def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
     """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
     follow. few: whether so few bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
         if begins(file, at):
             return at
-        then = _behind(file, at, end, form)
+        then = _after_chunks(file, at, end, form)
         if then >= end:
             return end
         if layout(file, then) is not None or begins(file, then):
@@ -159,20 +159,20 @@ def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: b
     return end if few else 0
 
 
-def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
+def _search_end(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
     """Search for the end of samples that begin at `start`: they end at another file, or at chunks that lead to one or to the end. Returns
     the number of bytes of the samples, and the place of the next sound or the end of the file."""
     seen = start
     for at in search.candidates(file, start, MARKS, MARK_BYTES):
         if at < seen:  # Among chunks that led to nothing.
             continue
-        seen = then = _behind(file, at, end, form)
+        seen = then = _after_chunks(file, at, end, form)
         if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
             return at - start, min(then, end)
     return end - start, end
 
 
-def _behind(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
+def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
     """The place after the chunks that follow each other from `at` on; `at` if no chunk is there."""
     for chunk in _chunks(file, at, end, form):
         at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end

@@ -100,12 +100,12 @@ def _filter() -> list[Instruction]:
     for call in CALLS:
         code += [(JUMP_EQUAL, 0, 1, call), ALLOW]
     for call in dict.fromkeys(one.call for one in LIMITED):
-        body = [instruction for one in LIMITED if one.call == call for instruction in _looked_at(one)]
+        body = [instruction for one in LIMITED if one.call == call for instruction in _check_argument(one)]
         code += [(JUMP_EQUAL, 0, len(body) + 1, call), *body, ALLOW]
     return [*code, REFUSE]
 
 
-def _looked_at(one: Only) -> list[Instruction]:
+def _check_argument(one: Only) -> list[Instruction]:
     """The instructions that check one argument of a call: they refuse the call, or let the kernel run those after them."""
     load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
     if one.without:

@@ -37,7 +37,7 @@ is neither used nor changed."""
 _PIECE = 1 << 20
 
 T = TypeVar("T")
-Taken = Callable[[dict[str, Any], mmap.mmap], T]
+Make = Callable[[dict[str, Any], mmap.mmap], T]
 
 
 class MediaDecoder:
@@ -73,23 +73,23 @@ class MediaDecoder:
         used."""
         ask = ask or PicturePreprocessing()
         return await self._decode(
-            "image", source, ask, client, lambda said, made: DecodedPicture(_pixels(made, said["shape"], 3, ask.alpha))
+            "image", source, ask, client, lambda said, memory: DecodedPicture(_pixels(memory, said["shape"], 3, ask.alpha))
         )
 
     async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> DecodedSound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundPreprocessing()
         return await self._decode(
-            "audio", source, ask, client, lambda said, made: DecodedSound(_samples(made, 0, said["samples"]), ask.rate_hz)
+            "audio", source, ask, client, lambda said, memory: DecodedSound(_samples(memory, 0, said["samples"]), ask.rate_hz)
         )
 
     async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> DecodedFilm:
         """Evenly spaced frames of the film, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
 
-        def film(said: dict[str, Any], made: mmap.mmap) -> DecodedFilm:
-            frames = _pixels(made, said["shape"], 4)
-            sound = DecodedSound(_samples(made, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
+        def film(said: dict[str, Any], memory: mmap.mmap) -> DecodedFilm:
+            frames = _pixels(memory, said["shape"], 4)
+            sound = DecodedSound(_samples(memory, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
             return DecodedFilm(frames, _seconds(said["frame_s"]), sound)
 
         return await self._decode("video", source, ask, client, film)
@@ -101,20 +101,20 @@ class MediaDecoder:
         while self._ending:
             await asyncio.wait(self._ending)
 
-    async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """Decode a medium with one process, or with a second one if the first has not taken it. taken: makes the result from the process's
+    async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str, make: Make[T]) -> T:
+        """Decode a medium with one process, or with a second one if the first has not taken it. make: builds the result from the process's
         answer and from the memory that holds the decoded data."""
         _check_size(source, self.limits.of(kind)[0])
         try:
-            return await self._asked(kind, source, ask, client, taken)
+            return await self._decode_once(kind, source, ask, client, make)
         except NotTaken:  # once more: the fault of a process that had not taken the medium yet is not the medium's fault
             while self._idle:
                 self._retire(self._idle.pop())
-            return await self._asked(kind, source, ask, client, taken)
+            return await self._decode_once(kind, source, ask, client, make)
 
-    async def _asked(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """Have one process decode a medium, and return what `taken` makes of its answer. Raises the error with which the process refused. A
-        process whose answer makes no sense is replaced."""
+    async def _decode_once(self, kind: Kind, source: Source, ask: Preprocessing, client: str, make: Make[T]) -> T:
+        """Have one process decode a medium, and return what `make` builds from its answer. Raises the error with which the process refused.
+        A process whose answer makes no sense is replaced."""
         request = {"kind": kind, "ask": asdict(ask)}
         films = self._films.taken(client) if kind == "video" else nullcontext()
         async with films, self._process((client, kind == "video")) as process, _files(source) as (file, result):
@@ -122,7 +122,7 @@ class MediaDecoder:
             with _distrust():
                 said = json.loads(answer)
                 if (refusal := _refusal(said)) is None:
-                    return taken(said, _sealed(result, self.limits.result_bytes))
+                    return make(said, _sealed(result, self.limits.result_bytes))
         raise refusal
 
     @asynccontextmanager
@@ -131,7 +131,7 @@ class MediaDecoder:
         one replaces it, once its memory is free."""
         await self._turns.enter(client)
         try:
-            process = self._alive()
+            process = self._next_process()
         except OSError as error:
             self._turns.leave(client)
             raise DecoderFailed(f"no process that decodes media can be started: {error}") from error
@@ -148,7 +148,7 @@ class MediaDecoder:
             else:
                 self._retire(process).add_done_callback(lambda _: self._turns.leave(client))
 
-    def _alive(self) -> DecodingProcess:
+    def _next_process(self) -> DecodingProcess:
         """An idle process that lives, or a new one. It is no fault of the next medium if an idle process has died or was killed."""
         while self._idle:
             process = self._idle.pop()

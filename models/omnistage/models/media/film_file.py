@@ -138,18 +138,18 @@ class FilmWriter:
         self._kind, self._frames, self._track = kind, frames, track
         self._rate = Fraction(rate_hz).limit_denominator(RATE_TICKS)
         self._colours = VideoReformatter()
-        self._head, self._word = b"", ""
+        self._head, self._codec = b"", ""
         self._samples: list[EncodedSample] = []
-        self._given = self._heard = self._pieces = 0
+        self._frames_written = self._samples_written = self._pieces_made = 0
         self._video: Any = None
         self._audio: Any = None
-        self._early: int | None = None
+        self._first_time: int | None = None
 
     @property
     def codecs(self) -> str:
         """The codecs, such as "av01.0.04M.08, opus", which a browser has to know beside the media type before the first piece (RFC 6381);
         known after the first frame."""
-        return ", ".join([self._word] + ["opus"] * (self._audio is not None))
+        return ", ".join([self._codec] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
         """Encode the next frame. Returns the piece of the file that is complete with it, None if no piece is; with the last frame, all that
@@ -167,19 +167,19 @@ class FilmWriter:
             dst_color_primaries=ColorPrimaries.BT709,
             threads=1,
         )
-        frame.pts, frame.time_base = self._given, 1 / self._rate
+        frame.pts, frame.time_base = self._frames_written, 1 / self._rate
         if is_key:
             frame.pict_type = PictureType.I
-        self._given += 1
-        is_last = self._given == self._frames
+        self._frames_written += 1
+        is_last = self._frames_written == self._frames
         packets = self._video.encode(frame) + (self._video.encode(None) if is_last else [])
-        self._samples += [self._sample(packet, self._video, 1, self._kind.packed) for packet in packets] + self._sounds(is_last)
+        self._samples += [self._sample(packet, self._video, 1, self._kind.packed) for packet in packets] + self._encode_sound(is_last)
         if not packets:
             return None
-        self._pieces += 1
+        self._pieces_made += 1
         samples, self._samples = sorted(self._samples, key=lambda sample: sample.track), []
         head, self._head = self._head, b""
-        return FilmPiece(head + self._kind.wrap(self._pieces, samples), len(packets))
+        return FilmPiece(head + self._kind.wrap(self._pieces_made, samples), len(packets))
 
     def _open(self, height: int, width: int) -> None:
         """Open the encoders, for frames of this size, and the file, whose head goes out with the first piece."""
@@ -203,7 +203,7 @@ class FilmWriter:
             self._audio.codec_context.flags |= av.codec.context.Flags.bitexact
         container.start_encoding()
         self._container, self._head = container, bytes(file.data)
-        self._word = _codec_word(self._kind, self._head)
+        self._codec = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
         """An encoder's packet as a sample of the file, with times in ticks of the container. packed: as in FilmKind. Encoders of frames do
@@ -212,26 +212,26 @@ class FilmWriter:
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
 
-    def _sounds(self, is_last: bool) -> list[EncodedSample]:
+    def _encode_sound(self, is_last: bool) -> list[EncodedSample]:
         """Encode the sound up to the end of the frames so far. The encoder begins with silence at times below 0, which pieces cannot have:
         all times are moved to begin at 0, and the head states the length of that silence."""
         if self._track is None:
             return []
         samples, rate_hz = self._track
-        end = len(samples) if is_last else min(round(self._given / self._rate * rate_hz), len(samples))
+        end = len(samples) if is_last else min(round(self._frames_written / self._rate * rate_hz), len(samples))
         packets: list[Any] = []
-        if end > self._heard:
-            part = np.ascontiguousarray(samples[self._heard : end].T)
+        if end > self._samples_written:
+            part = np.ascontiguousarray(samples[self._samples_written : end].T)
             frame = av.AudioFrame.from_ndarray(part, format="fltp", layout=self._audio.codec_context.layout.name)
-            frame.sample_rate, frame.pts, frame.time_base = rate_hz, self._heard, Fraction(1, rate_hz)
+            frame.sample_rate, frame.pts, frame.time_base = rate_hz, self._samples_written, Fraction(1, rate_hz)
             packets += self._audio.encode(frame)
-            self._heard = end
+            self._samples_written = end
         if is_last:
             packets += self._audio.encode(None)
-        if packets and self._early is None:
-            self._early = packets[0].pts
+        if packets and self._first_time is None:
+            self._first_time = packets[0].pts
         for packet in packets:
-            packet.pts -= self._early
+            packet.pts -= self._first_time
         return [self._sample(packet, self._audio, 2, bytes) for packet in packets]
 
     def _padded(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

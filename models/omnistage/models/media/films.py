@@ -74,28 +74,28 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
     """Decode the film: put its frames into `output`, and then the samples of its sound if asked for. Raises BadMedia, or any error that
     FFmpeg raises for damaged files."""
     heard_at = _first_heard(file, limits) if ask.use_audio else None
-    with _opened(file, limits) as container:
+    with _open(file, limits) as container:
         stream = _stream(container, limits)
         containers.check_listed(container, file)
         times = _times(container, stream, ask, limits)
         begin_s = float(times.shown[0] * times.unit)
         begin_s = begin_s if heard_at is None else min(begin_s, heard_at)
-        lasting = _from(times, begin_s, limits)
+        lasting = _shown_from(times, begin_s, limits)
         # A file need not state its size: then the fewest possible tokens are assumed.
         height, width = stream.height or 1, round((stream.width or 1) * display.pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
         plan = planned(lasting, times.unit, times.rate_hz, ask)
         check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
-    with _opened(file, limits) as container:
+    with _open(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
         beside = containers.sound_stream(container) if ask.use_audio else None
-        decoded = _decoded(container, stream, beside, None if times.told else times.shown)
-        shape = _frames(_shown(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
+        decoded = _decode_frames(container, stream, beside, None if times.told else times.shown)
+        shape = _put_frames(_frames_at(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
     if heard_at is None:
         return FilmSamples(shape, plan.frame_s, 0)
-    with _opened(file, limits) as container:
+    with _open(file, limits) as container:
         samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, film=containers.video_stream(container))
     output.put(samples)
     return FilmSamples(shape, plan.frame_s, len(samples))
@@ -103,7 +103,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
 
 def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
     """The moment of the first sample of the film's sound, in seconds on the clock of the file."""
-    with _opened(file, limits) as container:
+    with _open(file, limits) as container:
         stream = containers.sound_stream(container)
         if stream is None:
             raise BadMedia("there is no sound in it: ask without use_audio")
@@ -114,7 +114,7 @@ def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
         return float(first.time or 0.0)
 
 
-def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
+def _open(file: BinaryIO, limits: MediaLimits) -> Any:
     """The file, opened by FFmpeg. Raises UnknownFormat."""
     container = containers.opened(file, limits)
     if container is None:
@@ -137,8 +137,8 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
     moments: list[int | None] = []
     orders: list[int | None] = []
     sound_end_s = 0.0
-    heard = [containers.sound_stream(container)] if ask.use_audio else []
-    for packet in containers.packets(container, stream, *heard):
+    beside = [containers.sound_stream(container)] if ask.use_audio else []
+    for packet in containers.packets(container, stream, *beside):
         if not packet.size or packet.is_discard:
             continue
         if packet.stream_index != stream.index:
@@ -153,9 +153,9 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
     if not moments:
         raise BadMedia("it has no frames: send a film that lasts")
     rate_hz = float(stream.average_rate or 0)
-    for told, found in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
-        known = sorted(moment for moment in found if moment is not None)
-        if len(known) == len(found):
+    for told, times in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
+        known = sorted(moment for moment in times if moment is not None)
+        if len(known) == len(times):
             return Times(known, told, stream.time_base, rate_hz, sound_end_s)
     return Times(list(range(len(moments))), False, 1 / Fraction(rate_hz or USUAL_RATE_HZ), rate_hz, sound_end_s)
 
@@ -168,7 +168,7 @@ def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
         raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")
 
 
-def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
+def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
     """The moments from begin_s (seconds) on at which a frame is shown, in ticks. Before its first frame a film shows that frame, as often
     as it would have shown others."""
     first, gap = times.shown[0], times.gap
@@ -197,7 +197,7 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
     return FramePlan([times[number] for number in at], frame_s)
 
 
-def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+def _decode_frames(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     """Yields each decoded frame after the moment when it is shown, in ticks. order: the moments, if the frames do not state theirs."""
     for number, frame in enumerate(containers.frames(container, stream, beside)):
         if order is not None:
@@ -206,26 +206,26 @@ def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | No
             yield frame.pts, frame
 
 
-def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
+def _frames_at(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
     """Yields for each of the moments (ticks, rising) the frame that is shown then; holds one frame at a time. Moments after the last frame
     get the last frame; if they are more than a tenth, BadMedia is raised instead."""
     shown = None
-    shown_at = taken = 0
+    shown_at = yielded = 0
     for moment, frame in decoded:
-        while shown is not None and taken < len(moments) and moment > moments[taken]:
+        while shown is not None and yielded < len(moments) and moment > moments[yielded]:
             yield shown
-            taken += 1
-        if taken == len(moments):
+            yielded += 1
+        if yielded == len(moments):
             return
         shown, shown_at = frame, moment
-    there = 0 if shown is None else bisect.bisect_right(moments, shown_at)
-    if there < COMPLETE * len(moments):
-        raise BadMedia(f"{there} of the {len(moments)} frames wanted of it can be decoded: it is damaged, encode it anew")
-    for _ in range(taken, len(moments)):
+    reached = 0 if shown is None else bisect.bisect_right(moments, shown_at)
+    if reached < COMPLETE * len(moments):
+        raise BadMedia(f"{reached} of the {len(moments)} frames wanted of it can be decoded: it is damaged, encode it anew")
+    for _ in range(yielded, len(moments)):
         yield shown
 
 
-def _frames(
+def _put_frames(
     shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile
 ) -> tuple[int, int, int, int]:
     """Put each frame into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel by its height. count: number

@@ -69,13 +69,13 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
         count += 1
         if count > MOST:
             raise BadMedia(f"it is more than {MOST} sounds one behind the other: make one of them")
-        begin += _behind_tags(io.BufferedReader(Stretch(file, begin, end)))
+        begin += _tag_bytes(io.BufferedReader(Stretch(file, begin, end)))
         extent = _extent(io.BufferedReader(Stretch(file, begin, end)), most_bytes, search)
         yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.other))
         begin += extent.then
 
 
-def _behind_tags(file: BinaryIO) -> int:
+def _tag_bytes(file: BinaryIO) -> int:
     """The number of bytes of tags in front of a sound that is no MP3; 0 for an MP3 or without tags. FFmpeg passes over tags in front of few
     other formats."""
     at = mp3.behind_tags(file)
@@ -99,7 +99,7 @@ def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.Sound
         then = _next_matroska(file, end)
     else:
         then = search.next_begin(file, mp3.behind_tags(file) + 1) or end
-    return chunks.SoundExtent(then, then, _mended_au(head, then))
+    return chunks.SoundExtent(then, then, _mend_au(head, then))
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:
@@ -118,7 +118,7 @@ def _next_matroska(file: BinaryIO, end: int) -> int:
     return last if 0 < last < end and begins(file, last) else end
 
 
-def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
+def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
     """The bytes, by place, that make the length of an AU unknown, if it states no length or one beyond `end`: FFmpeg takes no other length
     then. Empty for all other files."""
     mark, before, count = struct.unpack(">4sII", head)

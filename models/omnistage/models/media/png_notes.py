@@ -38,7 +38,7 @@ class Chunks(PngImagePlugin.PngStream):
         """Read one chunk for Pillow. An AttributeError makes Pillow take the chunk for unknown, and pass over it."""
         if cid in PICTURE:
             return super().call(cid, pos, length)
-        note = self._note(cid, pos, length)
+        note = self._note_name(cid, pos, length)
         if not note or note in self._notes or not self._is_whole(cid, pos, length):
             raise AttributeError(cid)
         self._notes.add(note)
@@ -54,7 +54,7 @@ class Chunks(PngImagePlugin.PngStream):
         else:
             self.crc_skip(cid, data)
 
-    def _note(self, cid: bytes, pos: int, length: int) -> bytes:
+    def _note_name(self, cid: bytes, pos: int, length: int) -> bytes:
         """The name of a note that changes how the picture looks: the keyword of a text, else the type of the chunk. Empty for all other
         chunks. The file stands at `pos` again afterwards."""
         if cid not in TEXTS:

@@ -85,17 +85,17 @@ class DecodingProcess:
         """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer of the process, as JSON. Raises
         NotTaken if the process ends or is too slow before it takes the medium, BadMedia if it does so afterwards. After an error or a
         cancellation the process is of no use any more."""
-        await self._start()
-        await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
+        await self._wait_ready()
+        await self._send(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
             async with asyncio.timeout(limit_s):
-                answer = await self._received()
+                answer = await self._receive()
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not answer:
             self._process.kill()  # it may have closed the socket and be alive still
-            await self._readable(self._ended)
-            raise BadMedia(self._fatal())
+            await self._wait_readable(self._ended)
+            raise BadMedia(self._fault())
         self._decoded += 1
         return answer
 
@@ -104,22 +104,22 @@ class DecodingProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
-            await self._readable(self._ended)
+            await self._wait_readable(self._ended)
         finally:  # If an event loop that ends cancels this, nobody else waits for the killed process.
             self._process.wait()
             self._channel.close()
             os.close(self._ended)
 
-    async def _start(self) -> None:
+    async def _wait_ready(self) -> None:
         """Wait until the process is ready. Raises NotTaken."""
         if self._ready:
             return
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                first = await self._received()
+                first = await self._receive()
                 if not first:
                     self._process.kill()  # it may have closed the socket and be alive still
-                    await self._readable(self._ended)
+                    await self._wait_readable(self._ended)
         except TimeoutError:
             raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
         if not first:
@@ -128,12 +128,12 @@ class DecodingProcess:
             log.warning("media.unconfined", pid=self.pid)
         self._ready = True
 
-    async def _give(self, request: bytes, file: int, result: int) -> None:
+    async def _send(self, request: bytes, file: int, result: int) -> None:
         """Send a request, and wait until the process has taken it. Raises NotTaken."""
         try:
             socket.send_fds(self._channel, [request], [file, result])
             async with asyncio.timeout(TAKE_LIMIT_S):
-                taken = await self._received()
+                taken = await self._receive()
         except TimeoutError:
             raise NotTaken(f"the process that decodes media took none for {TAKE_LIMIT_S:g} s: ask again") from None
         except OSError as error:
@@ -141,18 +141,18 @@ class DecodingProcess:
         if not taken:
             raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
-    async def _received(self) -> bytes:
+    async def _receive(self) -> bytes:
         """The next packet from the process, without its descriptors; empty when the process has closed the socket, as it does when it
         dies."""
         while True:
             try:
                 return self._channel.recv(MESSAGE_BYTES)
             except BlockingIOError:
-                await self._readable(self._channel.fileno())
+                await self._wait_readable(self._channel.fileno())
             except ConnectionResetError:
                 return b""
 
-    async def _readable(self, descriptor: int) -> None:
+    async def _wait_readable(self, descriptor: int) -> None:
         """Wait until the descriptor can be read."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
@@ -162,7 +162,7 @@ class DecodingProcess:
         finally:
             loop.remove_reader(descriptor)
 
-    def _fatal(self) -> str:
+    def _fault(self) -> str:
         """The text of the error for a medium whose process has ended."""
         match self._process.wait():
             case status if status == OUT_OF_MEMORY:

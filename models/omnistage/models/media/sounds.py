@@ -33,7 +33,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
-        container = containers.opened(_counted(part, limits), limits)
+        container = containers.opened(_with_count(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
@@ -49,7 +49,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
     return mixer.result()
 
 
-def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
+def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
     said = mp3.header(part)

@@ -35,7 +35,7 @@ ASF_LIVE = 1
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
     """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file."""
     there = file.seek(0, io.SEEK_END)
-    said = _said(file, most_bytes)
+    said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:
         raise cut_off(said, there)
 
@@ -45,29 +45,29 @@ def cut_off(said: int, there: int) -> BadMedia:
     return BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
 
 
-def _said(file: BinaryIO, most_bytes: int) -> int:
+def _stated_bytes(file: BinaryIO, most_bytes: int) -> int:
     """The bytes of the whole file as it states them; 0 if it does not, or if they are more than most_bytes."""
     file.seek(0)
     head = file.read(64).ljust(64, b"\0")
     if head.startswith(b"RIFF") and head[8:12] != b"WAVE":
-        return _known(8, struct.unpack_from("<I", head, 4)[0], most_bytes)
+        return _stated_length(8, struct.unpack_from("<I", head, 4)[0], most_bytes)
     if head.startswith(b".snd"):
         before, count = struct.unpack_from(">II", head, 4)
-        return _known(before, count, most_bytes)
+        return _stated_length(before, count, most_bytes)
     if head.startswith(ASF_HEAD):
-        return _of_asf(file)
+        return _asf_bytes(file)
     if head.startswith(EBML):
         return matroska_bytes(file)
-    return _of_boxes(file) if head[4:8] in BOX_TYPES else 0
+    return _box_bytes(file) if head[4:8] in BOX_TYPES else 0
 
 
-def _known(before: int, count: int, most_bytes: int) -> int:
+def _stated_length(before: int, count: int, most_bytes: int) -> int:
     """The length that a file states, before + count bytes; 0 for unknown. A program that writes into a pipe cannot know the length: it
     writes none, or one that is larger than any file may be."""
     return before + count if count <= most_bytes else 0
 
 
-def _of_asf(file: BinaryIO) -> int:
+def _asf_bytes(file: BinaryIO) -> int:
     """The bytes of an ASF file as it states them; 0 if it does not. Objects have a name of 16 bytes and their size; one object in the
     header states the size of the file."""
     file.seek(0)
@@ -78,7 +78,7 @@ def _of_asf(file: BinaryIO) -> int:
     return int(struct.unpack_from("<Q", head, at + 40)[0])
 
 
-def _of_boxes(file: BinaryIO) -> int:
+def _box_bytes(file: BinaryIO) -> int:
     return max((end for _, _, end in boxes(file)), default=0)
 
 

@@ -50,7 +50,7 @@ class JobWork(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Queued:
     """A job in the order. cost, client: as in JobWork. due: virtual time at which it is due. left: work that is not done yet. reserved: its
     place is in the reserve."""
 
@@ -72,8 +72,8 @@ class Fair(Generic[J]):
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
         self._most = most
-        self._waiting: dict[J, _Asked] = {}
-        self._admitted: dict[J, _Asked] = {}
+        self._waiting: dict[J, _Queued] = {}
+        self._admitted: dict[J, _Queued] = {}
         self._now = 0.0
         self._last_due: dict[str, float] = {}
         """When the last job of each client is due. It is kept for some time after that job, so that nobody gets more by asking again and
@@ -94,7 +94,7 @@ class Fair(Generic[J]):
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
         self._last_due = {each: due for each, due in self._last_due.items() if due > self._now}
         due = self._last_due[client] = self._last_due.get(client, self._now) + cost * steps
-        self._waiting[job] = _Asked(cost, client, due, cost * steps)
+        self._waiting[job] = _Queued(cost, client, due, cost * steps)
 
     def withdraw(self, job: J) -> None:
         """Remove a job that has ended or was given up. Call it at any time, even for a job that is not known any more."""

@@ -236,7 +236,7 @@ class Loop(Generic[J, A, T]):
             waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
             if waits or any(map(_failed, taken)) or not self._can_go_on(group):
                 break
-            loop.call_soon_threadsafe(self._show_and_go_on, group, taken)
+            loop.call_soon_threadsafe(self._show_early, group, taken)
         return taken
 
     def _can_go_on(self, group: Sequence[J]) -> bool:
@@ -253,7 +253,7 @@ class Loop(Generic[J, A, T]):
         except Exception as error:  # The error belongs to the task that waits for this job.
             return error
 
-    def _show_and_go_on(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
+    def _show_early(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
         """Runs on the event loop while the worker computes the next step of the same jobs: shows the step before, and stops the worker from
         going on if a job must wait. taken: what the step shows for each job, or its error."""
         self._show(group, taken)
