@@ -31,8 +31,8 @@ class _GivenUp(BaseException):
 
 
 class PipelineCall:
-    """A call of a pipeline, which begins with the first `resume`. arguments: of the pipeline. listed: takes the results from the pipeline's
-    return value. threads: number of threads that torch may use."""
+    """A call of a pipeline with `arguments`, which begins with the first `resume`. listed: takes the results from the pipeline's return
+    value. threads: number of threads that torch may use."""
 
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
@@ -70,8 +70,7 @@ class PipelineCall:
 
     @property
     def _cpu_s(self) -> float:
-        """Processor time of the thread, in seconds. A thread that hangs uses none; then the waiting thread reports no work either, and its
-        watcher finds it."""
+        """Processor time of the thread, in s. A thread that hangs uses none: then no work is reported, and a watcher finds it."""
         thread = self._thread
         assert thread is not None and thread.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0

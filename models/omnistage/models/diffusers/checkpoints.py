@@ -28,7 +28,7 @@ NOISE_WORDS = NOISE_BYTES // 4
 
 class StateLayout:
     """The form in which the states of the pictures of a plan are written, as words of 32 bits. values: number of values in the latents of
-    one picture. width: words of a row; rows: rows of the states of all pictures after one step. memory: as of `sampler.memory_of`."""
+    one picture. width: words of a row; rows: number of rows of the states of all pictures after one step. memory: the scheduler's."""
 
     def __init__(self, plan: DrawingPlan, values: int, width: int, memory: Memory) -> None:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
@@ -37,8 +37,7 @@ class StateLayout:
         self.rows = -(-words // width) * plan.results
         count = 0 if plan.step_cache else min(MOST, WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
-        """The steps after which states are kept, evenly spread. The memory of a step cache is not kept: with a cache there are no
-        states."""
+        """The steps after which states are kept, evenly spread. With a step cache, whose memory is not kept, there are none."""
 
     def check(self, history: NDArray[np.uint32]) -> None:
         """Raises BadRequest for a history that this plan cannot have made."""

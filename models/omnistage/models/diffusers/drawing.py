@@ -43,15 +43,12 @@ class StepDrawing:
         return self._painter.limits
 
     def check_text(self, text: str) -> None:
-        """See Painter."""
         self._painter.check_text(text)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """See Painter."""
         return self._painter.sized(plan)
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """See Painter."""
         return self._painter.edited(plan, image)
 
     @property

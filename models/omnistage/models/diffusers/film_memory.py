@@ -122,8 +122,7 @@ def budget_of(options: LoadOptions, chosen: int) -> int:
 
 
 def _measure_decoding(vae: Any, height: int, width: int) -> int:
-    """The largest number of bytes at one time while latents of this size are decoded, found on a device that computes nothing and has no
-    memory."""
+    """The largest number of bytes at one time while latents of this size are decoded, found on a device without memory."""
     with torch.device("meta"), quiet():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
@@ -141,6 +140,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch 
         self._held, self.now, self.most = dict[int, int](), 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation of torch, and counts the tensors that it makes."""
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):

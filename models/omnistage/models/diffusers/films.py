@@ -102,6 +102,7 @@ class Films:
         return []
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Yields the latents of a film, and then its pixels and clips frame by frame, from the wanted items on."""
         for canvas in latents:
             made = self._painter.finished(canvas)
             if LATENTS in wanted:

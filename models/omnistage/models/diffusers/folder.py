@@ -1,5 +1,4 @@
-"""A drawing pipeline from a folder in the published layout. The folder may come from anyone: no code in it is run, and no weight is made
-up."""
+"""A drawing pipeline from a folder that may come from anyone: no code in it is run, and no weight is made up."""
 
 from __future__ import annotations
 
@@ -160,8 +159,7 @@ def _check_class(place: str, value: list[Any]) -> tuple[str, str]:
 
 
 def _is_of_pipelines(library: str) -> bool:
-    """Whether the name is Diffusers' name for parts that only one kind of pipeline has, such as the safety checker of
-    `stable_diffusion`."""
+    """Whether Diffusers has parts under this name for one kind of pipeline alone, such as the safety checker of `stable_diffusion`."""
     return library.isidentifier() and not library.startswith("_") and find_spec(f"{PIPELINES}.{library}") is not None
 
 
@@ -211,8 +209,7 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
 
 
 def _read_config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
-    """The config of a part. files: the names that its file may have. Raises BadCheckpoint for a config that is missing or damaged, or names
-    code of a hub."""
+    """The config of a part. files: its possible names. Raises BadCheckpoint if it is missing, damaged, or names code of a hub."""
     path = next((folder / file for file in files if (folder / file).is_file()), None)
     if path is None:
         raise BadCheckpoint(f"{folder / files[0]} is missing: give the folder of a complete pipeline of Diffusers")
@@ -234,8 +231,7 @@ def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerB
 
 
 def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
-    """Raises BadCheckpoint if a tokenizer has tokens that its text encoder does not know. Does nothing if the two are other kinds of
-    parts."""
+    """Raises BadCheckpoint if a tokenizer has tokens that its text encoder does not know. Ignores parts of other kinds."""
     if isinstance(tokenizer, transformers.PreTrainedTokenizerBase) and isinstance(encoder, transformers.PreTrainedModel):
         embedding: Any = encoder.get_input_embeddings()
         rows = embedding.weight.shape[0]
@@ -244,8 +240,7 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
 
 
 def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
-    """The shapes and types of the weights in the files, by name: only headers are read. Raises BadCheckpoint for the first file that is
-    missing or not whole."""
+    """The headers of the weights in the files, by name. Raises BadCheckpoint for the first file that is missing or not whole."""
     header: dict[str, Stored] = {}
     for path, names in _files(folder, weights).items():
         if not path.is_file():
@@ -317,8 +312,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _translated(place: Path) -> Iterator[None]:
-    """Turns all errors that the libraries raise about the files at a place into BadCheckpoint. The libraries raise every kind of error,
-    those of the system too."""
+    """Turns all errors of the libraries about the files at a place, even those of the system, into BadCheckpoint."""
     try:
         yield
     except (BadCheckpoint, MemoryError):

@@ -221,6 +221,7 @@ def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], li
 
 
 def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
+    """The results of encoders that are kept for later requests, as text."""
     if not options.keeps_prompts:
         return "nothing"
     return f"{chosen.text_cache_bytes >> 20} MiB of words, {chosen.picture_cache_bytes >> 20} MiB of pictures"

@@ -41,8 +41,8 @@ class LongCatPainter(PicturePainter):
         return DrawingLimits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """See Painter. Text in quotation marks is read letter by letter. Each letter is at least one token: if a text has too many parts,
-        only the parts are counted."""
+        """The number of tokens of a text, and its limit. Quoted text is read letter by letter. Each letter is at least one token: if a text
+        has too many letters and other parts, only these are counted."""
         most = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
         if parts.total() > most:
@@ -54,7 +54,7 @@ class LongCatPainter(PicturePainter):
         return 1, plan.height // side, plan.width // side
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """See Painter. Tokens of the words count too: words are padded to hundreds of rows, and all of these are computed."""
+        """The number of latent tokens, and tokens of the words: words are padded to hundreds of rows, and all of these are computed."""
         _, height, width = self._shape(plan)
         return height * width * (1 + len(plan.images)) + int(self.pipe.tokenizer_max_length)
 
@@ -64,7 +64,7 @@ class LongCatPainter(PicturePainter):
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """See Painter. [512, width], with the rows of the padding, because the transformer sees them too."""
+        """The rows of a text, [512, width], with those of the padding, because the transformer sees them too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
 
@@ -72,6 +72,7 @@ class LongCatPainter(PicturePainter):
         return None
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        """The noise that a picture begins with, packed: [1, tokens, 4 * CHANNELS]."""
         _, height, width = conditions.shapes[0]
         shape = (1, CHANNELS, 2 * height, 2 * width)
         noise = self._drawn(shape, conditions.positive.dtype, generator).to(self.device)
@@ -99,6 +100,7 @@ class LongCatPainter(PicturePainter):
         return StepCache([*transformer.transformer_blocks, *transformer.single_transformer_blocks], ("temb",))
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
+        """The transformer's output for each row, in the shape of its latents. All rows of a pass are equally long."""
         length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
@@ -160,7 +162,7 @@ class LongCatEditPainter(LongCatPainter):
         return [(int(width), int(height))]
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """See Painter. The text encoder sees the picture at half the width and height at which the VAE sees it."""
+        """The rows of a text. The text encoder also sees the picture, at half the width and height at which the VAE sees it."""
         image = plan.images[0].resized[0]
         rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows
@@ -180,6 +182,7 @@ class LongCatEditPainter(LongCatPainter):
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     def _places(self, row: BatchRow) -> Tensor:
+        """[tokens, 3]: the places of the latent tokens of the result, and then of the edited picture."""
         _, height, width = row.canvas.conditions.shapes[0]
         start = (len(row.text),) * 2
         places = [prepare_pos_ids(modality_id=number, type="image", start=start, height=height, width=width) for number in (1, 2)]

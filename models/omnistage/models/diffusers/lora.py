@@ -122,8 +122,8 @@ def _check_part(pipe: Any, lora: Lora) -> None:
 
 
 def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
-    """The LoRA files in a folder that nothing reads, each with the reason. Safetensors files are recognised by the names in them; pickled
-    files, which are not opened, by their file names."""
+    """The LoRA files in a folder that are not in `read`, the files in use, each with the reason. Safetensors files are recognised by the
+    names in them; pickled files, which are not opened, by their file names."""
     return {path: why for path in sorted(folder.rglob("*")) if path.resolve() not in read and (why := _why_unused(path))}
 
 
@@ -229,7 +229,7 @@ class _Reading:
 
 
 def _load(pipe: Any, lora: Lora, name: str) -> None:
-    """Load one file into the pipeline, and check that the models then have exactly its weights. name: of the adapter."""
+    """Load one file into the pipeline, and check that the models then have exactly its weights. name: the adapter's name."""
     path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
     with _watch_loader(pipe) as given:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
@@ -242,8 +242,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 @contextmanager
 def _watch_loader(pipe: Any) -> Iterator[_Reading]:
-    """Replaces the loader's functions within this context: they note the weights that each model gets, and pass on only metadata in
-    SAID."""
+    """Within this context the loader's functions note the weights that each model gets, and pass on only metadata in SAID."""
     given = _Reading()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
     watched = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, given))]
@@ -327,7 +326,7 @@ def _digest(value: torch.Tensor) -> bytes:
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadCheckpoint unless a model has exactly the given weights of the file, and all are numbers. name: of the adapter. The
+    """Raises BadCheckpoint unless a model has exactly the given weights of the file, and all are numbers. name: the adapter's name. The
     libraries would make up weights that the file lacks."""
     kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
@@ -346,7 +345,7 @@ def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mappin
 
 
 def _check_scales(model: torch.nn.Module, path: Path, name: str, alphas: list[float]) -> None:
-    """Raises BadCheckpoint unless a model's layers are scaled by `alphas`, as the file says. name: of the adapter."""
+    """Raises BadCheckpoint unless a model's layers are scaled by `alphas`, as the file says. name: the adapter's name."""
     layers: list[Any] = [module for module in model.modules() if name in getattr(module, "scaling", {})]
     used = sorted(layer.scaling[name] * layer.r[name] for layer in layers)
     if alphas and not (len(alphas) == len(used) and all(map(_is_same, sorted(alphas), used))):

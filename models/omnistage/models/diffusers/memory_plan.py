@@ -73,9 +73,8 @@ class MemoryPlan:
 
     @property
     def tiles_above(self) -> int:
-        """The pixels of a picture above which it is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU beside the
-        weights and the pictures that are drawn meanwhile; a picture larger than the usual ones might not fit. A CPU has that memory, so no
-        seams are worth it."""
+        """Pixels above which a picture is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU beside weights and
+        other drawings; a picture larger than the usual ones might not fit. A CPU has that memory, so no seams are worth it."""
         if self.chosen.vae_tiling_above != UNSAID:
             return self.chosen.vae_tiling_above
         return 0 if self.device == "cpu" else AREA
@@ -152,8 +151,8 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """Make a new folder for weights. It is removed with the pipeline or, after a kill, by the next process, because it holds gigabytes;
-        files of another process would be used as its own."""
+        """Make a folder for weights: a new one, because files of another process would pass for its own. It is removed with the pipeline
+        or, after a kill, by the next process."""
         try:
             folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:
@@ -180,6 +179,7 @@ class MemoryPlan:
             raise LoadError("offload model: moves whole models to an accelerator and back, and device is cpu; take offload disk, or none")
 
     def _check_quantizer(self) -> None:
+        """Raises LoadError if the chosen quantization needs a package that is not installed, or a GPU."""
         name, quantizer = self.chosen.quantization, QUANTIZERS[self.chosen.quantization]
         if not _is_there(quantizer.module):
             raise LoadError(f"quantization {name}: its package is not installed: pip install {quantizer.package}")

@@ -87,8 +87,7 @@ class Artist(Drawing[J], Protocol[J]):
     def job(self, plan: DrawingPlan, wanted: Wanted) -> J: ...
 
     def check(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest for steps that are not possible, and for a history that the plan cannot have. plan: with its images. Runs on
-        any thread."""
+        """Raises BadRequest for impossible steps, or a history that the plan (with its images) cannot have. Runs on any thread."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
@@ -136,7 +135,8 @@ class DrawnModel(Generic[J]):
         return self.sessions.load
 
     async def prepare(self, request: DrawRequest) -> DrawingPlan:
-        """See DiffusionModel.prepare. Everything that could make a picture fail is checked here, before any of it is drawn."""
+        """The plan of a request, with its pictures decoded. Raises BadRequest for all that could make a picture fail, before any is
+        drawn."""
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         self._artist.product.check(request)
@@ -167,8 +167,8 @@ class DrawnModel(Generic[J]):
         return await self._decode_image(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
 
     async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
-        """A mask or a control image in the form that the pipeline needs, which resizes both by itself; None if the request has none. field:
-        its name in the request. images: the edited pictures. Raises BadRequest for a mask of another size than the first."""
+        """A mask or a control image in the form that the pipeline needs (it resizes the picture by itself); None if the request has none.
+        field: its name in the request. images: the edited pictures. Raises BadRequest for a mask of another size than the first."""
         image: Media | None = getattr(request, field)
         if image is None:
             return None
@@ -217,7 +217,7 @@ class DrawnModel(Generic[J]):
         return self._artist.product.items(prepared)
 
     async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        """See DiffusionModel.draw."""
+        """Yields notes about the request, and then the pieces of its drawing. inputs: unused."""
         for note in self._vocabulary.notes(
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
         ):

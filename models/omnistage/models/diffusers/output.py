@@ -26,7 +26,7 @@ FASTER = 4
 
 def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
     """The parameters of the picture with that number, as JSON: with these, and the pictures that it was drawn from, the same model draws it
-    again. images: SHA-256 of their files. backgrounds: the colours under them, if one was named; empty: the usual. reused, largest: see
+    again. In the JSON, images are SHA-256 of files, and backgrounds the colours under them, empty for the usual one. reused, largest: see
     stepcache.Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
@@ -56,8 +56,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
 
 
 def encoded(image: Image, media_type: str, said: str = "") -> bytes:
-    """The picture as a file of that media type. JPEG has no transparency: transparent pixels become white. said: the parameters to write
-    into it."""
+    """The picture as a file. JPEG has no transparency: transparent pixels become white. said: the parameters to write into it."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()
@@ -78,7 +77,7 @@ def encoded(image: Image, media_type: str, said: str = "") -> bytes:
 
 
 def _short(said: str) -> str:
-    """The parameters, with shorter words if they would not fit into EXIF, which has 64 KiB."""
+    """The parameters (JSON), with the prompts cut short if the text would not fit into EXIF, which has 64 KiB."""
     if len(said) <= MOST_SAID:
         return said
     told = json.loads(said)

@@ -101,8 +101,8 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
 
 
 def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
-    """The values of the options, ordered by name. said: their texts. known: the options of the model. Raises BadRequest for an option that
-    the model does not have, or a value of another type."""
+    """The values of the options, ordered by name. said: their texts by name. known: the options of the model. Raises BadRequest for an
+    option that the model does not have, or a value of another type."""
     options = {option.name: option for option in known}
     read = []
     for name, text in sorted(said.items()):

@@ -158,8 +158,7 @@ class Painter(ABC):
         """The limits of the pipeline, before anybody chose others."""
 
     def check_text(self, text: str) -> None:
-        """Raises ValueError for words that are longer than the text encoder reads, and for its special tokens, which stand for things that
-        are no text."""
+        """Raises ValueError for text that is longer than the encoder reads, or has special tokens, which stand for no text."""
         if found := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
         with self._counts:
@@ -190,7 +189,7 @@ class Painter(ABC):
 
     @abstractmethod
     def tokens(self, plan: DrawingPlan) -> int:
-        """The number of latent tokens of one row: of the result and of the edited pictures."""
+        """The number of latent tokens of one row, in the result and in the edited pictures."""
 
     # 2: preprocess
 
@@ -241,8 +240,7 @@ class Painter(ABC):
         return self._scheduled(np.array(plan.sigmas) if plan.sigmas else self.sigmas(plan.steps), self.shift(plan), device)
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest if the scheduler makes no falling noise levels for the steps of a plan that has its size. Runs on any
-        thread."""
+        """Raises BadRequest if the scheduler makes no falling noise levels for the plan, which has its size. Runs on any thread."""
         try:
             with np.errstate(all="ignore"):
                 scheduler = self._scheduled_for(plan, "cpu")
@@ -353,8 +351,7 @@ def with_images(row: BatchRow) -> Tensor:
 
 
 def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The texts in one tensor, [n, tokens of the longest, width], and the mask of their tokens, bool [n, tokens]; None if all are equally
-    long."""
+    """The texts as one tensor [n, tokens of the longest, width], and their mask, bool [n, tokens]; None if all are equally long."""
     most = max(len(text) for text in texts)
     if all(len(text) == most for text in texts):
         return torch.stack(list(texts)), None

@@ -50,8 +50,7 @@ def check_kind(request: DrawRequest, name: str) -> None:
 
 
 class PicturePainter(Painter):
-    """The loop of pictures. Its `samples`, `values` and `grid_places` run on any thread; everything else here runs on the thread of the
-    model."""
+    """The loop of pictures. `samples`, `values` and `grid_places` run on any thread, everything else on the thread of the model."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -126,12 +125,12 @@ class Pictures:
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """See CanvasProduct."""
+        """The number of the first result that must be drawn: the client has the earlier ones."""
         counts = self.items(plan)
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
-        """See CanvasProduct."""
+        """The preview of the last step, if one is due."""
         plan, sampler = canvas.plan, canvas.sampler
         if not is_due(sampler.step, sampler.steps, plan.previews):
             return []
@@ -142,13 +141,14 @@ class Pictures:
         return [Preview(encoded(image, plan.picture_type), plan.picture_type, sampler.step)]
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Yields the latents, files and pixels of each result that is drawn, from the wanted items on."""
         for number, canvas in enumerate(latents, plan.results - len(latents)):
             grids = self._painter.grids(canvas.latents, plan)
             yield from self._rows(plan, wanted, LATENTS, plan.results, number, partial(_places, grids))
             yield from self._pictures(plan, wanted, number, canvas, grids)
 
     def _pictures(self, plan: DrawingPlan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
-        """Yields the wanted layers of a result as files, with their pixels. number: of the result. grids: its layers."""
+        """Yields the wanted layers of a result as files, with their pixels. number: the result's number. grids: its layers."""
         layers, counts = len(grids), self.items(plan)
         asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
         first = max(min(asked.values(), default=layers), 0)

@@ -130,8 +130,7 @@ def draws_nothing(mask: EditedPicture) -> bool:
 
 
 class SourcePicture(NamedTuple):
-    """The identity of an edited picture. digest: SHA-256 of its file. background: the colour under transparent pixels; None: the usual
-    one."""
+    """The identity of an edited picture. digest: SHA-256 of its file. background: colour under transparent pixels; None: the usual."""
 
     digest: bytes
     background: tuple[int, int, int] | None = None
@@ -257,8 +256,8 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
 
 
 def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
-    """For a film that is too much work: the field that is furthest above its usual value, and the text of the error, with the value to
-    lower it to. side: the field of its size."""
+    """The field to lower for a film that is too much work, which is furthest above its usual value, and the text of the error, with the
+    value to lower it to. side: the field of the size."""
     pixels, usual = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
     asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
@@ -299,8 +298,7 @@ def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, 
 
 
 def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
-    """The plan with both sides: if only one is asked for, the other follows from the shape of the last picture, as a multiple of `multiple`
-    pixels."""
+    """The plan with both sides: a side that is not asked for follows from the shape of the last picture, in steps of `multiple`."""
     if bool(plan.width) == bool(plan.height):
         return plan
     last = plan.images[-1]

@@ -1,5 +1,4 @@
-"""Preparation of text and pictures for Qwen2.5-VL. Transformers' own processor of Qwen2-VL needs Torchvision for films, which no pipeline
-here uses."""
+"""Preparation of text and pictures for Qwen2.5-VL. Transformers' own processor needs Torchvision, for films that are not used here."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ SAFE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class PictureProcessor(transformers.ProcessorMixin):
-    """Qwen2VLProcessor without films: the same tokens, pixels and grids. The token of a picture is repeated once for each merged patch of
-    its grid."""
+    """Qwen2VLProcessor without films: the same tokens, pixels and grids. A picture's token is repeated for each merged patch."""
 
     return_mm_token_type_ids = True
 
@@ -28,8 +26,7 @@ class PictureProcessor(transformers.ProcessorMixin):
         super().__init__(image_processor, tokenizer, chat_template=chat_template)  # type: ignore[no-untyped-call]
 
     def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **kwargs: Any) -> str:
-        """The part of the text that stands for the picture of that index. image_inputs: its image_grid_thw has rows of frames, height and
-        width in patches."""
+        """The text that stands for the picture of that index. image_inputs: image_grid_thw has frames, height and width in patches."""
         return IMAGE_TOKEN * int(image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2)
 
     @property
@@ -38,7 +35,6 @@ class PictureProcessor(transformers.ProcessorMixin):
 
 
 def load_processor(folder: Path) -> transformers.ProcessorMixin:
-    """The processor of a published folder, which has preprocessor_config.json and the files of a tokenizer. Raises what Transformers
-    raises."""
+    """The processor of a published folder with preprocessor_config.json and a tokenizer. Raises what Transformers raises."""
     tokenizer = transformers.Qwen2Tokenizer.from_pretrained(folder, **SAFE)
     return PictureProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder, **SAFE), tokenizer, chat_template=tokenizer.chat_template)

@@ -27,8 +27,7 @@ def silence() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In this context both libraries show no progress and no warnings. Other threads wait to enter it; afterwards all settings are as
-    before."""
+    """Silences both libraries in this context, which one thread at a time enters; afterwards all settings are as before."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]

@@ -40,6 +40,7 @@ class QwenImagePainter(PicturePainter):
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
     def _own_limits(self) -> DrawingLimits:
+        """The limits of the pipeline; their defaults are those of the published model."""
         return DrawingLimits(
             multiple=self.pipe.vae_scale_factor * 2,
             width=1024,
@@ -84,6 +85,7 @@ class QwenImagePainter(PicturePainter):
         return None
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        """The noise that a picture begins with, packed: [1, tokens, 4 * channels]."""
         _, height, width = conditions.shapes[0]
         shape = (1, 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
@@ -109,7 +111,7 @@ class QwenImagePainter(PicturePainter):
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """See Painter. Words are padded and masked; pictures of a group are equally long."""
+        """The transformer's output for each row, in the shape of its latents. Words are padded and masked; pictures are equally long."""
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
@@ -184,7 +186,7 @@ class QwenImageEditPainter(_FromPictures):
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> DrawingLimits:
-        """See Painter. The pipelines cut no prompt that has a picture beside it."""
+        """The limits of the pipeline, which cuts no prompt that has a picture beside it."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
@@ -209,7 +211,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """See Painter. The text encoder gets a smaller picture than the VAE."""
+        """The sizes of a picture for the VAE and, smaller, for the text encoder. ratio: its width by its height."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
         return [*super()._fits(plan, ratio), (int(width), int(height))]
 
@@ -228,11 +230,13 @@ class QwenImageLayeredPainter(_FromPictures):
         return tuple(round(side * share) for side in SIDES)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
+        """The plan in the size of its picture, each side rounded down to a multiple."""
         side = self.limits.multiple
         width, height = self._sizes(plan)[0]
         return replace(plan, width=width // side * side, height=height // side * side)
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
+        """The size with the given width by height, and as many pixels as a square of the side that is asked for."""
         asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
         width, height = calculate_dimensions((asked or self.limits.sides[0]) ** 2, ratio)
         return [(int(width), int(height))]
@@ -242,6 +246,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return (*(drawn,) * (plan.layers + 1), *images)
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        """The noise of the whole picture and of each layer, packed: [1, tokens, 4 * channels]."""
         _, height, width = conditions.shapes[0]
         shape = (1, plan.layers + 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))

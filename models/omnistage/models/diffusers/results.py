@@ -65,13 +65,11 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
         """The arguments of the call, beside the arguments that all products have."""
 
     def listed(self, output: Any) -> list[Any]:
-        """All results of a call, in the order of the request. output: the return value of the call. Raises TypeError for one of another
-        kind."""
+        """All results in the return value of a call, in the order of the request. Raises TypeError for a value of another kind."""
 
 
 def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
-    """The product of a pipeline, by the parameters of its call. model: its name, for messages. Raises LoadError for a pipeline that makes
-    nothing from words."""
+    """The product of a pipeline. takes: parameters of its call. model: its name. Raises LoadError if it makes nothing from words."""
     if "prompt" not in takes:
         raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
     if count := next((name for name in COUNTS if name in takes), None):
@@ -147,7 +145,7 @@ class WholeFilm:
             raise BadRequest(f"diffusion.{field}", f"{told}: ask for fewer, or for more frames a second")
 
     def items(self, plan: DrawingPlan) -> Mapping[str, int]:
-        """See Product. The sound is as long as the frames."""
+        """The number of items on each port. The sound is as long as the frames."""
         heard = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
         return {VIDEO: plan.frames, **heard}
 
@@ -156,7 +154,8 @@ class WholeFilm:
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """See Product. Samples leave with the frames that they belong to: a reader of both at the same pace waits for neither."""
+        """Yields clips, and the samples that belong to their frames: a reader of both at the same pace waits for neither. latents: the
+        frames and the sound of the film."""
         ((frames, made),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
@@ -206,6 +205,7 @@ class WholeSound:
         return list(_field(output, "audios"))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Yields the samples from the wanted one on, in pieces of PIECE_S. latents: the sound."""
         count, (made,) = self.items(plan)[AUDIO], latents
         samples, piece = _samples(made, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
         for place in range(wanted.get(AUDIO, count), count, piece):

@@ -47,8 +47,7 @@ class SamplerState:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a kind of scheduler. tensors: the largest number of tensors of the size of latents. draws: whether its steps draw
-    noise."""
+    """The memory of a kind of scheduler. tensors: largest number of tensors of the latents' size. draws: whether steps draw noise."""
 
     tensors: int
     draws: bool
@@ -92,10 +91,10 @@ def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
 
 
 class PictureSampler:
-    """The sampler of one picture. scheduler: with its timesteps set, and used by nothing else."""
+    """The sampler of one picture. scheduler: has its timesteps, and nothing else uses it. generator: draws the noise. draws: whether steps
+    draw noise, so that the state of the generator is kept."""
 
     def __init__(self, scheduler: Any, generator: torch.Generator, *, draws: bool = True) -> None:
-        """draws: whether steps draw noise, so that the state of the generator must be kept."""
         self.scheduler, self.generator, self._draws = scheduler, generator, draws
         scheduler.set_begin_index(0)
         self.step = 0

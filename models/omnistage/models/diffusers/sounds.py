@@ -68,7 +68,7 @@ class SoundPainter(Painter):
         return first, end
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """See Painter. Also raises BadRequest for so little sound that it has no sample."""
+        """Raises BadRequest for impossible steps, and for so little sound that it has no sample."""
         super().check_steps(plan)
         first, end = self.window(plan)
         if first == end:
@@ -112,6 +112,7 @@ class Sounds:
         return []
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Yields the latents of a sound, and then its samples piece by piece, from the wanted items on."""
         for canvas in latents:
             if LATENTS in wanted:
                 yield TensorRows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])

@@ -52,6 +52,7 @@ class StableAudioPainter(SoundPainter):
         super().__init__(pipe, *others)
 
     def _own_limits(self) -> DrawingLimits:
+        """The limits of the pipeline. The length of the latents limits the seconds."""
         most = self.latent_length * self.upsampling.hop / self.rate_hz
         return DrawingLimits(
             multiple=1,
@@ -77,7 +78,7 @@ class StableAudioPainter(SoundPainter):
         return self.latent_length + 1
 
     def _conditions(self, plan: DrawingPlan) -> Conditions:
-        """See Painter. Without a negative prompt, guidance leads away from nothing at all: not even a length."""
+        """The encoded words and times. Without a negative prompt, guidance leads away from nothing at all: not even a length."""
         times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
         positive = torch.cat([self._words(plan, plan.prompt), times])
         if plan.negative is None:
@@ -88,7 +89,7 @@ class StableAudioPainter(SoundPainter):
         return self._texts.get(text, partial(self.text, plan, text))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """See Painter. [tokens, width], with zeros after the words."""
+        """The rows of a text, [tokens, width], with zeros after the words."""
         rows: Tensor = self.pipe.encode_prompt(text, self.device, False)[0]
         return rows
 
@@ -104,7 +105,7 @@ class StableAudioPainter(SoundPainter):
         return 0.0
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """See Painter. sigmas: the number of steps. mu: unused."""
+        """A new scheduler with its timesteps set. sigmas: the number of steps. mu: unused."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
         scheduler.set_timesteps(sigmas, device=device)
         return scheduler

@@ -70,12 +70,12 @@ class StepCache:
         self._pass: _Pass | None = None
         self._last = len(blocks) - 1
         for number, block in enumerate(blocks):
-            if self._last:
+            if self._last:  # One block alone leaves nothing to skip.
                 block.forward = self._with_cache(number, block.forward)
 
     @contextmanager
     def applied(self, residuals: Sequence[Residuals], lengths: Sequence[int | None]) -> Iterator[None]:
-        """In this context the cache serves one pass. residuals, lengths: of each row, as in _Pass."""
+        """In this context the cache serves one pass. residuals, lengths: one for each row, as in _Pass."""
         if not any(each.threshold for each in residuals):
             yield
             return
@@ -104,7 +104,7 @@ class StepCache:
         return watched
 
     def _run_first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Compute the first block, and decide which rows go through the others. arguments, named: of the block."""
+        """Compute the first block with its arguments, return its result, and decide which rows go through the other blocks."""
         before = arguments[0] if arguments else named["hidden_states"]
         made = forward(*arguments, **named)
         now.base = _rows(made)
@@ -142,7 +142,8 @@ class StepCache:
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _join_rows(self, now: _Pass, made: Tensor) -> Tensor:
-        """All rows after the last block: the kept rows, `made`, and the others with the sum of their last whole step."""
+        """All rows after the last block. made: its result for the kept rows. Other rows get what the blocks added in their last whole
+        step."""
         assert now.base is not None
         whole, kept = now.base.clone(), iter(made if now.kept else ())
         for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):

@@ -58,8 +58,8 @@ class Vocabulary:
 
 
 def _none_of(words: Sequence[str]) -> str:
-    """The part of a note that lists words. The note is true of a prompt without these words, and of a prompt with a word that the
-    checkpoint does not mention."""
+    """The part of a note that lists words. It says "none of", which stays true if the prompt has a word that the checkpoint does not
+    list."""
     return f"none of: {', '.join(words[:MOST_WORDS])}{', ...' if len(words) > MOST_WORDS else ''}"
 
 

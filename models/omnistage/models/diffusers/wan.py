@@ -65,6 +65,7 @@ class WanPainter(FilmPainter):
         super().__init__(pipe, *others)
 
     def _own_limits(self) -> DrawingLimits:
+        """The limits of the pipeline. The places that the transformers know limit the sides and the number of frames."""
         temporal, height, width = self.pipe.transformer.config.patch_size
         side, ratio = int(self.pipe.vae_scale_factor_spatial), int(self.pipe.vae_scale_factor_temporal)
         multiple, most = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
@@ -210,6 +211,7 @@ class WanPainter(FilmPainter):
     # Steps
 
     def _conditions(self, plan: DrawingPlan) -> Conditions:
+        """The encoded words and, if there are any, pictures."""
         positive, negative = self.texts(plan)
         if not plan.images:
             return Conditions(positive, negative)
@@ -220,8 +222,8 @@ class WanPainter(FilmPainter):
         return Conditions(positive, negative, latents, seen=seen)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """See Painter. [tokens, width], with zeros after the words, because the transformer looks at those too. This is the encoding of the
-        pipeline of words, which does not need ftfy as that of pictures does."""
+        """The rows of a text, [tokens, width], with zeros after the words, because the transformer looks at those too. This is the encoding
+        of the pipeline of words, which does not need ftfy as that of pictures does."""
         rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
@@ -238,7 +240,7 @@ class WanPainter(FilmPainter):
         return plan.flow_shift
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """See Painter. sigmas: the number of steps. mu: shift of the flow; 0: the config's."""
+        """A new scheduler with its timesteps set. sigmas: the number of steps. mu: shift of the flow; 0: the config's."""
         kind, config = type(self.pipe.scheduler), self.pipe.scheduler.config
         name = "flow_shift" if "flow_shift" in config else "shift"
         scheduler = kind.from_config(config, **({name: mu} if mu else {}))
@@ -253,13 +255,14 @@ class WanPainter(FilmPainter):
         return self.pipe.transformer_2, canvas.plan.guidance_2
 
     def group(self, canvas: Canvas) -> Hashable:
-        """See Painter. Films of a group have one transformer, one size, and words of one padded length."""
+        """Films of equal groups can share a pass: they have one transformer, one size, and words of one padded length."""
         return self._expert(canvas)[0] is self.pipe.transformer, canvas.latents.shape, len(canvas.conditions.positive)
 
     def own_step_cache(self) -> StepCache:
         return StepCache((), ())
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
+        """The transformer's output for each row, in the shape of its latents. All rows of a pass are for one transformer."""
         transformer, _ = self._expert(rows[0].canvas)
         seen = [row.canvas.conditions.seen for row in rows]
         made = transformer(
@@ -301,7 +304,7 @@ class WanPainter(FilmPainter):
         return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
 
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """See FilmPainter. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
+        """Yields the decoded frames of latents. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
         mean, std = self._spread(latents)

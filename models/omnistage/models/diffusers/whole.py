@@ -209,7 +209,7 @@ class WholeDrawing:
         return job.plan.steps
 
     def key(self, job: CallJob) -> Hashable:
-        """See Steps. Jobs of equal keys share a call; a job with an image, or with a text beside the prompt, has a call of its own."""
+        """Jobs of equal keys share a call. A job with an image, or with a text beside the prompt, has a call of its own."""
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan
@@ -278,6 +278,7 @@ class WholeDrawing:
         return {name: value for name, value in said.items() if name in self._takes}
 
     def take(self, job: CallJob) -> Sequence[Drawn]:
+        """Give the job its results if its call has ended; else return its progress, if that is wanted."""
         call = job.call
         assert call is not None
         if call.results is not None:

@@ -22,9 +22,12 @@ PAD = 32
 
 
 class ZImagePainter(PicturePainter):
+    """Draws from words alone; pictures of any sizes share a pass."""
+
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
 
     def _own_limits(self) -> DrawingLimits:
+        """The limits of the pipeline. The table of places in the transformer limits the sides."""
         multiple = self.pipe.vae_scale_factor * 2
         return DrawingLimits(
             multiple=multiple,
@@ -38,8 +41,8 @@ class ZImagePainter(PicturePainter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """See Painter. The template counts too. The table of places in the transformer, which is for words first and then for the sides of
-        the picture, limits the number as well."""
+        """The number of tokens of a text in its template, and its limit: that of the pipeline, or of the places for words in the
+        transformer."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
@@ -58,8 +61,8 @@ class ZImagePainter(PicturePainter):
         return ids
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """See Painter. [tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes
-        nothing: no token sees those after it."""
+        """The rows of a text, [tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which
+        changes nothing: no token sees those after it."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
@@ -92,7 +95,7 @@ class ZImagePainter(PicturePainter):
         return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """See Painter. The transformer gets lists, and fills up the shorter rows."""
+        """The transformer's output for each row, in the shape of its latents. The transformer gets lists, and fills up the shorter rows."""
         latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]

@@ -63,8 +63,7 @@ def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
 
 
 def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | None:
-    """The opacity in mode L, 255 for opaque; None if the picture has no transparency. stored: the form of samples in the file, in Pillow's
-    words."""
+    """The opacity, mode L, 255 for opaque; None without transparency. stored: the form of samples in the file, in Pillow's words."""
     if not image.has_transparency_data:
         return None
     key: Any = image.info.get("transparency")
@@ -109,8 +108,7 @@ def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opaci
 
 
 def _base(image: Image.Image) -> Image.Image:
-    """The picture without opacity, in mode L, RGB or CMYK. Greys of more than 8 bits are scaled: Pillow would cut them off at 255, and
-    nearly all would be white."""
+    """The picture in mode L, RGB or CMYK, without opacity. Greys of more than 8 bits are scaled: Pillow would make nearly all white."""
     if image.mode in ("L", "RGB", "CMYK"):
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -175,8 +173,7 @@ def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """The transform from the colours of a profile to sRGB, for pictures of that mode. None if the profile is sRGB already, or is made for
-    another mode."""
+    """The transform from a profile's colours to sRGB, for this mode; None if the profile is sRGB already, or is for another mode."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     if PROFILE_MODES.get(source.profile.xcolor_space) != mode:
         return None

@@ -79,8 +79,7 @@ def video_stream(container: InputContainer) -> Any:
 
 
 def sound_stream(container: InputContainer) -> Any:
-    """The stream of the sound in the file; None if there is none. The default stream goes before others, then the one with the most
-    channels."""
+    """The sound in the file; None if there is none. The default stream goes first, else the one with the most channels."""
     return max(container.streams.audio, key=lambda stream: (_is_default(stream), stream.channels), default=None)
 
 
@@ -159,8 +158,7 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
 
 
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
-    """Set up the decoder of a stream for one thread, before its first frame is decoded. known: names of the decoders that are maintained.
-    Raises BadMedia for any other."""
+    """Set up a stream's decoder, for one thread, before its first frame. known: names of allowed decoders. Raises BadMedia for others."""
     context = stream.codec_context
     if context is None or context.name not in known:
         name = "unknown" if context is None else context.name

@@ -69,8 +69,7 @@ class MediaDecoder:
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
-        """The first picture of the file, upright, RGB or RGBA, resized. ask: how to prepare it. client: name of the client whose turn is
-        used."""
+        """The first picture of the file, upright, RGB or RGBA, resized as `ask` says. client: the client whose turn is used."""
         ask = ask or PicturePreprocessing()
         return await self._decode(
             "image", source, ask, client, lambda said, memory: DecodedPicture(_pixels(memory, said["shape"], 3, ask.alpha))
@@ -182,7 +181,7 @@ def _check_size(source: Source, most: int) -> None:
 
 @asynccontextmanager
 async def _files(source: Source) -> AsyncIterator[tuple[int, int]]:
-    """Opens two descriptors: of the source, and of an empty file in memory for the result. Closes them afterwards. Raises DecoderFailed."""
+    """Opens a descriptor of the source, and one of an empty file in memory for the result. Closes both afterwards. Raises DecoderFailed."""
     with ExitStack() as closing:
         try:
             file = await _file(source)
@@ -211,8 +210,7 @@ async def _file(source: Source) -> int:
 
 @contextmanager
 def _distrust() -> Iterator[None]:
-    """Turns an error in reading the process's answer into BadMedia: strangers' files feed that process, so such an answer is no fault of
-    ours."""
+    """Turns an error in reading the process's answer into BadMedia: strangers' files feed that process, so the medium is at fault."""
     try:
         yield
     except BadMedia:
@@ -250,8 +248,7 @@ def _sealed(file: int, most: int) -> mmap.mmap:
 
 
 def _pixels(memory: mmap.mmap, shape: list[int], axes: int, alpha: bool = False) -> NDArray[np.uint8]:
-    """The pixels at the beginning of the memory, as an array of `shape`. Raises ValueError unless it has so many axes and 3 or 4 samples a
-    pixel."""
+    """The pixels at the start of the memory, as an array of `shape`, which must have so many axes and 3 or 4 samples a pixel."""
     if len(shape) != axes or min(shape) < 1 or shape[-1] != 3 + alpha:
         raise ValueError(f"{shape} is no shape of pixels")
     return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)

@@ -206,8 +206,8 @@ class FilmWriter:
         self._codec = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
-        """An encoder's packet as a sample of the file, with times in ticks of the container. packed: as in FilmKind. Encoders of frames do
-        not say how long a frame is shown: it is one frame's time."""
+        """An encoder's packet as a sample of the file, with times in ticks of the container. packed: as in FilmKind. A packet without a
+        duration, as of a frame, lasts 1 / rate seconds."""
         time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))

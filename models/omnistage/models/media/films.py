@@ -102,7 +102,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
 
 
 def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
-    """The moment of the first sample of the film's sound, in seconds on the clock of the file."""
+    """The moment of the first sample of the film's sound, in seconds on the clock of the file. Raises BadMedia if there is none."""
     with _open(file, limits) as container:
         stream = containers.sound_stream(container)
         if stream is None:
@@ -169,8 +169,7 @@ def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
 
 
 def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
-    """The moments from begin_s (seconds) on at which a frame is shown, in ticks. Before its first frame a film shows that frame, as often
-    as it would have shown others."""
+    """The moments from begin_s (seconds) on at which frames are shown, in ticks. The first frame is repeated for the time before it."""
     first, gap = times.shown[0], times.gap
     before = float(first * times.unit) - begin_s
     _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
@@ -228,8 +227,7 @@ def _frames_at(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> It
 def _put_frames(
     shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile
 ) -> tuple[int, int, int, int]:
-    """Put each frame into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel by its height. count: number
-    of frames."""
+    """Put `count` frames into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel by its height."""
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)

@@ -16,8 +16,7 @@ EBML_KEY = 0x80
 
 
 class EncodedSample(NamedTuple):
-    """A frame or a packet of sound as an encoder made it. track: from 1 on, as in the head of the file. time, duration: in ticks of the
-    track."""
+    """A frame or packet of sound as an encoder made it. track: from 1 on, as in the file's head. time, duration: in the track's ticks."""
 
     track: int
     time: int
@@ -39,8 +38,7 @@ def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
 
 
 def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], offset: int) -> bytes:
-    """The head of a fragment. tracks: number and samples of each track. offset: place of the first sample, from the beginning of this head
-    on."""
+    """The head of a fragment. tracks: number and samples of each. offset: place of the first sample, counted from this head on."""
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
         head = struct.pack(">II", MOOF_IS_BASE, track)

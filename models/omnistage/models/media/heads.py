@@ -51,8 +51,7 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields the places from `begin` on that match a head, until the search has looked at MOST. most_bytes: length of the longest
-        match."""
+        """Yields places from `begin` on that match a head, until MOST were looked at. most_bytes: length of the longest match."""
         for at in found(file, begin, head, most_bytes):
             if not self._left:
                 return

@@ -112,8 +112,7 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def _check_gif(file: BinaryIO) -> None:
-    """Raises BadMedia for a GIF of too many blocks. An extension has its kind, and blocks of a length and so many bytes, up to an empty
-    block."""
+    """Raises BadMedia for a GIF of too many blocks. An extension has its kind, then blocks with their lengths, then an empty one."""
     file.seek(10)
     flags = file.read(1)
     at = 13 + (3 << (flags[0] & 7) + 1 if flags and flags[0] & 128 else 0)

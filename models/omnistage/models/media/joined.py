@@ -31,8 +31,7 @@ MOST = 1000
 
 
 class Stretch(io.RawIOBase):
-    """The bytes of a file from `begin` to before `end`, as a file of its own. other: by place in it, bytes to be read instead of the file's
-    own."""
+    """The bytes of a file from `begin` to before `end`, as a file. other: by place in it, bytes that replace the file's own."""
 
     def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
         self._file, self._begin, self._size, self._other = file, begin, end - begin, other
@@ -60,8 +59,8 @@ class Stretch(io.RawIOBase):
 
 
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
-    """Yields the sounds of a file one after the other, each as a file whose lengths are right. most_bytes: largest size of a file. Raises
-    BadMedia for a sound that was cut off."""
+    """Yields the sounds of a file one after the other, each as a file whose lengths are right. most_bytes: limit of a file, above which a
+    stated length means nothing. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     search = HeadSearch()
     begin = count = 0
@@ -76,16 +75,14 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _tag_bytes(file: BinaryIO) -> int:
-    """The number of bytes of tags in front of a sound that is no MP3; 0 for an MP3 or without tags. FFmpeg passes over tags in front of few
-    other formats."""
+    """The bytes of tags in front of a sound; 0 for an MP3 or without tags. FFmpeg passes over tags in front of few other formats."""
     at = mp3.behind_tags(file)
     file.seek(at)
     return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0
 
 
 def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.SoundExtent:
-    """The extent of the first sound. If its format has an order, the next sound is looked for right after it, else wherever bytes may be a
-    head."""
+    """The extent of the first sound. The next one is looked for where the format says, else wherever bytes may be a head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
     end = file.seek(0, io.SEEK_END)
@@ -126,8 +123,7 @@ def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
 
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
-    """The place after the first Ogg where another sound begins, or the end of the file. Raises BadMedia if the file ends in the middle of a
-    page."""
+    """The place after the first Ogg where the next sound begins, or the end. Raises BadMedia if the file ends within a page."""
     at, begun, ended = 0, False, False
     while at < end:
         file.seek(at)

@@ -35,7 +35,7 @@ class Chunks(PngImagePlugin.PngStream):
         """The notes that have been read."""
 
     def call(self, cid: bytes, pos: int, length: int) -> bytes:
-        """Read one chunk for Pillow. An AttributeError makes Pillow take the chunk for unknown, and pass over it."""
+        """Read one chunk as Pillow does; empty for a broken note. Pillow passes over a chunk for which AttributeError is raised."""
         if cid in PICTURE:
             return super().call(cid, pos, length)
         note = self._note_name(cid, pos, length)

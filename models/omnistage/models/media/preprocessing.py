@@ -46,9 +46,9 @@ class SoundPreprocessing:
 class FilmPreprocessing:
     """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
 
-    min_pixels, max_pixels, factor, background: of each frame, as of a picture. total_pixels: of all frames together, where frames_multiple
-    frames count as one, as in tokens; frames share it evenly, but none goes below min_pixels for its sake. use_audio: include the sound of
-    the film, at rate_hz.
+    min_pixels, max_pixels, factor, background: as for a picture, for each frame. total_pixels: limit for all frames together, where
+    frames_multiple frames count as one, as in tokens; frames share it evenly, but none goes below min_pixels for its sake. use_audio:
+    include the sound of the film, at rate_hz.
 
     A token is factor * factor pixels of frames_multiple frames, and a second of sound is sound_tokens_hz tokens. most_tokens: a film that
     would have more tokens gives fewer frames. room: a film that still has more tokens is refused before it is decoded."""
@@ -84,8 +84,7 @@ class FilmPreprocessing:
         return replace(smaller, max_frames=next(fits, self.frames_multiple))
 
     def frame_pixels(self, frames: int) -> int:
-        """The limit of pixels of each of so many frames, as in `Qwen2VLVideoProcessor.resize` of Transformers with
-        `cap_pixels_per_frame`."""
+        """The limit of pixels of each of so many frames, as in Transformers with `cap_pixels_per_frame` (Qwen2VLVideoProcessor)."""
         share = self.total_pixels * self.frames_multiple // frames
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 

@@ -142,8 +142,7 @@ class DecodingProcess:
             raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
     async def _receive(self) -> bytes:
-        """The next packet from the process, without its descriptors; empty when the process has closed the socket, as it does when it
-        dies."""
+        """The next packet from the process, without descriptors; empty when it has closed the socket, as it does when it dies."""
         while True:
             try:
                 return self._channel.recv(MESSAGE_BYTES)

@@ -67,15 +67,15 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
 def track(
     container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None
 ) -> NDArray[np.float32]:
-    """The sound of a container, mono, [n]. quiet_s: seconds of silence before it. film: the stream of the film to which the sound belongs,
-    for their common clock: the sound is silent in gaps of its times. Raises BadMedia if there is no sound."""
+    """The sound of a container, mono, [n]. quiet_s: seconds of silence before it. film: the stream of the film, if the sound belongs to
+    one: they share a clock, and gaps between the times of the sound become silence. Raises BadMedia if there is no sound."""
     mixer = Mixer(ask.rate_hz, limits)
     _add(container, mixer, limits, quiet_s=quiet_s, film=film)
     return mixer.result()
 
 
 def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None) -> None:
-    """Add the sound of a container to a mixer. Arguments as in `track`."""
+    """Add the sound of a container to a mixer, after quiet_s seconds of silence. film: as in `track`."""
     stream = containers.sound_stream(container)
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")

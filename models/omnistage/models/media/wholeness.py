@@ -33,7 +33,7 @@ ASF_LIVE = 1
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
-    """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file."""
+    """Raises BadMedia for a file that was cut off. most_bytes: limit of a file, above which a stated length means nothing."""
     there = file.seek(0, io.SEEK_END)
     said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:
@@ -109,8 +109,7 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """Reads a number of 1 to 8 bytes: one byte more than it has leading zero bits. None if all of its bits are set, which means an unknown
-    size, or the file ends."""
+    """A number of 1 to 8 bytes: one more than its leading zero bits. None if all of its bits are set (unknown), or at the file's end."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:

@@ -152,8 +152,7 @@ class Fair(Generic[J]):
                 self._last_due[asked.client] = max(self._last_due.get(asked.client, 0.0), asked.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
-        """The jobs that step together with the first one. able: jobs that can step, by the time when they are due. share: limit of their
-        number."""
+        """The jobs that step together with the first. able: jobs that can step, by due time. share: limit of their number."""
         most = min(self._most or share, share)
         leader, *others = able
         key, left = key_of(leader), self._step_budget - self._admitted[leader].cost

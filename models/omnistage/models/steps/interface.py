@@ -75,8 +75,7 @@ class StepWorker(Protocol):
 
 
 def settable(error: BaseException) -> BaseException:
-    """The error, or another one in place of a StopIteration, which a future refuses: the task that awaits the future would wait for
-    ever."""
+    """The error, or another in place of StopIteration, which a future refuses: a task that awaits it would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
     told = RuntimeError(f"an iterator was asked for more than it has: {error!r}")

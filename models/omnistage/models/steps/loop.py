@@ -89,8 +89,7 @@ class Loop(Generic[J, A, T]):
         self._wake()
 
     async def withdraw(self, job: J) -> None:
-        """Give up the job, and return when no step has it, even if this is cancelled meanwhile: otherwise its memory would be freed under
-        the thread."""
+        """Give up the job. Returns when no step has it, even if cancelled: its memory must not be freed while a thread uses it."""
         self._end(job)
         self._interrupt()
         cancelled: asyncio.CancelledError | None = None
@@ -128,8 +127,7 @@ class Loop(Generic[J, A, T]):
             here.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Give every idle worker a step, if there is one. An error here belongs to no job: it ends all jobs, because no further step would
-        come."""
+        """Give every idle worker a step, if there is one. An error here ends all jobs, because no further step would come."""
         self._woken = None
         try:
             while self._idle and (group := self._choose()):
@@ -185,7 +183,7 @@ class Loop(Generic[J, A, T]):
             self._wake()
 
     def _leave(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
-        """Note that no step has these jobs any more."""
+        """Note that no step has these jobs and workers any more."""
         self._idle.extend(reversed(workers))
         self._stepping.difference_update(group)
         self._step_ended.set()
@@ -208,7 +206,8 @@ class Loop(Generic[J, A, T]):
             await self._step_all([job], workers)
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
-        """Run a step of these jobs, or several if the worker may go on; show the last one, and end the jobs that are done."""
+        """Run a step of these jobs on one worker, or on two; several steps if the worker may go on. Show the last, and end finished
+        jobs."""
         worker, *others = workers
         self._may_go_on = self._ahead and len(group) == len(self._entries)
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())

@@ -29,7 +29,7 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
     """The interface of a family whose jobs become pieces. `take` shows progress and previews."""
 
     def cost(self, job: Job) -> int:
-        """See fair.JobWork. Constant."""
+        """The cost of a step, as in JobWork. Constant."""
 
     def steps(self, job: Job) -> int:
         """The approximate number of steps in all. Constant."""
@@ -128,6 +128,7 @@ class Sessions(Generic[J]):
             self._drawing.step([session.job for session in sessions], aside)
 
     def take(self, session: _Session[J]) -> Sequence[Drawn]:
+        """The result of the last step: a decoded piece, or progress and previews. After the last step of the family, decoding begins."""
         if session.decoding is not None:
             piece, session.piece = session.piece, None
             session.decoded = piece is None
