@@ -76,7 +76,7 @@ class StateLayout:
         return history.reshape(-1, self.rows // self._pictures * self.width)
 
     def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> SamplerState:
-        """The state of one picture after that step. words: all of its words."""
+        """The state of one picture, read from all of its words. step: number of steps that it has taken. like: as in `read`."""
         count = 1 + self._memory.tensors
         values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *like.shape).to(like.device)
         return SamplerState(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)

@@ -41,8 +41,8 @@ class LongCatPainter(PicturePainter):
         return DrawingLimits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """The number of tokens of a text, and its limit. Quoted text is read letter by letter. Each letter is at least one token: if a text
-        has too many letters and other parts, only these are counted."""
+        """The number of tokens of a text, and its limit. Quoted text counts letter by letter, and a letter is at least one token. If there
+        are more letters and other parts than the limit, only these parts are counted."""
         most = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
         if parts.total() > most:

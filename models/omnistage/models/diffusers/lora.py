@@ -261,7 +261,7 @@ def _watch_loader(pipe: Any) -> Iterator[_Reading]:
 
 
 def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[..., Any]:
-    """The function that reads a file, which notes the file's contents, and leaves out most of its metadata."""
+    """A function that reads a file as the loader's own one, `published`, does, notes what the file has, and leaves out most metadata."""
 
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
@@ -275,7 +275,7 @@ def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[.
 
 
 def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
-    """The loading method of a model of Diffusers, which notes the weights that the model gets."""
+    """A loading method for a model of Diffusers that does what its own method does, and notes the weights that the model gets."""
     published = model.load_lora_adapter
 
     def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
@@ -291,7 +291,7 @@ def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
 
 
 def _watch_encoder(part: str, model: Any, given: _Reading) -> Callable[..., None]:
-    """The loading method of a text encoder, which notes the weights that the encoder gets. part: its name in the pipeline."""
+    """A loading method for a text encoder, as its own one, that notes the weights that the encoder gets. part: its name in the pipeline."""
     published = model.load_adapter
 
     def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:

@@ -231,7 +231,7 @@ class DrawnModel(Generic[J]):
                 yield piece
 
     async def warm_up(self) -> None:
-        """Draw a picture in the fewest steps, which also teaches the look of previews."""
+        """Draw a picture in the fewest steps, which also fits the map from latents to previews."""
         limits = self._artist.limits
         image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)

@@ -131,7 +131,7 @@ class Painter(ABC):
         check_followed(pipe, self.followed)
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
-        self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # The place of weights does not matter here.
+        self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where it computes; weights may be elsewhere.
         self.memory = self._tried_memory()
         self._area = defaults.options.condition_area
         limits = replace(defaults.applied(self._own_limits()), options=own_options(type(pipe).__call__, None, self.follows))

@@ -56,7 +56,7 @@ class QwenImagePainter(PicturePainter):
         return len(self.counting(text)["input_ids"]), MOST_TOKENS
 
     def _shape(self, width: int, height: int) -> tuple[int, int, int]:
-        """Frames, height and width in tokens."""
+        """The shape of a picture of these pixels in tokens: frames, height and width."""
         side = self.pipe.vae_scale_factor * 2
         return 1, height // side, width // side
 
@@ -190,7 +190,7 @@ class QwenImageEditPainter(_FromPictures):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """The plan with the size of the last picture where no size is asked for."""
+        """The plan with the size of the last picture where none is asked for, rounded down to multiples."""
         plan = in_shape(plan, self.limits.multiple)
         width, height = self._sizes(plan)[-1]
         side = self.limits.multiple
@@ -236,7 +236,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return replace(plan, width=width // side * side, height=height // side * side)
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """The size with the given width by height, and as many pixels as a square of the side that is asked for."""
+        """The width and height in that ratio, with as many pixels as a square of the side that is asked for."""
         asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
         width, height = calculate_dimensions((asked or self.limits.sides[0]) ** 2, ratio)
         return [(int(width), int(height))]

@@ -212,7 +212,7 @@ class Upsampling:
 
 
 def _convolution(module: nn.Conv1d | nn.ConvTranspose1d) -> Convolution:
-    """The numbers of a convolution. Raises BadCheckpoint for one that sound cannot be decoded with in parts."""
+    """The sizes of a convolution. Raises BadCheckpoint for a kind with which sound cannot be decoded in parts."""
     is_transposed = isinstance(module, nn.ConvTranspose1d)
     [size], [dilation], [stride] = module.kernel_size, module.dilation, module.stride
     padding = module.padding[0]

@@ -115,7 +115,7 @@ class Loop(Generic[J, A, T]):
             over.set_exception(settable(error))
 
     def _interrupt(self) -> None:
-        """Note that a job came or went."""
+        """A job came or went: stop the worker from going on by itself, and look for steps."""
         self._may_go_on = False
         self._wake()
 
@@ -145,6 +145,7 @@ class Loop(Generic[J, A, T]):
                 self._end(failed.job, failed.error)
 
     def _key(self, job: J) -> Hashable | None:
+        """The key of a job. Raises _NoKey, with the job, for any error."""
         try:
             return self._steps.key(job)
         except Exception as error:

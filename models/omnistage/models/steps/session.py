@@ -121,6 +121,7 @@ class Sessions(Generic[J]):
         return id(session) if session.decoding is not None else self._drawing.key(session.job)
 
     def step(self, sessions: Sequence[_Session[J]], aside: Aside | None) -> None:
+        """Decode the next piece of the one session, if its steps are over; else compute a step of all sessions."""
         decoding = sessions[0].decoding
         if decoding is not None:
             sessions[0].piece = next(decoding, None)
