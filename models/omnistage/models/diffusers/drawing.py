@@ -31,8 +31,7 @@ class DrawingJob:
 
 
 class StepDrawing:
-    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, which pictures state in their files. memory: the
-    memory that films need; None for other products."""
+    """Implements `Drawing` of sessions, and `Artist`. model: its name, which files state. memory: the memory that films need, if known."""
 
     def __init__(self, painter: Painter, model: str, memory: FilmMemory | None = None) -> None:
         self._painter, self.memory = painter, memory

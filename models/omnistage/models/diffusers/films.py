@@ -111,8 +111,7 @@ class Films:
                 yield from self._film(plan, made, wanted)
 
     def _film(self, plan: DrawingPlan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Yields the pixels and the clips of a film. Pixels of a frame leave before it is encoded. The file is one stream, made from its
-        beginning even for a client that has some of it."""
+        """Yields pixels and clips of a film. Pixels leave before they are encoded. The file is always made from its beginning."""
         clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
@@ -124,9 +123,8 @@ class Films:
 
 
 class Clips:
-    """The file of a film, in messages. rate_hz: frames a second. first: the first frame that is wanted. track: the sound. The wanted part
-    begins with a key frame: the frames that the reader has may have been drawn beside other films, and one level of one pixel is enough to
-    make a decoder read everything after it wrong."""
+    """The file of a film, in messages. rate_hz: frames a second. first: first wanted frame. track: the sound. The wanted part begins with a
+    key frame: earlier frames may come from another batch, and one level of one pixel makes a decoder read all after it wrong."""
 
     def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
@@ -179,8 +177,7 @@ def check_rate(rate_hz: float, field: str) -> None:
 
 def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """Yields [1, 3, frames, height, width] for each frame of latents [1, channels, frames, height, width], equal to the output of a causal
-    VAE (Wan et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be
-    decoded in turns."""
+    VAE (Wan et al. 2025) for all frames. The past of its convolutions is kept here, so several films can be decoded in turns."""
     if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As `decode` does it: a VAE that is offloaded whole is fetched.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]

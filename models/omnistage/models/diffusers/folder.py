@@ -68,8 +68,8 @@ NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The contents of model_index.json. class_name: the pipeline's class. components: library and class of each part that the folder has.
-    values: the pipeline's other arguments."""
+    """The contents of model_index.json. components: library and class of each part of the folder. values: the pipeline's other
+    arguments."""
 
     class_name: str
     components: Mapping[str, tuple[str, str]]
@@ -130,7 +130,6 @@ def load_pipeline(
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """The files with weights of the pipeline's parts."""
     return [file for part in read_index(folder).components for name in WEIGHTS.values() for file in _files(folder / part, name)]
 
 
@@ -142,8 +141,7 @@ def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
 
 
 def _check_class(place: str, value: list[Any]) -> tuple[str, str]:
-    """A part's library and class, from its entry in the index. place: the entry's name for errors. Raises BadCheckpoint if there is no such
-    class, or it can be no part of a pipeline."""
+    """A part's library and class, from its entry in the index. place: the entry's name. Raises BadCheckpoint unless both fit a part."""
     if len(value) != 2 or not all(isinstance(word, str) for word in value):
         raise BadCheckpoint(f"{place} is {_quote(value)}, not a library and a class")
     library, name = value

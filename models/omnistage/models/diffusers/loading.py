@@ -82,14 +82,11 @@ for: latents are small beside the memory of a step."""
 BATCH = 8
 """Pictures of the usual size, with guidance, that share a step by default."""
 CPU_STEP_TOKENS = 256
-"""On a CPU a step of more tokens is hardly cheaper for each picture in it, and the pictures end all together, and late, instead of one
-after another."""
+"""On a CPU a step of more tokens saves little for each picture in it, and the pictures end all together, not one after another."""
 PASS_LIMIT_S = 1800.0
-"""The limit of one pass, or of the VAE: a processor takes minutes for a large picture. A process that hangs and computes nothing is found
-in seconds."""
+"""The limit of one pass, or of the VAE: a processor takes minutes for a large picture. Processes that hang are found in seconds."""
 IMAGE_AREAS = 4
-"""A pipeline that draws in the size of the picture that it edits may draw so many times the usual pixels; a larger picture is made
-smaller."""
+"""A pipeline that draws in the size of its edited picture may draw so many times the usual pixels; larger pictures are made smaller."""
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:

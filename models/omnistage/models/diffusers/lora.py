@@ -33,8 +33,7 @@ SECOND = "load_into_transformer_2"
 """The name of the second part for Diffusers' loader."""
 MOST_SCALE = 100.0
 DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
-"""Matches names of weights that lead from a layer to few numbers, as many as the rank: the first of a LoRA's two sides, in all
-spellings."""
+"""Matches names of weights that lead from a layer to as many numbers as the rank: the first of a LoRA's two sides, in all spellings."""
 KNOWN = re.compile(
     r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
 )
@@ -202,8 +201,7 @@ SAID: Mapping[str, Any] = {
     "target_modules": _are_names,
     **dict.fromkeys(("lora_bias", "use_rslora", "use_dora"), lambda value, ranks: isinstance(value, bool)),
 }
-"""Values that a file's metadata may hold, as a LoraConfig of peft has them; all others are left out, for some of them change other weights
-too."""
+"""Values that a file's metadata may hold, as in a LoraConfig of peft. All others are left out: some of them change other weights too."""
 
 
 def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
@@ -212,9 +210,8 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Reading:
-    """The reading of one file by the loader. names: all names in the file. values: marks of its weights. alphas: by name, the numbers that
-    scale the changes. passed: names of the weights that some model got. models: for each model, its weights by its own names, and the
-    alphas of its layers."""
+    """The reading of one file by the loader. names: all names in it. values: marks of its weights. alphas: by name, the numbers that scale
+    the changes. passed: names of weights that some model got. models: for each model, its weights by its own names, and its alphas."""
 
     names: set[str] = field(default_factory=set)
     values: set[bytes] = field(default_factory=set)

@@ -151,8 +151,7 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """Make a folder for weights: a new one, because files of another process would pass for its own. It is removed with the pipeline
-        or, after a kill, by the next process."""
+        """Make a folder for weights, which is removed with the pipeline or, after a kill, by the next process. It must be new."""
         try:
             folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:
@@ -161,8 +160,7 @@ class MemoryPlan:
         return folder.path
 
     def _tile(self, pipe: Any) -> None:
-        """Decode large pictures in tiles. By default this leaves out a VAE that makes films frame by frame: long films take no more memory
-        there, and tiles are cut from whole films."""
+        """Decode large pictures in tiles; by default not films that are decoded frame by frame, which need no more memory."""
         vae: Any = getattr(pipe, "vae", None)
         if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.chosen.vae_tiling_above == UNSAID):
             return

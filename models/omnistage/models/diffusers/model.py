@@ -135,8 +135,7 @@ class DrawnModel(Generic[J]):
         return self.sessions.load
 
     async def prepare(self, request: DrawRequest) -> DrawingPlan:
-        """The plan of a request, with its pictures decoded. Raises BadRequest for all that could make a picture fail, before any is
-        drawn."""
+        """The plan of a request, with its decoded pictures. Raises BadRequest for all that could make a drawing fail, before it begins."""
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         self._artist.product.check(request)

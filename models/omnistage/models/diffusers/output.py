@@ -25,9 +25,8 @@ FASTER = 4
 
 
 def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
-    """The parameters of the picture with that number, as JSON: with these, and the pictures that it was drawn from, the same model draws it
-    again. In the JSON, images are SHA-256 of files, and backgrounds the colours under them, empty for the usual one. reused, largest: see
-    stepcache.Residuals."""
+    """The parameters of the picture with that number, as JSON: with them, and the pictures that it was drawn from, the same model draws it
+    again. In the JSON, images are SHA-256 of files, and backgrounds their colours, empty for the usual. reused, largest: see Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
         "prompt": plan.prompt,

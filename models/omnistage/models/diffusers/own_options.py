@@ -76,9 +76,8 @@ class OwnOption:
 
 
 def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
-    """The options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: the parameters that
-    a loop here follows, with their bounds; None: all, for a whole call of the pipeline. A count costs memory, so its bound follows from its
-    usual value."""
+    """The options of a pipeline's `__call__`. guidance: its parameter for the request's guidance_scale. followed: the parameters that a
+    loop here follows, with their bounds; None: all, for a whole call. A count costs memory, so its bound follows from its usual value."""
     try:
         hints = typing.get_type_hints(call)
     except (NameError, TypeError):  # Types that a module imports only for type checkers are missing at run time.

@@ -40,9 +40,8 @@ ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|,
 
 
 def check_followed(pipe: Any, followed: Container[str]) -> None:
-    """Raises BadCheckpoint for a config that would make the pipeline of Diffusers do something that the loop here does not do. All values
-    that the source of the pipeline mentions must be the usual ones. followed: names, as part.name, of values that the loop follows as the
-    pipeline does."""
+    """Raises BadCheckpoint for a config by which the pipeline of Diffusers would do something that the loop here does not do: values that
+    its source mentions must be the usual ones. followed: names, as part.name, of values that the loop follows too."""
     for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
         model: Any = getattr(pipe, part, None)
         if model is None or f"{part}.{name}" in followed or name not in model.config:
@@ -71,9 +70,8 @@ class Conditions:
 
 @dataclass(eq=False, slots=True)
 class Canvas:
-    """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, in the family's form. velocity: the
-    result of the last pass for these latents; None before it. estimate: the latents without noise, as they would be if the velocity led on
-    straight; only for previews."""
+    """One picture while it is drawn, all its layers together. latents: after the sampler's steps, in the family's form. velocity: result of
+    the last pass; None before it. estimate: the latents without noise, if the velocity led on straight; only for previews."""
 
     plan: DrawingPlan
     conditions: Conditions
@@ -120,8 +118,8 @@ class Painter(ABC):
     of the model. Do not call `check_text` on an event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
-    """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are Diffusers' own, so all values of their
-    configs are followed."""
+    """Values of configs that the loop follows as the pipeline does, as part.name. All values of schedulers, Diffusers' own, are
+    followed."""
     follows: ClassVar[Mapping[str, Range]] = {}
     """The pipeline's own options that the loop here follows exactly, with the least and the most of each number."""
 
@@ -194,7 +192,6 @@ class Painter(ABC):
     # 2: preprocess
 
     def encode(self, plan: DrawingPlan) -> Conditions:
-        """Encode words and pictures."""
         return self._conditions(plan)
 
     @abstractmethod

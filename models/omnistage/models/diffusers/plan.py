@@ -117,8 +117,7 @@ class EditedPicture:
 
 def mask_of(image: Image) -> EditedPicture:
     """The mask that a picture (RGBA) means: white where to draw. If some of it is more transparent than opaque, its transparent part is
-    where to draw, as editors of pictures save it; else its white part is. Some programs leave an alpha of 254 in pictures that are meant to
-    be opaque."""
+    where to draw, as editors save it; else its white part is. Some programs leave an alpha of 254 in opaque pictures."""
     alpha = image.getchannel("A")
     where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
@@ -181,7 +180,6 @@ class DrawingPlan:
 
     @property
     def picture_type(self) -> str:
-        """The media type of the files of pictures."""
         return self.media_type or PNG
 
     def seed_of(self, number: int) -> int:

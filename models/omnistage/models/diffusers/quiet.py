@@ -15,8 +15,7 @@ import transformers.utils.logging
 LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
 
 _lock = threading.RLock()
-"""The state that `quiet` changes belongs to the process. So does the state that the libraries change while they load: the default dtype,
-and the way in which weights begin."""
+"""`quiet` changes the state of the process. So do the libraries while they load: the default dtype, and how weights begin."""
 
 
 def silence() -> None:

@@ -23,8 +23,7 @@ from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
-"""The limit of tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see
-DrawingLimits.prompt_tokens."""
+"""The limit of tokens of a prompt, without its template. A drawing may get less, see DrawingLimits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder; its transformer gets AREA pixels."""
 MOST_IMAGES = 8
@@ -104,7 +103,6 @@ class QwenImagePainter(PicturePainter):
     # 3: execute
 
     def group(self, canvas: Canvas) -> Hashable:
-        """Pictures of a group have equal shapes: the transformer computes the places of tokens once for a whole batch."""
         return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:

@@ -1,5 +1,4 @@
-"""Products made from what whole calls of a pipeline return: pictures, a film, or sound. The parameters of the pipeline show which one, and
-its parts show whether a film has sound."""
+"""Products of the results of whole calls: pictures, a film, or sound. Parameters show which, and parts whether a film has sound."""
 
 from __future__ import annotations
 
@@ -109,8 +108,8 @@ class WholePictures:
 
 
 class WholeFilm:
-    """Implements `Results`: one film, as a file that can be played while it comes. If the pipeline has a vocoder, its sound is in the file,
-    and comes on a port of its own too. takes: parameters of the call. count: the parameter for the number of frames."""
+    """Implements `Results`: one film, as a file that can be played while it comes. If the pipeline has a vocoder, the sound is in the file,
+    and on a port of its own too. takes: parameters of the call. count: the parameter for the number of frames."""
 
     output_type = "pil"
 
@@ -135,8 +134,7 @@ class WholeFilm:
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
-        """Raises BadRequest for a request that is none for a film, or for a film with sound that lasts longer than MAX_SECONDS: a step
-        makes all of the sound."""
+        """Raises BadRequest for a request that is none for a film, or for a film with sound of more than MAX_SECONDS."""
         check_film(request, self._model)
         seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
         if self._sound and seconds > MAX_SECONDS:
@@ -154,8 +152,7 @@ class WholeFilm:
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Yields clips, and the samples that belong to their frames: a reader of both at the same pace waits for neither. latents: the
-        frames and the sound of the film."""
+        """Yields clips, and then the samples of their frames, so that a reader of both waits for neither. latents: frames and sound."""
         ((frames, made),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
@@ -173,8 +170,7 @@ class WholeFilm:
 
 
 class WholeSound:
-    """Implements `Results`: sound of a length, limited to that of the model's latents if they have one. takes: parameters of the call.
-    length: the parameter for the seconds."""
+    """Implements `Results`: sound, no longer than the model's latents. takes: parameters of the call. length: the one for the seconds."""
 
     output_type = "np"
 
@@ -213,8 +209,7 @@ class WholeSound:
 
 
 def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
-    """The port for the sound of a film; None for a pipeline without a vocoder. Raises LoadError if the vocoder does not state its rate, or
-    has more channels than the file of a film."""
+    """The port for the sound of a film; None without a vocoder. Raises LoadError for a vocoder with no rate or too many channels."""
     if getattr(pipe, "vocoder", None) is None:
         return None
     rate_hz, channels = _sound_rate_hz(pipe, ("vocoder", "audio_vae")), int(_config(pipe, "vocoder").get("out_channels") or 1)
@@ -240,8 +235,7 @@ def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
 
 def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
     """The sound that a pipeline made, [channels, samples] or [samples], as [count, channels]. Longer sound is cut and shorter sound ends in
-    silence, because a model makes whole latents. Raises Failed for another number of channels than announced, and for values that are no
-    numbers."""
+    silence: a model makes whole latents. Raises Failed for another number of channels, and for values that are no numbers."""
     rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
     if len(rows) != channels:
         raise Failed(f"the pipeline made {len(rows)} channels of sound, and its parts say {channels}: it cannot be drawn")

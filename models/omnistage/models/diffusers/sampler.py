@@ -35,9 +35,8 @@ NOISE_BYTES = 5056
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """The state of one picture's sampler after so many steps. history: tensors that the scheduler remembers and that depend on the picture,
-    in a fixed order. noise: uint8 [NOISE_BYTES], the state of the generator that draws the noise of the next steps; None if they draw
-    none."""
+    """The state of a picture's sampler after so many steps. history: tensors that the scheduler remembers and that depend on the picture.
+    noise: uint8 [NOISE_BYTES], the state of the generator of the noise of later steps; None if they draw none."""
 
     step: int
     latents: Tensor
@@ -152,8 +151,7 @@ class PictureSampler:
         return SamplerState(self.step, latents, tuple(self.remembered(latents.shape)), noise)
 
     def restore(self, state: SamplerState) -> None:
-        """Go on from a state that was reached elsewhere. Call it before the first step. Raises RuntimeError for a state that no generator
-        can be in."""
+        """Go on from a state that was reached elsewhere. Call it before the first step. Raises RuntimeError for an impossible state."""
         self._rehearse(state.step, state.latents)
         kept = iter(state.history)
         for name, value in self._history():
@@ -169,8 +167,7 @@ class PictureSampler:
             )
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros up to this one: afterwards the scheduler has the same counts as after real steps, and only values that depend
-        on the picture differ."""
+        """Take steps of zeros up to this one: then only values that depend on the picture differ from those after real steps."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)
@@ -184,8 +181,7 @@ class PictureSampler:
 
 
 def _refill(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
-    """An attribute of the scheduler (a tensor, a list or another value) with the next kept tensors in the place of its tensors of that
-    shape."""
+    """An attribute of the scheduler, a tensor or list, with the next kept tensors in the place of its tensors of that shape."""
     if isinstance(value, list):
         return [_refill(each, shape, kept) for each in value]
     return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value

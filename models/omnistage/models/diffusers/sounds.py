@@ -123,8 +123,7 @@ class Sounds:
 
 
 class SoundPieces:
-    """Decodes a sound piece by piece. samples: makes samples, [1, channels, samples], float32, of latents, [1, channels, latents].
-    upsampling: that of the decoder."""
+    """Decodes a sound piece by piece. samples: makes [1, channels, samples] of latents. upsampling: that of the decoder."""
 
     def __init__(self, samples: Callable[[Tensor], Tensor], upsampling: Upsampling) -> None:
         self._samples, self._upsampling = samples, upsampling
@@ -200,8 +199,7 @@ class Upsampling:
         return count
 
     def latents(self, first: int, end: int) -> tuple[int, int]:
-        """The latents that samples depend on, from `first` to before `end`: the first latent, and the one after the last. Both may lie
-        outside of the latents that exist."""
+        """The first latent that samples from `first` to before `end` depend on, and the one after the last; either may lie outside."""
         last = end - 1
         for each in reversed(self._chain):
             if each.is_transposed:

@@ -75,8 +75,7 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """transformer: that of the first rank. team: the other ranks, connected. least: fewest tokens of words, and of pictures, that a
-        pass may have."""
+        """transformer: that of the first rank. team: the other ranks. least: fewest tokens of words, and of pictures, in a pass."""
         self._forward, self._team, self._least = transformer.forward, team, least
         self._apart = ""
         transformer.forward = self
@@ -196,8 +195,7 @@ def _exchanged() -> Iterator[None]:
 
 
 class _Summed(torch.nn.Module):
-    """A linear layer whose input columns are divided among the ranks: each computes its part, and the parts are added up. bias: only the
-    first rank has one."""
+    """A linear layer with its input columns divided among the ranks, whose results are added up. bias: only the first rank has one."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
         super().__init__()

@@ -131,8 +131,7 @@ class StableAudioPainter(SoundPainter):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding (Su et al. 2021), each [1 + length, width of half a head]: the first place is that of
-        the seconds."""
+        """Cosines and sines of the rotary embedding (Su et al. 2021), each [1 + length, half a head]: the first is for the seconds."""
         width, places = self.pipe.rotary_embed_dim, self.latent_length + 1
         cosines, sines = get_1d_rotary_pos_embed(width, places, use_real=True, repeat_interleave_real=False)
         return cosines.to(self.device), sines.to(self.device)

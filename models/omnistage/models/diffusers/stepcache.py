@@ -142,8 +142,7 @@ class StepCache:
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _join_rows(self, now: _Pass, made: Tensor) -> Tensor:
-        """All rows after the last block. made: its result for the kept rows. Other rows get what the blocks added in their last whole
-        step."""
+        """All rows after the last block. made: its result for the kept rows. Others get what the blocks added in their last whole step."""
         assert now.base is not None
         whole, kept = now.base.clone(), iter(made if now.kept else ())
         for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):

@@ -1,5 +1,4 @@
-"""The vocabulary of a checkpoint that knows few words, from its `omnistage.json`: the things that it draws, the words that it knows, and
-whether its size can be changed. No torch."""
+"""The vocabulary of a checkpoint that knows few words: what it draws, the words, and whether sizes can change. No torch."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Vocabulary:
         return prompt.lower() if self.lower_case else prompt
 
     def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
-        """Yields notes for the client: its prompt names nothing that the model knows, or its size is not the usual one. size: width and
-        height to draw."""
+        """Yields notes for the client: its prompt names nothing known, or its size is not `usual`. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             told = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
@@ -58,8 +56,7 @@ class Vocabulary:
 
 
 def _none_of(words: Sequence[str]) -> str:
-    """The part of a note that lists words. It says "none of", which stays true if the prompt has a word that the checkpoint does not
-    list."""
+    """The part of a note that lists words. It says "none of", which also fits a prompt with a word that the checkpoint does not list."""
     return f"none of: {', '.join(words[:MOST_WORDS])}{', ...' if len(words) > MOST_WORDS else ''}"
 
 

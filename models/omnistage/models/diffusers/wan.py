@@ -137,8 +137,7 @@ class WanPainter(FilmPainter):
     # Pictures
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """The picture in the size of the film, and as the encoder of pictures needs it. Raises BadMedia for a picture that would make the
-        film too large."""
+        """The picture in the size of the film, and as the encoder of pictures needs it. Raises BadMedia for too large a film."""
         alone = EditedPicture(image.width, image.height, ())
         width, height = self._size(replace(plan, images=(alone,)))
         if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
@@ -173,8 +172,7 @@ class WanPainter(FilmPainter):
         return width, height
 
     def _latents_of(self, plan: DrawingPlan) -> Tensor:
-        """The latents of a film that is grey except for its pictures, or for TI2V of the picture alone: [1, channels, frames, height,
-        width], float32."""
+        """The latents of a grey film with its pictures, or for TI2V of the picture: [1, channels, frames, height, width], float32."""
         first, *last = (
             self.pipe.video_processor.preprocess(image.resized[0], plan.height, plan.width).unsqueeze(2) for image in plan.images
         )
@@ -316,8 +314,7 @@ class WanPainter(FilmPainter):
 
 
 def check_parts(pipe: Any) -> None:
-    """Raises BadCheckpoint for parts that would make the pipeline fail at a step or at its end, and for values that the loop here does not
-    follow."""
+    """Raises BadCheckpoint for parts with which the pipeline would fail, and for values that the loop here does not follow."""
     first, second, vae = pipe.transformer, pipe.transformer_2, pipe.vae
     if first is None:
         raise BadCheckpoint("model_index.json: transformer is left out, and the first steps are its; give a checkpoint with it")

@@ -132,15 +132,13 @@ class WholeDrawing:
         return float(usual) if isinstance(usual, int | float) else None
 
     def _min_steps(self) -> int:
-        """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps, in which the picture would be
-        lost: of too few steps none would be left."""
+        """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps: of too few none would be left."""
         strength = self._strength
         return max(math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1, min_steps(self._pipe.scheduler))
 
     @cached_property
     def _multiple(self) -> int:
-        """Sides are multiples of this number of pixels, which the pipeline's processor of pictures states; else it is the VAE's scale, for
-        films times the patch of their model."""
+        """Sides are multiples of these pixels: those of the pipeline's processor of pictures, else the VAE's scale (times the patch)."""
         pipe = self._pipe
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
@@ -241,8 +239,7 @@ class WholeDrawing:
                 raise
 
     def _refused_field(self, plan: DrawingPlan, error: BaseException) -> str:
-        """The field whose value the pipeline refuses by this error, because only the pipeline can check it; empty if there is no such
-        field."""
+        """The field whose value the pipeline refuses by this error, as only the pipeline can check it; empty if there is none."""
         limits = self._limits
         if isinstance(error, FAULTS) or NO_MEMORY.search(str(error)):
             return ""

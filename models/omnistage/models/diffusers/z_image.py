@@ -41,8 +41,7 @@ class ZImagePainter(PicturePainter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """The number of tokens of a text in its template, and its limit: that of the pipeline, or of the places for words in the
-        transformer."""
+        """The number of tokens of a text in its template, and its limit: the pipeline's, or that of the transformer's places for words."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
@@ -61,8 +60,7 @@ class ZImagePainter(PicturePainter):
         return ids
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The rows of a text, [tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which
-        changes nothing: no token sees those after it."""
+        """The rows of a text, [tokens, width]. The pipeline encodes 512 tokens and cuts: the same, as no token sees later ones."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
@@ -86,8 +84,7 @@ class ZImagePainter(PicturePainter):
         return None
 
     def own_step_cache(self) -> StepCache:
-        """The step cache around the layers, without the refiners, which see words and pictures apart. The arguments of a layer are the
-        rows, their mask, places and times."""
+        """The step cache around the layers (not the refiners), whose arguments are the rows, their mask, places and times."""
         return StepCache(self.pipe.transformer.layers, (1, 2, 3))
 
     def length(self, row: BatchRow) -> int:

@@ -41,11 +41,10 @@ OUT_OF_MEMORY = errno.ENOMEM
 
 MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
-"""The words by which the process says that it can take a medium. The second one means that the kernel has no filter of calls: the process
-can do more than it should."""
+"""The words by which the process says that it can take a medium; the second one if the kernel has no filter of calls."""
 
 TAKEN = b"taken"
-"""The word by which the process says that it has taken a medium. Faults after it are the medium's."""
+"""The word by which the process says that it has taken a medium. Later faults are the medium's."""
 
 FILES = 32
 """The limit of descriptors of the process."""
@@ -55,8 +54,7 @@ GRACE_S = 5.0
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
-    """Decode the media that come on `channel`, one after another; returns when the parent has closed it. confined: whether `confine`
-    succeeded, which the parent learns first."""
+    """Decode the media that come on `channel`, until the parent closes it. confined: whether `confine` succeeded, which is reported."""
     os.write(channel.fileno(), READY if confined else UNCONFINED)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
@@ -94,8 +92,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
 
 
 def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
-    """Decode a medium into `output`, after limiting the processor time by its size. ask: the fields of the preprocessing. Returns the shape
-    or lengths of the result."""
+    """Decode a medium into `output`, after limiting the processor time. ask: the preprocessing's fields. Returns shape or lengths."""
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)
@@ -114,14 +111,12 @@ def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile,
 
 
 def _allow(seconds: float) -> None:
-    """Allow `seconds` of processor time from now on. Then the system ends the process, however busy the machine is, and even if its parent
-    has ended."""
+    """Allow `seconds` of processor time from now on. Then the system ends the process, even on a busy machine or without its parent."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def load() -> None:
-    """Load all modules and codecs that libraries would load when they first need them. In the confined process this would fail, and the
-    medium would be blamed."""
+    """Load what libraries would load when they first need it: the confined process could not, and the medium would be blamed."""
     Image.init()
     read_few_notes()
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -132,8 +127,7 @@ def load() -> None:
 
 
 def main() -> None:
-    """Load all code, limit and confine this process, then serve. Standard error leads nowhere: libraries print a stranger's words, which
-    would get into our log."""
+    """Load all code, limit and confine this process, then serve. Standard error leads nowhere, as libraries print a stranger's words."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):

@@ -102,7 +102,7 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
     """The extent of the first sound in a file that begins with a sound of this layout. The stated number of samples counts if the rest of
-    the file confirms it. most_bytes: limit of a file, above which a stated number means nothing. Raises BadMedia for a sound that was cut
+    the file confirms it. most_bytes: limit of a file, above which a stated number means nothing. Raises BadMedia if the sound was cut
     off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
@@ -181,8 +181,8 @@ def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Yields the chunks that follow each other from `at` on, as long as they are whole. The chunk with the samples may be cut off; it is
-    the last one."""
+    """Yields the chunks that follow each other from `at` on, while they are whole. The one with the samples may be cut off, and is the
+    last."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

@@ -52,8 +52,7 @@ def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Imag
 
 
 def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
-    """The picture in sRGB, and its opacity, as a viewer shows it. image: opened from the file and not loaded yet. Raises BadMedia, or any
-    error that Pillow raises for damaged files."""
+    """The picture in sRGB, and its opacity. image: opened from the file, not loaded yet. Raises BadMedia, or errors of Pillow."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
@@ -159,8 +158,7 @@ def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[
 
 
 def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
-    """The picture in sRGB, mode RGB. profile: its ICC profile. Without one, or with a broken one or one for another kind of colours, its
-    numbers count as sRGB."""
+    """The picture in sRGB, mode RGB. profile: its ICC profile. Without one that fits and can be read, its numbers count as sRGB."""
     transform = None
     if profile and len(profile) <= PROFILE_BYTES:
         try:

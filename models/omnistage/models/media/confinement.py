@@ -67,8 +67,7 @@ LIMITED = (
     Only(38, 0, values=(signal.ITIMER_PROF,)),  # setitimer
     Only(202, 1, values=_WAIT_AND_WAKE),  # futex: the operations for locks of one process, without those that had security holes
 )
-"""Calls of which decoding needs only a part. fcntl and ioctl are not among them: through both the kernel sends signals to any process of
-the user."""
+"""Calls of which decoding needs only a part. fcntl and ioctl are not among them: both send signals to any process of the user."""
 
 
 def confine() -> bool:
@@ -89,8 +88,8 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """The instructions that the kernel runs before every call: they allow or refuse it. Calls of the x32 ABI are refused, as their numbers
-    have a bit that no number here has."""
+    """The instructions that the kernel runs before every call, to allow or refuse it. They refuse calls of the x32 ABI, which have other
+    numbers."""
     code = [
         (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),

@@ -38,8 +38,8 @@ AUDIO_DECODERS = (
 
 
 STEP_BACK, LEAP = Fraction(1, 10), Fraction(10)
-"""Seconds by which times may go back or jump. Beyond them a second recording begins that was joined to the first: FFmpeg's command has the
-same two limits."""
+"""Seconds by which times may go back or jump, as in FFmpeg's command. Beyond them a second recording begins that was joined to the
+first."""
 
 FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
 """Decoders of frames that are found by a mark, which other bytes may contain too, and that need the frames before. At a joint of such
@@ -72,8 +72,7 @@ LISTING = ("mov,mp4,m4a,3gp,3g2,mj2", "avi")
 
 
 def video_stream(container: InputContainer) -> Any:
-    """The stream of the film in the file; None if there is none. The default stream goes before others, then the one with the most pixels.
-    The cover of a record is no film."""
+    """The film in the file; None if there is none. The default stream goes first, else the largest. The cover of a record is no film."""
     films = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
     return max(films, key=lambda stream: (_is_default(stream), stream.width * stream.height), default=None)
 

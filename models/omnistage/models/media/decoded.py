@@ -27,8 +27,8 @@ class DecodedSound:
 
 @dataclass(frozen=True, slots=True)
 class DecodedFilm:
-    """frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film for each of these frames. sound: the sound
-    of the film, None if it was not asked for."""
+    """frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film for each frame. sound: None if not asked
+    for."""
 
     frames: NDArray[np.uint8]
     frame_s: float

@@ -31,8 +31,7 @@ log = structlog.get_logger(__name__)
 Kind = Literal["image", "audio", "video"]
 
 Source = bytes | int
-"""A file in memory, or the descriptor of one on a disk, which stays the caller's and must stay open until the medium is decoded. Its offset
-is neither used nor changed."""
+"""A file in memory, or the caller's descriptor of one, open until the medium is decoded. Its offset is neither used nor changed."""
 
 _PIECE = 1 << 20
 
@@ -65,7 +64,6 @@ class MediaDecoder:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the decoding processes that exist."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
@@ -126,8 +124,8 @@ class MediaDecoder:
 
     @asynccontextmanager
     async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
-        """Wait for the client's turn, and lend a process for one medium. Afterwards the process is kept if all went well; if not, another
-        one replaces it, once its memory is free."""
+        """Wait for the client's turn, and lend a process for one medium; if something goes wrong, it is replaced once its memory is
+        free."""
         await self._turns.enter(client)
         try:
             process = self._next_process()

@@ -44,8 +44,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """The text of a library about damaged bytes. Some decoders of FFmpeg return -1 for them, for which the library's text would be
-    "Operation not permitted", which misleads."""
+    """The text of a library about damaged bytes. Some decoders of FFmpeg return -1, whose text, "not permitted", would mislead."""
     if isinstance(error, av.error.FFmpegError) and error.errno == errno.EPERM:
         return "a decoder makes no sense of it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

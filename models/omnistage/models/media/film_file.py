@@ -131,8 +131,8 @@ class FilmWriter:
     make the same pieces on the same machine. The memory in use does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
-        """rate_hz: frames a second, MIN_RATE_HZ to MAX_RATE_HZ. frames: number of frames of the whole film, at least one. track: its sound.
-        Raises ValueError for a missing encoder."""
+        """rate_hz: frames a second. frames: number of all frames, at least one. track: the sound. Raises ValueError for a missing
+        encoder."""
         if not kind.is_there:
             raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
         self._kind, self._frames, self._track = kind, frames, track
@@ -147,14 +147,14 @@ class FilmWriter:
 
     @property
     def codecs(self) -> str:
-        """The codecs, such as "av01.0.04M.08, opus", which a browser has to know beside the media type before the first piece (RFC 6381);
-        known after the first frame."""
+        """The codecs, such as "av01.0.04M.08, opus", which a browser needs before the first piece (RFC 6381); known after the first
+        frame."""
         return ", ".join([self._codec] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
-        """Encode the next frame. Returns the piece of the file that is complete with it, None if no piece is; with the last frame, all that
-        is left. pixels: [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without
-        the earlier ones."""
+        """Encode the next frame. Returns the piece of the file that is complete with it, if any; with the last frame, all that is left.
+        pixels: [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without earlier
+        ones."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])
@@ -206,8 +206,7 @@ class FilmWriter:
         self._codec = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
-        """An encoder's packet as a sample of the file, with times in ticks of the container. packed: as in FilmKind. A packet without a
-        duration, as of a frame, lasts 1 / rate seconds."""
+        """An encoder's packet as a sample, with times in ticks of the container. packed: as in FilmKind. A frame lasts 1 / rate seconds."""
         time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
@@ -259,8 +258,7 @@ def _clock(seconds: Fraction) -> str:
 
 
 def _codec_word(kind: FilmKind, head: bytes) -> str:
-    """The codec's name in media types (RFC 6381), from the head of the file. Boxes of MP4 state profile and level. The head of WebM does
-    not: there browsers take the bare name."""
+    """The codec's name in media types (RFC 6381): boxes of MP4 state profile and level; for WebM, browsers take the bare name."""
     if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
         return f"avc1.{found[1].hex()}"
     if found := re.search(rb"av1C\x81(.)(.)", head, re.DOTALL):

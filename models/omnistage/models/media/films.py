@@ -35,9 +35,8 @@ COMPLETE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. told: whether the frames themselves
-    state them; else they follow from the order of the frames. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s:
-    end of the sound on the same clock."""
+    """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. told: whether the frames state them;
+    else they follow from the order of frames. rate_hz: frames a second in the header, or 0. sound_end_s: end of the sound, same clock."""
 
     shown: list[int]
     told: bool
@@ -71,8 +70,7 @@ class FilmSamples:
 
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile) -> FilmSamples:
-    """Decode the film: put its frames into `output`, and then the samples of its sound if asked for. Raises BadMedia, or any error that
-    FFmpeg raises for damaged files."""
+    """Decode the film: put its frames, and the samples of its sound if asked for, into `output`. Raises BadMedia, or errors of FFmpeg."""
     heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _open(file, limits) as container:
         stream = _stream(container, limits)
@@ -179,8 +177,7 @@ def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
 
 
 def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
-    """The frames to take of a film. times: when each frame is shown, rising, in ticks of `unit` seconds. rate_hz: frames per second as the
-    header says, 0 if it does not."""
+    """The frames to take. times: when each frame is shown, rising, in ticks of `unit` s. rate_hz: frames a second in the header, or 0."""
     frames = len(times)
     gap = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 0.0
     found_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ

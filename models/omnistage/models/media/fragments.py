@@ -55,8 +55,7 @@ def _box(name: bytes, body: bytes) -> bytes:
 
 
 def cluster(number: int, samples: Sequence[EncodedSample]) -> bytes:
-    """A cluster of WebM with these samples, as Wrap says. Times are milliseconds, at most 32 s apart. Browsers take no block that is
-    earlier than the one before it."""
+    """A cluster of WebM with these samples, as Wrap says, by time, as browsers need it. Times are milliseconds, at most 32 s apart."""
     in_turn = sorted(samples, key=lambda sample: sample.time)
     begin = in_turn[0].time
     blocks = [_element(0xE7, begin.to_bytes(8))]

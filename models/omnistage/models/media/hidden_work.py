@@ -134,8 +134,8 @@ def _check_gif(file: BinaryIO) -> None:
 
 
 def _check_tiff(file: BinaryIO) -> None:
-    """Raises BadMedia for a TIFF of too many pieces. Its table has entries of a number, a type, how many values, and the values or their
-    place; BigTIFF has 64 bits where TIFF has 32."""
+    """Raises BadMedia for a TIFF of too many pieces. An entry of its table is a number, a type, how many values, and these or their
+    place."""
     file.seek(0)
     head = file.read(16).ljust(16, b"\0")
     order = "<" if head[:2] == b"II" else ">"

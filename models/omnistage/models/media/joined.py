@@ -116,8 +116,7 @@ def _next_matroska(file: BinaryIO, end: int) -> int:
 
 
 def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """The bytes, by place, that make the length of an AU unknown, if it states no length or one beyond `end`: FFmpeg takes no other length
-    then. Empty for all other files."""
+    """For an AU with no length, or one beyond `end`: bytes, by place, that make it unknown, as FFmpeg needs it. Else empty."""
     mark, before, count = struct.unpack(">4sII", head)
     return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 

@@ -1,5 +1,4 @@
-"""The limits of the cost of one medium. They are compared with the header of pictures and films before anything is decoded, and again while
-media are decoded, since headers lie."""
+"""The limits of the cost of one medium, compared with headers before anything is decoded, and again meanwhile, since headers lie."""
 
 from __future__ import annotations
 

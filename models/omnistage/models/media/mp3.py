@@ -25,8 +25,7 @@ FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")
 """Matches the mark of any frame."""
 
 BEGINNING = re.compile(FRAME.pattern + rb".{2}(?:.{2})?(?:.{9}|.{17}|.{32})(Xing|Info|VBRI)", re.DOTALL)
-"""Matches mark and head of a frame, the checksum that some have, the frame's values about its samples, by version and channels, and the
-header's name."""
+"""Matches mark and head of a frame, the checksum that some have, the frame's values about its samples, and the header's name."""
 
 TAGGED = re.compile(rb"ID3[\x02-\x04]\x00[\x00-\xf0][\x00-\x7f]{4}")
 """Head of a tag of ID3, with its size in steps of seven bits."""

@@ -46,8 +46,8 @@ def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
 
 
 def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """The pixels in RGB, upright and resized: [height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of
-    Pillow for damaged files, and BadMedia."""
+    """The pixels, [height, width, 3] or with `alpha` 4, upright and resized. image: of this file, checked. Raises BadMedia, or errors of
+    Pillow."""
     shown = colours.shown(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()

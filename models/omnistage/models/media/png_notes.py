@@ -48,7 +48,7 @@ class Chunks(PngImagePlugin.PngStream):
             return b""
 
     def crc(self, cid: bytes, data: bytes) -> None:
-        """Checks the checksum of a chunk of the picture; notes have been checked already, and chunks that are passed over may be wrong."""
+        """Checks the checksum of a chunk of the picture: notes have been checked, and the chunks that are passed over may be wrong."""
         if cid in PICTURE:
             super().crc(cid, data)
         else:

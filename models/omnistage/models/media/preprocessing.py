@@ -24,9 +24,8 @@ FLOOR_SHARE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
-    """The resized picture has min_pixels to max_pixels pixels, and sides that are multiples of `factor`: see `smart_resize`. background:
-    the colour under transparent pixels; None: white. alpha: the result has the opacity of each pixel too, after its colours, and lies on no
-    ground unless a background is named."""
+    """The result has min_pixels to max_pixels pixels, and sides that are multiples of `factor`: see `smart_resize`. background: the colour
+    under transparent pixels; None: white. alpha: the result has opacity, after the colours, and no ground but a named one."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
@@ -75,8 +74,7 @@ class FilmPreprocessing:
         return seen + int(sound_s * self.sound_tokens_hz)
 
     def fitting(self, height: int, width: int, sound_s: float) -> Self:
-        """The same preprocessing with frames so small, and then so few, that a film of this size and sound has at most most_tokens; at
-        least frames_multiple frames stay."""
+        """The same preprocessing with frames so small, and then so few, that a film of this size and sound has at most most_tokens."""
         left = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
         smaller = replace(self, total_pixels=min(self.total_pixels, left * self.factor**2))
         counts = range(self.max_frames, self.frames_multiple, -self.frames_multiple)

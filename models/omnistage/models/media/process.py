@@ -82,9 +82,8 @@ class DecodingProcess:
         return self._decoded >= LIFE
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
-        """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer of the process, as JSON. Raises
-        NotTaken if the process ends or is too slow before it takes the medium, BadMedia if it does so afterwards. After an error or a
-        cancellation the process is of no use any more."""
+        """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer, as JSON. Raises NotTaken if the
+        process ends or is too slow before it takes the medium, else BadMedia. After that, or a cancellation, it is of no use."""
         await self._wait_ready()
         await self._send(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:

@@ -112,9 +112,8 @@ def _samples(frame: Any) -> NDArray[np.float32]:
 
 
 class Mixer:
-    """Joins blocks of any rate and number of channels into one mono sound at rate_hz: the mean of the channels, resampled by soxr in its
-    high quality, as Transformers' `load_audio` does it, to the bit. Samples that are louder than full scale stay so. Raises BadMedia beyond
-    the limits."""
+    """Joins blocks of any rate and number of channels into one mono sound at rate_hz: the mean of the channels, resampled by soxr in high
+    quality, as in Transformers' `load_audio`, to the bit. Sound that is louder than full scale stays so. Raises BadMedia."""
 
     def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
         self._rate_hz, self._limits = rate_hz, limits

@@ -11,9 +11,8 @@ from omnistage.models.media.errors import DecoderFull
 
 
 class WaitingPlaces:
-    """`places` requests may run at once, and max_waiting more may wait for a place. If there are several places, a client holds at most all
-    but one, so that one client alone keeps nobody waiting. When max_waiting requests wait, the last one of the longest line gives way to a
-    client with a shorter line."""
+    """Up to `places` requests run at once, and max_waiting more may wait. If there are several places, a client holds at most all but one,
+    so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a client with a shorter line."""
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places
@@ -24,7 +23,6 @@ class WaitingPlaces:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting requests of all clients."""
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager

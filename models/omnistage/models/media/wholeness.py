@@ -68,8 +68,7 @@ def _stated_length(before: int, count: int, most_bytes: int) -> int:
 
 
 def _asf_bytes(file: BinaryIO) -> int:
-    """The bytes of an ASF file as it states them; 0 if it does not. Objects have a name of 16 bytes and their size; one object in the
-    header states the size of the file."""
+    """The bytes of an ASF file as it states them, in one object of its header; 0 if it does not."""
     file.seek(0)
     head = file.read(ASF_BYTES)
     at = head.find(ASF_FILE)
@@ -97,8 +96,7 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def matroska_bytes(file: BinaryIO) -> int:
-    """The bytes of the whole file as it states them; 0 if it does not. RFC 8794: an element has its name, its size and its content. The
-    first is a header, the second is all else."""
+    """The bytes of the whole file as it states them; 0 if it does not. RFC 8794: a header, then one element with all else."""
     file.seek(len(EBML))
     header = _size(file)
     file.seek(header or 0, io.SEEK_CUR)

@@ -51,8 +51,7 @@ class JobWork(NamedTuple):
 
 @dataclass(slots=True)
 class _Queued:
-    """A job in the order. cost, client: as in JobWork. due: virtual time at which it is due. left: work that is not done yet. reserved: its
-    place is in the reserve."""
+    """A job. cost, client: as in JobWork. due: virtual time. left: work that is not done yet. reserved: its place is in the reserve."""
 
     cost: int
     client: str
@@ -76,8 +75,7 @@ class Fair(Generic[J]):
         self._admitted: dict[J, _Queued] = {}
         self._now = 0.0
         self._last_due: dict[str, float] = {}
-        """When the last job of each client is due. It is kept for some time after that job, so that nobody gets more by asking again and
-        again."""
+        """When the last job of each client is due. It is kept after that job, so that nobody gets more by asking again and again."""
 
     @property
     def waiting(self) -> int:
@@ -108,8 +106,7 @@ class Fair(Generic[J]):
             self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[J]:
-        """Admit the waiting jobs that there is room for now, and return them. The first job that does not fit keeps its turn: nobody takes
-        its room."""
+        """Admit the waiting jobs that there is room for, and return them. Nobody takes the room of the first job that does not fit."""
         admitted = self._admitted.values()
         room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
         reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)

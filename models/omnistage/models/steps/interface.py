@@ -20,16 +20,14 @@ Aside = Callable[[Callable[[], None]], "Future[None]"]
 
 
 class Steps(Protocol[Job, Shown]):
-    """The steps of a family. A job is the state of one request, hashed by identity. `step` and `take` run on a worker; the others run while
-    no step has the job."""
+    """The steps of a family. A job is the state of one request. `step` and `take` run on a worker, the others while no step has the job."""
 
     def key(self, job: Job) -> Hashable | None:
-        """Jobs of equal keys can step together. Called before each step, because the key may change. None: the job steps alone, before it
-        can join others."""
+        """Jobs of equal keys can step together; a job with None steps alone before it can. The key may change before each step."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        """Compute one step of all jobs. aside: a second thread for half of the work; None: there is none. If this raises, it has changed no
-        job, and it is called again for each job alone."""
+        """Compute one step of all jobs. aside: a second thread for half of the work, or None. After an error no job has changed, and each
+        is stepped alone."""
 
     def take(self, job: Job) -> Shown:
         """Take the computed step; returns what there is to show. If it raises, it ends its own job and no other."""

@@ -29,8 +29,8 @@ MAX_AHEAD = 4
 
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
-    """A job in the loop. shown: called with what a step shows; returns whether the job may go on. over: ends with the job. ready: whether
-    the job may take a step."""
+    """A job in the loop. shown: called with what a step shows; returns whether the job goes on. over: its end. ready: whether it may
+    step."""
 
     shown: Callable[[T], bool]
     over: asyncio.Future[None]
@@ -207,8 +207,7 @@ class Loop(Generic[J, A, T]):
             await self._step_all([job], workers)
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
-        """Run a step of these jobs on one worker, or on two; several steps if the worker may go on. Show the last, and end finished
-        jobs."""
+        """Run a step of these jobs on one or two workers; one that may go on runs several. Show the last, and end finished jobs."""
         worker, *others = workers
         self._may_go_on = self._ahead and len(group) == len(self._entries)
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())

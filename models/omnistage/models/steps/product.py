@@ -1,5 +1,4 @@
-"""The product of a drawing: pictures, a film or sound. A product knows its impossible requests, its ports and the way from latents to
-pieces."""
+"""The product of a drawing (pictures, a film or sound): its impossible requests, its ports, and the way from latents to pieces."""
 
 from __future__ import annotations
 

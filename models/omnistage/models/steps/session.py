@@ -39,8 +39,8 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
 
 
 class _Session(Generic[J]):
-    """A job and its reader. decoding: yields the pieces, once all steps are done. piece: the piece decoded last; None after the last one.
-    decoded: whether all pieces are decoded."""
+    """A job and its reader. decoding: yields the pieces after all steps. piece: the last one; None at the end. decoded: whether it
+    ended."""
 
     def __init__(self, job: J) -> None:
         self.job = job
@@ -103,8 +103,8 @@ class Sessions(Generic[J]):
         return self._order.admitted
 
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
-        """Yields the pieces of a job as they come. client: see DrawRequest. Closing this waits until no step has the job. Raises TooCostly,
-        and the error of a step of this job."""
+        """Yields the pieces of a job. client: see DrawRequest. Closing this waits until no step has the job. Raises TooCostly, and errors
+        of its steps."""
         session = _Session(job)
         over = self._loop.submit(session, JobWork(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
         over.add_done_callback(session.wake)
