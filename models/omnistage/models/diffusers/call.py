@@ -165,8 +165,8 @@ def _plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
 
 
 def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
-    """The pipeline's processor of pictures, or a copy that resizes the sent picture to the width and height in the call's `arguments`,
-    where the pipeline would draw in the picture's size. A picture that the pipeline has changed is left alone."""
+    """The pipeline's processor of pictures. If the pipeline would draw in the size of the sent picture, a copy of it resizes the picture to
+    the width and height in the call's `arguments`. A picture that the pipeline has changed is left alone."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
     if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
         return processor

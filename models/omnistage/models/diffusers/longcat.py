@@ -139,6 +139,7 @@ class LongCatPainter(PicturePainter):
         return unpacked
 
     def decoded(self, grid: Tensor) -> Tensor:
+        """The picture that the VAE makes of a grid: [1, samples, height, width], -1 to 1."""
         vae = self.pipe.vae
         scaled = grid / vae.config.scaling_factor + vae.config.shift_factor
         made: Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]

@@ -220,7 +220,7 @@ class _Reading:
     models: dict[torch.nn.Module, tuple[Mapping[str, torch.Tensor], list[float]]] = field(default_factory=dict)
 
     def note(self, model: torch.nn.Module, prefix: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Note that the loader gave a model these weights, from all names that begin with the prefix."""
+        """Note that a model got these weights, which the loader made from all names that begin with the prefix."""
         self.passed.update(name for name in self.names if name.startswith(prefix))
         self.models[model] = weights, [alpha for name, alpha in self.alphas.items() if name.startswith(prefix)]
 
@@ -258,7 +258,7 @@ def _watch_loader(pipe: Any) -> Iterator[_Reading]:
 
 
 def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[..., Any]:
-    """A function that reads a file as the loader's own one, `published`, does, notes what the file has, and leaves out most metadata."""
+    """Replaces `published`, the function by which the loader reads a file: notes what the file has, and leaves out most metadata."""
 
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
@@ -272,7 +272,7 @@ def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[.
 
 
 def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
-    """A loading method for a model of Diffusers that does what its own method does, and notes the weights that the model gets."""
+    """Replaces a model's loading method in Diffusers: notes the weights that the model gets, and calls the method."""
     published = model.load_lora_adapter
 
     def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
@@ -288,7 +288,7 @@ def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
 
 
 def _watch_encoder(part: str, model: Any, given: _Reading) -> Callable[..., None]:
-    """A loading method for a text encoder, as its own one, that notes the weights that the encoder gets. part: its name in the pipeline."""
+    """Replaces a text encoder's loading method: notes the weights that it gets, and calls the method. part: its name in the pipeline."""
     published = model.load_adapter
 
     def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:

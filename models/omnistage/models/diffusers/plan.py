@@ -373,7 +373,7 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def smallest(request: DrawRequest, limits: DrawingLimits) -> DrawRequest:
-    """The request for as little film or sound as shows how one is made."""
+    """The request with as little film or sound as a trial needs."""
     frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 

@@ -144,6 +144,7 @@ class QwenImagePainter(PicturePainter):
         return unpacked[:, :, 0]
 
     def decoded(self, grid: Tensor) -> Tensor:
+        """The picture that the VAE makes of a grid: [1, samples, height, width], -1 to 1."""
         vae = self.pipe.vae
         mean, deviation = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
         mean, inverse = mean.to(self.device, vae.dtype), 1.0 / deviation.to(self.device, vae.dtype)

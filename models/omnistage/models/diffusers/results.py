@@ -134,7 +134,7 @@ class WholeFilm:
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
-        """Raises BadRequest for a request that is none for a film, or for a film with sound of more than MAX_SECONDS."""
+        """Raises BadRequest for a request that does not fit a film, or asks for more than MAX_SECONDS of film with sound."""
         check_film(request, self._model)
         seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
         if self._sound and seconds > MAX_SECONDS:

@@ -118,6 +118,7 @@ class StableAudioPainter(SoundPainter):
         return StepCache((), ())
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
+        """The transformer's output for each row, in the shape of its latents."""
         lasting = torch.stack([row.canvas.conditions.positive[-2:].flatten()[None] for row in rows])
         made = self.pipe.transformer(
             torch.cat([row.canvas.scaled for row in rows]).to(self.dtype),

@@ -226,6 +226,7 @@ class WanPainter(FilmPainter):
         return rows.to(self.dtype)
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        """The noise that a film begins with: [1, channels, frames, height, width]."""
         side = int(self.pipe.vae_scale_factor_spatial)
         shape = (1, self.channels, self.frames(plan), plan.height // side, plan.width // side)
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
@@ -302,7 +303,7 @@ class WanPainter(FilmPainter):
         return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
 
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """Yields the decoded frames of latents. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
+        """Yields the decoded frames of latents. In tiles only the whole film can be decoded: then no frame is ready before all are."""
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
         mean, std = self._spread(latents)

@@ -120,6 +120,7 @@ class ZImagePainter(PicturePainter):
         return latents
 
     def decoded(self, grid: Tensor) -> Tensor:
+        """The picture that the VAE makes of a grid: [1, samples, height, width], -1 to 1."""
         vae = self.pipe.vae
         made: Tensor = vae.decode(grid.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
         return made

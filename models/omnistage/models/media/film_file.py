@@ -212,8 +212,8 @@ class FilmWriter:
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
 
     def _encode_sound(self, is_last: bool) -> list[EncodedSample]:
-        """Encode the sound up to the end of the frames so far. The encoder begins with silence at times below 0, which pieces cannot have:
-        all times are moved to begin at 0, and the head states the length of that silence."""
+        """Encode the sound up to the end of the frames so far; returns its samples. The encoder begins with silence at times below 0, which
+        pieces cannot have: all times are moved to begin at 0, and the head states the length of that silence."""
         if self._track is None:
             return []
         samples, rate_hz = self._track

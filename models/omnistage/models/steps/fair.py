@@ -95,7 +95,7 @@ class Fair(Generic[J]):
         self._waiting[job] = _Queued(cost, client, due, cost * steps)
 
     def withdraw(self, job: J) -> None:
-        """Remove a job that has ended or was given up. Call it at any time, even for a job that is not known any more."""
+        """Remove a job that has ended or was given up; later jobs of its client become due earlier. The job may be unknown."""
         asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
         if asked is None or asked.left <= 0:
             return
