@@ -105,8 +105,8 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
         except (BadCheckpoint, MemoryError):
             raise
         except Exception as error:  # the loader raises every kind of error for a bad file
-            told = " ".join(str(error).split())[:300]
-            raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model? {told}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model? {reason}") from error
     pipe.set_adapters(names, [lora.scale for lora in loras])
 
 
@@ -116,8 +116,8 @@ def _check_part(pipe: Any, lora: Lora) -> None:
     if lora.part and lora.part not in parts:
         raise LoadError(f"option lora {lora.path}@{lora.part}: {type(pipe).__name__} has no {lora.part}; leave it out")
     if not lora.part and len(parts) > 1:
-        told = " or ".join(f"{lora.path}@{part}" for part in parts)
-        raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {told}, or both: {WHICH}")
+        choices = " or ".join(f"{lora.path}@{part}" for part in parts)
+        raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {choices}, or both: {WHICH}")
 
 
 def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
@@ -228,11 +228,11 @@ class _Reading:
 def _load(pipe: Any, lora: Lora, name: str) -> None:
     """Load one file into the pipeline, and check that the models then have exactly its weights. name: the adapter's name."""
     path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
-    with _watch_loader(pipe) as given:
+    with _watch_loader(pipe) as reading:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
-    _check_passed(pipe, path, given)
-    _check_differences(pipe, path, given)
-    for model, (weights, alphas) in given.models.items():
+    _check_passed(pipe, path, reading)
+    _check_differences(pipe, path, reading)
+    for model, (weights, alphas) in reading.models.items():
         _check_loaded(model, path, name, weights)
         _check_scales(model, path, name, alphas)
 
@@ -240,38 +240,38 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 @contextmanager
 def _watch_loader(pipe: Any) -> Iterator[_Reading]:
     """Within this context the loader's functions note the weights that each model gets, and pass on only metadata in SAID."""
-    given = _Reading()
+    reading = _Reading()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
-    watched = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, given))]
+    methods = [(pipe, "lora_state_dict", _watch_reading(pipe.lora_state_dict, reading))]
     for part, model in models.items():
         if hasattr(model, "load_lora_adapter"):  # of Diffusers
-            watched.append((model, "load_lora_adapter", _watch_model(model, given)))
+            methods.append((model, "load_lora_adapter", _watch_model(model, reading)))
         elif hasattr(model, "load_adapter"):  # of Transformers
-            watched.append((model, "load_adapter", _watch_encoder(part, model, given)))
-    for place, method, told in watched:
-        setattr(place, method, told)
+            methods.append((model, "load_adapter", _watch_encoder(part, model, reading)))
+    for place, method, replacement in methods:
+        setattr(place, method, replacement)
     try:
-        yield given
+        yield reading
     finally:
-        for place, method, _ in watched:
+        for place, method, _ in methods:
             delattr(place, method)
 
 
-def _watch_reading(published: Callable[..., Any], given: _Reading) -> Callable[..., Any]:
+def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable[..., Any]:
     """Replaces `published`, the function by which the loader reads a file: notes what the file has, and leaves out most metadata."""
 
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
-        *found, said = published(*arguments, **named)
-        given.names.update(found[0])
-        given.values.update(map(_digest, found[0].values()))
-        given.alphas.update(next((each or {} for each in found[1:]), {}))
+        *parts, said = published(*arguments, **named)
+        reading.names.update(parts[0])
+        reading.values.update(map(_digest, parts[0].values()))
+        reading.alphas.update(next((each or {} for each in parts[1:]), {}))
         kept = {key: value for key, value in (said or {}).items() if key.rpartition(".")[2] in SAID}
-        return (*found, kept or None)
+        return (*parts, kept or None)
 
     return lora_state_dict
 
 
-def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
+def _watch_model(model: Any, reading: _Reading) -> Callable[..., None]:
     """Replaces a model's loading method in Diffusers: notes the weights that the model gets, and calls the method."""
     published = model.load_lora_adapter
 
@@ -281,39 +281,39 @@ def _watch_model(model: Any, given: _Reading) -> Callable[..., None]:
             mine = convert_unet_state_dict_to_peft(mine)
             if named.get("network_alphas"):  # the method leaves these names as they are, so it would not find some layers
                 named["network_alphas"] = convert_unet_state_dict_to_peft(named["network_alphas"])
-        given.note(model, f"{prefix}.", mine)
+        reading.note(model, f"{prefix}.", mine)
         published({f"{prefix}.{name}": value for name, value in mine.items()}, prefix=prefix, **named)
 
     return load_lora_adapter
 
 
-def _watch_encoder(part: str, model: Any, given: _Reading) -> Callable[..., None]:
+def _watch_encoder(part: str, model: Any, reading: _Reading) -> Callable[..., None]:
     """Replaces a text encoder's loading method: notes the weights that it gets, and calls the method. part: its name in the pipeline."""
     published = model.load_adapter
 
     def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:
-        given.note(model, f"{part}.", adapter_state_dict)
+        reading.note(model, f"{part}.", adapter_state_dict)
         published(adapter_state_dict=adapter_state_dict, **named)
 
     return load_adapter
 
 
-def _check_passed(pipe: Any, path: Path, given: _Reading) -> None:
+def _check_passed(pipe: Any, path: Path, reading: _Reading) -> None:
     """Raises BadCheckpoint for weights in the file that no model got."""
-    left, kind = given.names - given.passed, type(pipe).__name__
+    left, kind = reading.names - reading.passed, type(pipe).__name__
     prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
     if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
-        told = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_list_names(nameless)}"
-        raise BadCheckpoint(f"{path} has {told}; put the right one before them, or is it a LoRA of another model?")
+        fault = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_list_names(nameless)}"
+        raise BadCheckpoint(f"{path} has {fault}; put the right one before them, or is it a LoRA of another model?")
     if left:
         raise BadCheckpoint(f"{path} changes what {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
 
 
-def _check_differences(pipe: Any, path: Path, given: _Reading) -> None:
+def _check_differences(pipe: Any, path: Path, reading: _Reading) -> None:
     """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they change nothing."""
     with safe_open(path, "pt") as file:
         differences = {name: file.get_tensor(name) for name in file.keys() if DIFFERENCE.search(name)}  # noqa: SIM118  # It is no mapping.
-    if left := [name for name, value in differences.items() if value.any() and _digest(value) not in given.values]:
+    if left := [name for name, value in differences.items() if value.any() and _digest(value) not in reading.values]:
         raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_list_names(left)}; give one without")
 
 
@@ -325,19 +325,19 @@ def _digest(value: torch.Tensor) -> bytes:
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
     """Raises BadCheckpoint unless a model has exactly the given weights of the file, and all are numbers. name: the adapter's name. The
     libraries would make up weights that the file lacks."""
-    kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
+    kind, wanted = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
         weight.replace(f".{name}.", ".").removesuffix(".weight"): values
         for weight, values in model.named_parameters()
         if f".{name}." in weight
     }
-    if left := given.keys() - loaded.keys():
+    if left := wanted.keys() - loaded.keys():
         raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
-    if made_up := loaded.keys() - given.keys():
+    if made_up := loaded.keys() - wanted.keys():
         raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_list_names(made_up)}; save it anew")
     for weight, values in loaded.items():
         check_finite(values, weight, path)
-        if not torch.equal(values, given[weight].to(values.dtype)):
+        if not torch.equal(values, wanted[weight].to(values.dtype)):
             raise BadCheckpoint(f"{path}: {weight} became something else when {kind} loaded it; save it anew")
 
 
@@ -346,9 +346,9 @@ def _check_scales(model: torch.nn.Module, path: Path, name: str, alphas: list[fl
     layers: list[Any] = [module for module in model.modules() if name in getattr(module, "scaling", {})]
     used = sorted(layer.scaling[name] * layer.r[name] for layer in layers)
     if alphas and not (len(alphas) == len(used) and all(map(_is_same, sorted(alphas), used))):
-        told = ", ".join(f"{alpha:g}" for alpha in sorted(set(alphas))[:SHOWN])
+        stated = ", ".join(f"{alpha:g}" for alpha in sorted(set(alphas))[:SHOWN])
         raise BadCheckpoint(
-            f"{path}: diffusers does not scale layers of {type(model).__name__} by what it says, alpha {told}; save it anew"
+            f"{path}: diffusers does not scale layers of {type(model).__name__} by what it says, alpha {stated}; save it anew"
         )
 
 

@@ -61,8 +61,8 @@ class MemoryPlan:
             raise LoadError(f"option context_parallel {chosen.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
         for name in ("offload", "storage", "quantization", "lora"):
             if plan.ranks > 1 and (value := getattr(chosen, name)):
-                told = f"tensor_parallel_size {plan.ranks} and option {name} {value} exclude each other"
-                raise LoadError(f"{told}: each rank has a part of the weights as they are; leave one of them out")
+                conflict = f"tensor_parallel_size {plan.ranks} and option {name} {value} exclude each other"
+                raise LoadError(f"{conflict}: each rank has a part of the weights as they are; leave one of them out")
         if chosen.offload == "model":
             plan._check_model_offload()
         if chosen.quantization:

@@ -173,11 +173,11 @@ class DrawnModel(Generic[J]):
             return None
         is_mask, number = field == "mask_image", len(request.images) + (1 if field == "mask_image" or request.mask_image is None else 2)
         edit = mask_of if is_mask else partial(self._artist.edited, plan)
-        given = await self._decode_image(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
-        if is_mask and images and (given.width, given.height) != (images[0].width, images[0].height):
-            told = f"is {given.width}x{given.height}, and the picture {images[0].width}x{images[0].height}: give one of that size"
-            raise BadRequest(f"diffusion.{field}", told, medium=str(number))
-        return replace(given, digest=image.digest)
+        picture = await self._decode_image(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
+        if is_mask and images and (picture.width, picture.height) != (images[0].width, images[0].height):
+            sizes = f"is {picture.width}x{picture.height}, and the picture {images[0].width}x{images[0].height}: give one of that size"
+            raise BadRequest(f"diffusion.{field}", sizes, medium=str(number))
+        return replace(picture, digest=image.digest)
 
     async def _decode_image(
         self, image: Media, client: str, field: str, number: int, edit: Callable[[Image], EditedPicture], *, alpha: bool = False
@@ -190,23 +190,23 @@ class DrawnModel(Generic[J]):
         try:
             async with self._fitting.taken(client):
                 decoded = await self._decoder.picture(image.data, ask, client=client)
-                given = await asyncio.to_thread(lambda: edit(pillow.fromarray(decoded.pixels)))
+                picture = await asyncio.to_thread(lambda: edit(pillow.fromarray(decoded.pixels)))
         except BadMedia as error:
             raise BadRequest(field, str(error), medium=str(number)) from None
         except (DecoderFull, DecoderFailed) as error:
             raise Full(str(error)) from None
         except DecoderBroken as error:
             raise Failed(str(error)) from None
-        self._hold(given)
-        return given
+        self._hold(picture)
+        return picture
 
-    def _hold(self, given: EditedPicture) -> None:
+    def _hold(self, picture: EditedPicture) -> None:
         """Count the memory of a picture as long as the picture exists. Raises Full if too much waits already."""
         with self._held_lock:
-            if self._held and self._held + given.bytes > HELD_BYTES:
+            if self._held and self._held + picture.bytes > HELD_BYTES:
                 raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
-            self._held += given.bytes
-        weakref.finalize(given, self._let_go, given.bytes).atexit = False
+            self._held += picture.bytes
+        weakref.finalize(picture, self._let_go, picture.bytes).atexit = False
 
     def _let_go(self, size: int) -> None:
         with self._held_lock:

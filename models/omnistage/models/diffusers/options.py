@@ -140,26 +140,26 @@ class Defaults:
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
         """The limits of a pipeline with these options applied. By default the limit of work is that of the largest picture, or of the usual
         film of a million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
-        told = self.options
-        most = told.max_frames or limits.max_frames
+        chosen = self.options
+        most = chosen.max_frames or limits.max_frames
         frames = limits.frames
         if frames > most:  # The model can only have fewer frames by whole multiples.
             frames -= -(-(frames - most) // limits.frame_multiple) * limits.frame_multiple
-        seconds = min(told.max_seconds or limits.max_seconds, limits.max_seconds)
-        usual = min(told.max_pixels, AREA) * frames if frames else told.max_pixels
+        seconds = min(chosen.max_seconds or limits.max_seconds, limits.max_seconds)
+        usual = min(chosen.max_pixels, AREA) * frames if frames else chosen.max_pixels
         made = replace(
             limits,
             frames=frames,
             max_frames=min(most, limits.max_frames),
             seconds=min(limits.seconds, seconds),
             max_seconds=seconds,
-            width=(told.width or limits.width) if limits.width else 0,
-            height=(told.height or limits.height) if limits.height else 0,
-            steps=told.steps or limits.steps,
-            guidance=told.guidance if told.guidance >= 0 else limits.guidance,
-            max_pixels=told.max_pixels,
-            max_steps=told.max_steps,
-            max_work=told.max_work or usual * told.max_steps,
+            width=(chosen.width or limits.width) if limits.width else 0,
+            height=(chosen.height or limits.height) if limits.height else 0,
+            steps=chosen.steps or limits.steps,
+            guidance=chosen.guidance if chosen.guidance >= 0 else limits.guidance,
+            max_pixels=chosen.max_pixels,
+            max_steps=chosen.max_steps,
+            max_work=chosen.max_work or usual * chosen.max_steps,
         )
         if made.width % made.multiple or made.height % made.multiple or made.width * made.height > made.max_pixels:
             raise LoadError(
@@ -168,7 +168,7 @@ class Defaults:
             )
         if limits.frames and made.frames < 1:
             told_frames = f"films have {limits.frames} frames, or a multiple of {limits.frame_multiple} fewer"
-            raise LoadError(f"option max_frames is {told.max_frames}: {told_frames}; give more")
+            raise LoadError(f"option max_frames is {chosen.max_frames}: {told_frames}; give more")
         if not 0 <= made.guidance <= made.max_guidance:
             raise LoadError(f"guidance {made.guidance:g} is not taken by default: 0 to {made.max_guidance:g} can be")
         if not made.min_steps <= made.steps <= made.max_steps:

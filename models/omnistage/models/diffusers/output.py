@@ -79,9 +79,9 @@ def _short(said: str) -> str:
     """The parameters (JSON), with the prompts cut short if the text would not fit into EXIF, which has 64 KiB."""
     if len(said) <= MOST_SAID:
         return said
-    told = json.loads(said)
-    words = {key: f"{told[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(told.get(key, "")) > SHORT}
-    return json.dumps({**told, **words})
+    values = json.loads(said)
+    words = {key: f"{values[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT}
+    return json.dumps({**values, **words})
 
 
 def _opaque(image: Image) -> Image:

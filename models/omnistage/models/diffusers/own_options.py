@@ -110,8 +110,8 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
         try:
             read.append((name, options[name].read(text)))
         except ValueError:
-            told = f"{name} is {text[:64]!r}: give {options[name]}"
-            raise BadRequest("diffusion.options", told) from None
+            advice = f"{name} is {text[:64]!r}: give {options[name]}"
+            raise BadRequest("diffusion.options", advice) from None
     return tuple(read)
 
 

@@ -48,8 +48,8 @@ def check_followed(pipe: Any, followed: Container[str]) -> None:
             continue
         usual = inspect.signature(type(model)).parameters.get(name)
         if usual is None or model.config[name] != usual.default:
-            told = f"{name!r} is {str(model.config[name])[:80]}, which drawing here does not follow"
-            raise BadCheckpoint(f"{part}/config.json: {told}; give a checkpoint without it")
+            fault = f"{name!r} is {str(model.config[name])[:80]}, which drawing here does not follow"
+            raise BadCheckpoint(f"{part}/config.json: {fault}; give a checkpoint without it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,25 +242,25 @@ class Painter(ABC):
             with np.errstate(all="ignore"):
                 scheduler = self._scheduled_for(plan, "cpu")
             sigmas = 1 - scheduler.sigmas if scheduler.config.get("invert_sigmas") else scheduler.sigmas
-            levels = sigmas[:-1]  # The level behind them is the end of the last step: 0, or the last level again.
+            levels = sigmas[:-1]  # The level after them is the end of the last step: 0, or the last level again.
             does_fall = bool(torch.isfinite(sigmas).all() and (levels > 0).all() and (levels.diff() < 0).all())
         except (ArithmeticError, ValueError):  # Such as the logarithm of 0.
             does_fall = False
         if not does_fall:
-            told = f"{type(self.pipe.scheduler).__name__} makes no noise levels of them that fall"
+            fault = f"{type(self.pipe.scheduler).__name__} makes no noise levels of them that fall"
             if plan.sigmas:
-                raise BadRequest("diffusion.sigmas", f"{told}: give fewer, further from each other and from 0, or steps alone")
+                raise BadRequest("diffusion.sigmas", f"{fault}: give fewer, further from each other and from 0, or steps alone")
             if plan.flow_shift:
-                raise BadRequest("diffusion.flow_shift", f"{told}: give one nearer to 1, not {plan.flow_shift:g}, or leave it out")
-            raise BadRequest("diffusion.steps", f"{told}: ask for more or fewer than {plan.steps}")
+                raise BadRequest("diffusion.flow_shift", f"{fault}: give one nearer to 1, not {plan.flow_shift:g}, or leave it out")
+            raise BadRequest("diffusion.steps", f"{fault}: ask for more or fewer than {plan.steps}")
 
     def _tried_memory(self) -> Memory:
         """The memory of the scheduler, found by trying it. Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
             return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0, self.device), self.device)
         except Exception as error:  # a scheduler raises every kind of error for a bad config
-            told = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
-            raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
+            why = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
+            raise BadCheckpoint(f"scheduler/scheduler_config.json: {why}") from error
 
     def canvas(self, plan: DrawingPlan, conditions: Conditions, number: int) -> Canvas:
         """The result with that number, as noise before its first step."""

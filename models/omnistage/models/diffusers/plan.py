@@ -242,8 +242,8 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
     if max(width, height) > limits.max_side:
         raise _bad(field, f"{name} draws at most {limits.max_side} pixels a side, {width}x{height} was asked for or comes of it")
     if width * height > limits.max_pixels:
-        told = f"{width}x{height} are {width * height}"
-        raise _bad(field, f"{name} draws at most {limits.max_pixels} pixels, {told}: ask for fewer")
+        fault = f"{width}x{height} are {width * height}"
+        raise _bad(field, f"{name} draws at most {limits.max_pixels} pixels, {fault}: ask for fewer")
     if plan.media_type == WEBP and max(width, height) > WEBP_SIDE:
         raise _bad("media_type", f"{WEBP} has at most {WEBP_SIDE} pixels a side, {width}x{height} was asked for: take {PNG}")
     work = plan.width * plan.height * plan.pictures * max(plan.frames, 1) * plan.steps
@@ -269,8 +269,8 @@ def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -
     if field == "frames":
         most = most - (most - first) % limits.frame_multiple
     what = f"{plan.width}x{plan.height} pixels, {plan.frames} frames and {plan.steps} steps"
-    told = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {what} are {work:.3g}"
-    return field, f"{told}: ask for at most {most} {'pixels' if field == side else field}" if most > 0 else f"{told}: ask for less"
+    fault = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {what} are {work:.3g}"
+    return field, f"{fault}: ask for at most {most} {'pixels' if field == side else field}" if most > 0 else f"{fault}: ask for less"
 
 
 def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, int]:
@@ -321,8 +321,8 @@ def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> N
     fewest, most = limits.images
     if not fewest <= len(request.images) <= most:
         wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
-        told = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
-        raise _bad("images", told if most else f"{name} draws from none: leave them out")
+        fault = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
+        raise _bad("images", fault if most else f"{name} draws from none: leave them out")
     for (field, why), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
         is_given = getattr(request, field) is not None
         if is_given and not is_wanted:
@@ -383,8 +383,8 @@ def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     usual, multiple = limits.frames, limits.frame_multiple
     frames = request.frames or _frames_of_seconds(request, limits, name) or usual
     if frames > limits.max_frames and not request.frames:
-        told = f"at most {limits.max_frames} frames, and {request.seconds:g} s have {frames}"
-        raise _bad("duration_s", f"{name} makes {told}: ask for less, or for fewer frames a second")
+        fault = f"at most {limits.max_frames} frames, and {request.seconds:g} s have {frames}"
+        raise _bad("duration_s", f"{name} makes {fault}: ask for less, or for fewer frames a second")
     if frames > limits.max_frames:
         raise _bad("frames", f"{name} makes at most {limits.max_frames} frames, not {frames}: ask for fewer")
     if frames and (frames - usual) % multiple:
@@ -418,8 +418,8 @@ def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
     if seconds > limits.max_seconds:
         raise _bad("duration_s", f"{name} makes at most {limits.max_seconds:g} s, not {seconds:g}: ask for less")
     if seconds > left:
-        told = f"{seconds:g} s from {request.begin_s:g} s on end behind the {limits.max_seconds:g} s that {name} knows"
-        raise _bad("duration_s", f"{told}: ask for at most {left:g}")
+        fault = f"{seconds:g} s from {request.begin_s:g} s on end behind the {limits.max_seconds:g} s that {name} knows"
+        raise _bad("duration_s", f"{fault}: ask for at most {left:g}")
     return seconds
 
 

@@ -139,8 +139,8 @@ class WholeFilm:
         seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
         if self._sound and seconds > MAX_SECONDS:
             field = "duration_s" if request.seconds else "frames_per_second" if request.frames_per_second else "frames"
-            told = f"{self._model} makes at most {MAX_SECONDS:g} s of film with sound, these are {seconds:g}"
-            raise BadRequest(f"diffusion.{field}", f"{told}: ask for fewer, or for more frames a second")
+            fault = f"{self._model} makes at most {MAX_SECONDS:g} s of film with sound, these are {seconds:g}"
+            raise BadRequest(f"diffusion.{field}", f"{fault}: ask for fewer, or for more frames a second")
 
     def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         """The number of items on each port. The sound is as long as the frames."""

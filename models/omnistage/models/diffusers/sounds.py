@@ -72,8 +72,8 @@ class SoundPainter(Painter):
         super().check_steps(plan)
         first, end = self.window(plan)
         if first == end:
-            told = f"{plan.seconds:g} s from {plan.begin_s:g} s on have no sample at {self.rate_hz} Hz"
-            raise BadRequest("diffusion.duration_s", f"{told}: ask for more, or begin earlier")
+            fault = f"{plan.seconds:g} s from {plan.begin_s:g} s on have no sample at {self.rate_hz} Hz"
+            raise BadRequest("diffusion.duration_s", f"{fault}: ask for more, or begin earlier")
 
     def values(self, plan: DrawingPlan) -> int:
         return self.channels * self.latent_length

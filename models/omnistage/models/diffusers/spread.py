@@ -125,8 +125,8 @@ def team_of(folder: Path, options: LoadOptions) -> Team | None:
     index = read_index(folder)
     _, kind = index.components.get(TRANSFORMER, ("", "none"))
     if index.class_name not in PIPELINES or kind not in ABLE:
-        told = f"a {index.class_name} computes on one device; for more answers at once run more replicas of it"
-        raise LoadError(f"tensor_parallel_size {size}: {told}. These can be spread: {', '.join(PIPELINES)}")
+        fault = f"a {index.class_name} computes on one device; for more answers at once run more replicas of it"
+        raise LoadError(f"tensor_parallel_size {size}: {fault}. These can be spread: {', '.join(PIPELINES)}")
     heads = json_object(folder / TRANSFORMER / "config.json").get("num_attention_heads")
     if isinstance(heads, int) and heads % size:
         able = " or ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)

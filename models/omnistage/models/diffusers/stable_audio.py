@@ -47,8 +47,8 @@ class StableAudioPainter(SoundPainter):
             raise BadCheckpoint(f"model_index.json: vae is {type(pipe.vae).__name__}; give AutoencoderOobleck")
         latents, drawn = pipe.vae.config.decoder_input_channels, pipe.transformer.config.in_channels
         if latents != drawn:
-            told = f"in_channels is {drawn}, and the VAE has {latents} channels"
-            raise BadCheckpoint(f"transformer/config.json: {told}; is it a transformer of another pipeline?")
+            fault = f"in_channels is {drawn}, and the VAE has {latents} channels"
+            raise BadCheckpoint(f"transformer/config.json: {fault}; is it a transformer of another pipeline?")
         super().__init__(pipe, *others)
 
     def _own_limits(self) -> DrawingLimits:

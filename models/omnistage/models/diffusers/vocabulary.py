@@ -49,8 +49,8 @@ class Vocabulary:
         """Yields notes for the client: its prompt names nothing known, or its size is not `usual`. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
-            told = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
-            yield f"this model draws {self.what}; this prompt names {told}"
+            unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
+            yield f"this model draws {self.what}; this prompt names {unnamed}"
         if self.one_size and size != usual:
             yield f"this model was made for {usual[0]}x{usual[1]} pixels: at other sizes much is misplaced, or missing"
 

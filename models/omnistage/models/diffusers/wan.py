@@ -154,8 +154,8 @@ class WanPainter(FilmPainter):
             return plan
         sizes = {image.resized[0].size for image in plan.images}
         if len(sizes) > 1:
-            told = " and ".join(f"{image.width}x{image.height}" for image in plan.images)
-            raise BadRequest("diffusion.images", f"they are of two shapes, {told}: give two of one, or width and height of the film")
+            shapes = " and ".join(f"{image.width}x{image.height}" for image in plan.images)
+            raise BadRequest("diffusion.images", f"they are of two shapes, {shapes}: give two of one, or width and height of the film")
         if len(plan.images) > 1 and plan.frames < 2:
             raise BadRequest("diffusion.frames", f"{plan.frames} is no film from one picture to another: ask for more")
         width, height = sizes.pop()
@@ -202,8 +202,8 @@ class WanPainter(FilmPainter):
     def _seen(self, plan: DrawingPlan) -> Tensor:
         """The rows of the encoder of pictures: [pictures, tokens, width]."""
         images, encoder = [image.resized[1] for image in plan.images], self.pipe.image_encoder
-        given = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
-        rows: Tensor = encoder(**given.to(encoder.dtype), output_hidden_states=True).hidden_states[-2]
+        inputs = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
+        rows: Tensor = encoder(**inputs.to(encoder.dtype), output_hidden_states=True).hidden_states[-2]
         return rows.to(self.dtype)
 
     # Steps
@@ -320,36 +320,36 @@ def check_parts(pipe: Any) -> None:
     if first is None:
         raise BadCheckpoint("model_index.json: transformer is left out, and the first steps are its; give a checkpoint with it")
     if pipe.config.boundary_ratio and second is None:
-        told = f"boundary_ratio is {pipe.config.boundary_ratio}, and the steps below it are those of transformer_2, which is left out"
-        raise BadCheckpoint(f"model_index.json: {told}; give a checkpoint with it, or without boundary_ratio")
+        fault = f"boundary_ratio is {pipe.config.boundary_ratio}, and the steps below it are those of transformer_2, which is left out"
+        raise BadCheckpoint(f"model_index.json: {fault}; give a checkpoint with it, or without boundary_ratio")
     if not isinstance(vae, AutoencoderKLWan):
         raise BadCheckpoint(f"model_index.json: vae is {type(vae).__name__}, and films are decoded here by AutoencoderKLWan; give that")
     for name in ALIKE if second is not None else ():
         if first.config[name] != second.config[name]:
-            told = f"{name} is {second.config[name]}, and that of transformer is {first.config[name]}"
-            raise BadCheckpoint(f"transformer_2/config.json: {told}; give two that go together")
+            fault = f"{name} is {second.config[name]}, and that of transformer is {first.config[name]}"
+            raise BadCheckpoint(f"transformer_2/config.json: {fault}; give two that go together")
     _check_shapes(pipe)
     if float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)) != 1.0:
-        told = f"{type(pipe.scheduler).__name__} is for noise of another size than that of a flow"
-        raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}; give UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler")
+        fault = f"{type(pipe.scheduler).__name__} is for noise of another size than that of a flow"
+        raise BadCheckpoint(f"scheduler/scheduler_config.json: {fault}; give UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler")
 
 
 def _check_shapes(pipe: Any) -> None:
     """Raises BadCheckpoint for a transformer and a VAE whose shapes do not fit each other."""
     config, latents, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
     adds, expands = type(pipe).__name__ == FROM_PICTURES and not pipe.config.expand_timesteps, pipe.config.expand_timesteps
-    given = 2 * latents + ratio if adds else latents
-    for name, wanted in (("in_channels", given), ("out_channels", latents)):
+    inputs = 2 * latents + ratio if adds else latents
+    for name, wanted in (("in_channels", inputs), ("out_channels", latents)):
         if config[name] != wanted:
-            told = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {wanted}"
-            raise BadCheckpoint(f"transformer/config.json: {told}; is it a transformer of another pipeline?")
+            fault = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {wanted}"
+            raise BadCheckpoint(f"transformer/config.json: {fault}; is it a transformer of another pipeline?")
     if expands and tuple(config.patch_size) != (1, 2, 2):
-        told = f"patch_size is {list(config.patch_size)}, and expand_timesteps is for [1, 2, 2]"
-        raise BadCheckpoint(f"transformer/config.json: {told}; give a checkpoint of that")
+        fault = f"patch_size is {list(config.patch_size)}, and expand_timesteps is for [1, 2, 2]"
+        raise BadCheckpoint(f"transformer/config.json: {fault}; give a checkpoint of that")
     if adds and (ENCODED_FRAMES % ratio or (ratio < ENCODED_FRAMES and config.patch_size[0] > 1)):
-        told = f"scale_factor_temporal is {ratio}, and it encodes {ENCODED_FRAMES} frames together"
+        fault = f"scale_factor_temporal is {ratio}, and it encodes {ENCODED_FRAMES} frames together"
         raise BadCheckpoint(
-            f"vae/config.json: {told}, which films from pictures by this transformer cannot be; give a VAE of {ENCODED_FRAMES}"
+            f"vae/config.json: {fault}, which films from pictures by this transformer cannot be; give a VAE of {ENCODED_FRAMES}"
         )
 
 

@@ -234,8 +234,8 @@ class WholeDrawing:
                     job.call, job.step = None, 0
                 if not call.step and (field := self._refused_field(jobs[0].plan, error)):
                     why = " ".join(str(error).split())[:300] or type(error).__name__
-                    told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
-                    raise BadRequest(f"diffusion.{field}", told) from error
+                    fault = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
+                    raise BadRequest(f"diffusion.{field}", fault) from error
                 raise
 
     def _refused_field(self, plan: DrawingPlan, error: BaseException) -> str:
@@ -245,15 +245,15 @@ class WholeDrawing:
             return ""
         measures = {"frames": (plan.frames, limits.frames), "duration_s": (plan.seconds, limits.seconds)}
         measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height), "steps": (plan.steps, limits.steps)}
-        given = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
+        refusable = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
         changed = [field for field, (asked, usual) in measures.items() if asked != usual] if isinstance(error, ValueError) else []
-        return next(iter(given + changed), "")
+        return next(iter(refusable + changed), "")
 
     def _arguments(self, plans: Sequence[DrawingPlan]) -> dict[str, Any]:
         """The arguments of a call for several plans, which differ only in prompts and seeds."""
         first = plans[0]
         generators = [torch.Generator("cpu").manual_seed(plan.seed_of(number)) for plan in plans for number in range(first.results)]
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "prompt": [plan.prompt for plan in plans] if len(plans) > 1 else first.prompt,
             "num_inference_steps": first.steps,
             "generator": generators if len(generators) > 1 else generators[0],
@@ -264,15 +264,15 @@ class WholeDrawing:
             "enable_prompt_rewrite": False,
         }
         if self._scale:
-            said[self._scale] = first.guidance
+            arguments[self._scale] = first.guidance
         if any(plan.negative for plan in plans):
-            said["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
-        given = {"image": first.images[0] if first.images else None, "mask_image": first.mask, "control_image": first.control}
-        said |= {name: picture.resized[0] for name, picture in given.items() if picture}
-        said |= {"sigmas": list(first.sigmas)} if first.sigmas else {}
-        said |= {} if first.strength is None else {"strength": first.strength}
-        said |= {**dict(first.options), **self.product.arguments(first)}
-        return {name: value for name, value in said.items() if name in self._takes}
+            arguments["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
+        pictures = {"image": first.images[0] if first.images else None, "mask_image": first.mask, "control_image": first.control}
+        arguments |= {name: picture.resized[0] for name, picture in pictures.items() if picture}
+        arguments |= {"sigmas": list(first.sigmas)} if first.sigmas else {}
+        arguments |= {} if first.strength is None else {"strength": first.strength}
+        arguments |= {**dict(first.options), **self.product.arguments(first)}
+        return {name: value for name, value in arguments.items() if name in self._takes}
 
     def take(self, job: CallJob) -> Sequence[Drawn]:
         """Give the job its results if its call has ended; else return its progress, if that is wanted."""

@@ -151,10 +151,10 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
     if not moments:
         raise BadMedia("it has no frames: send a film that lasts")
     rate_hz = float(stream.average_rate or 0)
-    for told, times in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
+    for are_stated, times in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
         known = sorted(moment for moment in times if moment is not None)
         if len(known) == len(times):
-            return Times(known, told, stream.time_base, rate_hz, sound_end_s)
+            return Times(known, are_stated, stream.time_base, rate_hz, sound_end_s)
     return Times(list(range(len(moments))), False, 1 / Fraction(rate_hz or USUAL_RATE_HZ), rate_hz, sound_end_s)
 
 

@@ -102,10 +102,10 @@ def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.Sound
 def _next_boxes(file: BinaryIO, end: int) -> int:
     """The place after the first MP4 where another MP4 or sound begins, or the end of the file."""
     last = 0
-    for kind, at, behind in boxes(file):
+    for kind, at, after in boxes(file):
         if at and kind == b"ftyp":
             return at
-        last = behind
+        last = after
     return last if begins(file, last) else end
 
 

@@ -52,16 +52,16 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
 def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
-    said = mp3.header(part)
-    container = containers.opened(part, limits) if said else None
-    if said is None or container is None:
+    header = mp3.header(part)
+    container = containers.opened(part, limits) if header else None
+    if header is None or container is None:
         return part
     with container:
         there = sum(bool(packet.size) for packet in container.demux(audio=0))
     size = part.seek(0, io.SEEK_END)
-    if there < said.frames and said.tells(size, limits.sound_bytes):
-        raise BadMedia(f"it says that it has {said.frames} frames of sound, and {there} are there: it was cut off, send all of it")
-    return io.BufferedReader(Stretch(part, 0, size, {said.place: struct.pack(">I", there)}))
+    if there < header.frames and header.tells(size, limits.sound_bytes):
+        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {there} are there: it was cut off, send all of it")
+    return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", there)}))
 
 
 def track(
@@ -100,8 +100,8 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
     """The samples of a decoded frame, [n, channels]; full scale is 1."""
-    there: NDArray[Any] = frame.to_ndarray()
-    block = there.T if frame.format.is_planar else there.reshape(frame.samples, -1)
+    array: NDArray[Any] = frame.to_ndarray()
+    block = array.T if frame.format.is_planar else array.reshape(frame.samples, -1)
     if block.dtype.kind == "f":
         return block.astype(np.float32)
     full_scale = 2.0 ** (8 * block.dtype.itemsize - 1)

@@ -99,9 +99,9 @@ class Fair(Generic[J]):
         asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
         if asked is None or asked.left <= 0:
             return
-        for behind in (*self._waiting.values(), *self._admitted.values()):
-            if behind.client == asked.client and behind.due > asked.due:
-                behind.due -= asked.left
+        for later in (*self._waiting.values(), *self._admitted.values()):
+            if later.client == asked.client and later.due > asked.due:
+                later.due -= asked.left
         if asked.client in self._last_due:
             self._last_due[asked.client] -= asked.left
 

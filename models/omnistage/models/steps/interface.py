@@ -76,6 +76,6 @@ def settable(error: BaseException) -> BaseException:
     """The error, or another in place of StopIteration, which a future refuses: a task that awaits it would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"an iterator was asked for more than it has: {error!r}")
-    told.__cause__ = error
-    return told
+    substitute = RuntimeError(f"an iterator was asked for more than it has: {error!r}")
+    substitute.__cause__ = error
+    return substitute
