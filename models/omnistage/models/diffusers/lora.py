@@ -258,7 +258,7 @@ def _watch_loader(pipe: Any) -> Iterator[_Reading]:
 
 
 def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable[..., Any]:
-    """Replaces `published`, the function by which the loader reads a file: notes what the file has, and leaves out most metadata."""
+    """A replacement for `published`, by which the loader reads a file: it notes what the file has, and leaves out most metadata."""
 
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *parts, said = published(*arguments, **named)
@@ -272,7 +272,7 @@ def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable
 
 
 def _watch_model(model: Any, reading: _Reading) -> Callable[..., None]:
-    """Replaces a model's loading method in Diffusers: notes the weights that the model gets, and calls the method."""
+    """A replacement for a model's loading method in Diffusers, which notes the weights that the model gets."""
     published = model.load_lora_adapter
 
     def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
@@ -288,7 +288,7 @@ def _watch_model(model: Any, reading: _Reading) -> Callable[..., None]:
 
 
 def _watch_encoder(part: str, model: Any, reading: _Reading) -> Callable[..., None]:
-    """Replaces a text encoder's loading method: notes the weights that it gets, and calls the method. part: its name in the pipeline."""
+    """A replacement for a text encoder's loading method, which notes the weights that it gets. part: its name in the pipeline."""
     published = model.load_adapter
 
     def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:

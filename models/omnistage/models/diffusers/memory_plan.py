@@ -151,7 +151,8 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """Make a folder for weights, which is removed with the pipeline or, after a kill, by the next process. It must be new."""
+        """Make a new folder for weights: files of another process would be used as its own. It is removed with the pipeline or, after a
+        kill, by the next process."""
         try:
             folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:

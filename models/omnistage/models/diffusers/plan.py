@@ -235,8 +235,8 @@ def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPl
 
 
 def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: str = "") -> None:
-    """Raises BadRequest for too long sides, too many pixels, or too many pixels times steps. Called again when the size follows from
-    images. decided_by: the field that a wrong size comes from, if it is not the longer side itself."""
+    """Raises BadRequest for too long sides, too many pixels, or too many pixels times steps. decided_by: the field that a wrong size comes
+    from, if it is not the longer side itself."""
     width, height = plan.width, plan.height
     field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:

@@ -251,6 +251,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
 
     def _packed(self, frames: Tensor) -> Tensor:
+        """The latents [1, frames, channels, height, width] as [1, tokens, 4 * channels]."""
         count, *rest = frames.shape[1:]
         packed: Tensor = self.pipe._pack_latents(frames, 1, *rest, count)
         return packed

@@ -60,7 +60,8 @@ class ZImagePainter(PicturePainter):
         return ids
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The rows of a text, [tokens, width]. The pipeline encodes 512 tokens and cuts: the same, as no token sees later ones."""
+        """The rows of a text, [tokens, width]. The pipeline encodes 512 tokens and keeps only so many: as no token sees later ones, the
+        rows are the same."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)

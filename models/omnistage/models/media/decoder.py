@@ -124,8 +124,7 @@ class MediaDecoder:
 
     @asynccontextmanager
     async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
-        """Wait for the client's turn, and lend a process for one medium; if something goes wrong, it is replaced once its memory is
-        free."""
+        """Wait for the client's turn, and lend a process for one medium. After a failure another one replaces it."""
         await self._turns.enter(client)
         try:
             process = self._next_process()

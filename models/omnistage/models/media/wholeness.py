@@ -33,7 +33,7 @@ ASF_LIVE = 1
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
-    """Raises BadMedia for a file that was cut off. most_bytes: limit of a file, above which a stated length means nothing."""
+    """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file; a larger stated length means nothing."""
     there = file.seek(0, io.SEEK_END)
     said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:

@@ -83,7 +83,7 @@ class Sessions(Generic[J]):
     def __init__(
         self, drawing: Drawing[J], workers: Sequence[StepWorker], *, budget: int, step_budget: int, most: int = 0, ahead: bool = False
     ) -> None:
-        """budget, step_budget, most: see Fair. ahead: see Loop."""
+        """budget: limit of the cost of admitted drawings. step_budget, most: limits of cost and number in a step. ahead: see Loop."""
         self._drawing = drawing
         self._order = Fair[_Session[J]](budget, step_budget, most)
         self._loop: Loop[_Session[J], JobWork, Sequence[Drawn]] = Loop(self, self._order, workers, ahead=ahead)
