@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+import httpx2
 import openai
 import pytest
 from pydantic import BaseModel
@@ -56,6 +57,21 @@ def test_what_the_library_names_is_a_field_that_a_client_wrote(
     body: type[BaseModel], fields: dict[str, str], named: tuple[str, ...]
 ) -> None:
     assert [name for name in named if fields.get(name, name).partition(".")[0] not in body.model_fields] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "missing"),
+    [
+        ("/v1/chat/completions", {"model": "toy", "temperature": "warm"}, "messages"),
+        ("/v1/responses", {"model": "toy", "temperature": "warm"}, "input"),
+        ("/v1/images/generations", {"steps": "few"}, "prompt"),
+        ("/v1/videos", {"steps": "few"}, "prompt"),
+        ("/v1/audio/generate", {"steps": "few", "size": 3}, "prompt"),
+    ],
+)
+def test_a_missing_field_is_told_before_a_wrong_one(path: str, body: dict[str, object], missing: str, url: str) -> None:
+    error = httpx2.post(f"{url}{path}", json=body).json()["error"]
+    assert (error["param"], error["code"], error["message"]) == (missing, "missing_required_parameter", f"{missing}: is missing")
 
 
 @pytest.mark.parametrize("ports", [{"codes": 160}, {"features": 160}, {"features": 160, "alignment": 80}])

@@ -185,9 +185,9 @@ def _code(error: OmniError) -> str:
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
-    """The error for a body of the wrong form: its first fault."""
-    first = error.errors()[0]
-    where = first["loc"][1:] if first["loc"] and first["loc"][0] in ("body", "query", "path", "header") else first["loc"]
+    """The error for a body of the wrong form: its first missing field, or else its first fault."""
+    first = min(error.errors(), key=lambda fault: fault["type"] != "missing" or len(_place(fault)) != 1)
+    where = _place(first)
     param = path_of(where)
     if first["type"] == "extra_forbidden":
         return unrecognized(param)
@@ -196,6 +196,12 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError(400, "the body is no JSON object", code="invalid_json", hint=hint)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     return ApiError(400, f"{param}: {fault_found(first)}" if param else fault_found(first), param=param or None, code=code)
+
+
+def _place(fault: Mapping[str, Any]) -> Sequence[object]:
+    """The place of a fault that pydantic found, without the part of the request that holds it."""
+    where: Sequence[object] = fault["loc"]
+    return where[1:] if where and where[0] in ("body", "query", "path", "header") else where
 
 
 def path_of(where: Sequence[object]) -> str:
