@@ -106,7 +106,7 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove the files of films that were not finished, and files that belong to no job."""
+        """Remove growing films, which will be made anew, and files that belong to no job."""
         known = {job.id for job in self.jobs()}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")

@@ -52,8 +52,8 @@ class SoundFormat:
         return {"bitrate_mode": "CONSTANT", "compression_level": (most - given) / (most - least)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
-        """Raises RequestError for a rate that such a file cannot have, NotAvailableError for a kind that this machine cannot write.
-        sample_rate_hz: 0 if not known yet."""
+        """Raises RequestError for a rate or an encoding that such a file cannot have, NotAvailableError for a kind that this machine
+        cannot write. sample_rate_hz: 0 if not known yet."""
         if encoding not in ENCODINGS:
             raise RequestError(f"encoding {encoding!r}: there is none of that name", hint=f"Give {' or '.join(ENCODINGS)}.")
         if encoding != "pcm16" and not self.is_wav:
