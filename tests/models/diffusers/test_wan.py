@@ -303,7 +303,7 @@ def test_on_a_gpu_films_are_decoded_in_tiles_only_where_that_was_chosen(above: i
         ("t2v", {"second": {"patch_size": (1, 4, 4)}, "transformer": {"patch_size": (1, 2, 2)}}, "patch_size .* give two that go together"),
         ("t2v", {"transformer": {"in_channels": 5}}, "in_channels is 5"),
         ("t2v", {"transformer": {"out_channels": 5}}, "out_channels is 5"),
-        ("i2v", {"transformer": {"in_channels": 16}}, "in_channels is 16, and WanImageToVideoPipeline"),
+        ("i2v", {"transformer": {"in_channels": 5}}, "in_channels is 5, and WanImageToVideoPipeline"),
         ("ti2v", {"transformer": {"patch_size": (1, 1, 1)}}, "expand_timesteps is for"),
         ("one", {"boundary_ratio": 0.5}, "transformer_2, which is left out"),
         ("i2v", {"vae": {"scale_factor_temporal": 8}}, "encodes 4 frames together"),
