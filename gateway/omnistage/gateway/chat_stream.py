@@ -25,8 +25,8 @@ FINISHED = {"length": "length"}
 
 
 class ChatStream:
-    """Makes server-sent events of the answers to one request. asked: the request. frame: the fields that all chunks share. keep: see
-    `Keep`."""
+    """Makes server-sent events of the answers to one request. frame: the fields that all chunks share. keep: stores the text of a sound,
+    see `Keep`."""
 
     def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
         self._asked = asked
@@ -74,7 +74,7 @@ class ChatStream:
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
     def _ours(self, number: int, what: Mapping[str, Any]) -> bytes:
-        """A chunk with our additions about one answer."""
+        """A chunk with fields that only this gateway has, about the answer `number`. what: the fields."""
         index = {"index": number} if len(self._choices) > 1 else {}
         return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
 

@@ -177,8 +177,8 @@ class HttpGuard:
 
     @contextmanager
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """The body, whose memory counts against `BODIES_BYTES` until the block ends. host: the client that the bytes count for. Raises
-        ApiError."""
+        """Yield the body, not yet read; its memory counts against `BODIES_BYTES` until the block ends. host: the client that the bytes are
+        counted for. Raises ApiError."""
         most = self._door.settings.max_message_bytes
         told = headers.get("content-length", "")
         size = int(told) if told.isascii() and told.isdecimal() else 0
@@ -201,8 +201,8 @@ class HttpGuard:
 
 
 class _Body:
-    """A body that is read and measured before anything parses it. most: bytes that it may have. taken: bytes of memory that it counts
-    for. json: its parsed value, if it is JSON."""
+    """Reads and measures a body before anything parses it. most: its largest allowed size in bytes. taken: bytes of memory that it has been
+    counted for. json: its parsed value; None unless it is JSON."""
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
         """take: called with a number of further bytes of memory that the body needs; raises ApiError if there is no room."""

@@ -28,7 +28,8 @@ Turn = dict[str, Any]
 
 
 async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch) -> list[Turn]:
-    """The turns for these messages, with the media at their web URLs fetched. Raises ApiError, BadRequestError."""
+    """The turns for these messages, with the media at their web URLs fetched. said: finds the text of an earlier sound. Raises ApiError,
+    BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
 

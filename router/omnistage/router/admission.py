@@ -22,10 +22,9 @@ may stall for `--stall-limit`."""
 class Place:
     """The place of one answer, or one answer's wait for it.
 
-    given: set when the wait is over. taken_back: done when another client needs the place; the answer must end then. writing_since: moment
-    since which the client reads nothing, in time.monotonic() seconds; None: it reads. queued_s: seconds that the answer waited for the
-    place.
-    """
+    given: an event that is set when the wait is over. taken_back: a future that is done when another client needs the place; then the
+    answer must end. writing_since: moment since which the client reads nothing, in time.monotonic() seconds; None: it reads. queued_s:
+    seconds that the answer waited for the place."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket

@@ -47,7 +47,8 @@ Write = Callable[[omni_pb2.GenerateResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """deadline: in time.monotonic() seconds. stall_s: seconds that a client may leave a written event unread once its buffers are full."""
+    """The limits of one answer. deadline: in time.monotonic() seconds. stall_s: seconds that a client may leave a written event unread once
+    its buffers are full."""
 
     deadline: float
     stall_s: float
@@ -131,12 +132,12 @@ class Generation:
                         await self._tell(event.failover, link)
 
     def _suspect(self, link: Link) -> None:
-        """Tell the placement, once for each, of the replicas that gave no sign of life to this link or to the link of a later stage."""
+        """Report to the placement, once for each, the replicas that gave no sign of life to this link or to the link of a later stage."""
         self._placement.suspect(link.search.silent - self._suspected)
         self._suspected |= link.search.silent
 
     async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
-        """Tell the client and the placement that a replica, of the first stage or a later one, was lost and replaced."""
+        """Report to the client and the placement that a replica, of the first stage or a later one, was lost and replaced."""
         self._tally.replaced(failover)
         self._placement.suspect([failover.lost])
         self._suspect(link)
@@ -198,7 +199,7 @@ class Generation:
             self._tell_place()
 
     def _tell_place(self) -> None:
-        """Tell the place since when the client reads nothing, or gives no room; None if it does both."""
+        """Note in the place since when the client reads nothing or gives no room; None: it reads and gives room."""
         self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:

@@ -127,9 +127,9 @@ _SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 """Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
 
 
-def _clear_replaced(defaults: stage_pb2.Sampling) -> None:
-    """Clear the pipeline's default sampling, all but `repetition_penalty` and `top_p`: a client that sends sampling sends a value for every
-    other field, and may leave these two out."""
+def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
+    """Clear all default sampling values but `repetition_penalty` and `top_p`: a client that sends sampling sends all the others, and may
+    leave these two out."""
     kept = stage_pb2.Sampling()
     if defaults.HasField("repetition_penalty"):
         kept.repetition_penalty = defaults.repetition_penalty

@@ -11,8 +11,8 @@ from omnistage.wire.errors import StageError
 
 
 class ServedPipeline:
-    """A pipeline with its replicas. pipeline: what it takes and gives; until it is ready, all that it could. descriptions: of its stages,
-    by kind, as of the moment when it became ready. misfit: why these stages cannot serve it; empty: no reason is known."""
+    """A pipeline with its replicas. pipeline: its inputs and outputs; all possible ones until it is ready. descriptions: those of its
+    stages, by kind, from the moment when it became ready. misfit: why these stages cannot serve it; empty: no reason is known."""
 
     def __init__(self, pipeline: PipelineFile, placement: Placement) -> None:
         self.pipeline = pipeline.unsettled

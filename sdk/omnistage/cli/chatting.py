@@ -67,9 +67,9 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """The order of one chat. pipeline: the one to ask; empty: the router chooses. timeout_s: time limit of each answer. max_retries: how
-    often an answer is asked for again; None: the client's default. has_sound: ask for speech. is_played: play it, if a loudspeaker is
-    found."""
+    """The settings of one chat. pipeline: the pipeline to ask; empty: the router chooses. timeout_s: time limit of each answer.
+    max_retries: how often an answer is asked for again; None: the client's default. has_sound: ask for speech. is_played: play the speech,
+    if a loudspeaker is found."""
 
     talk: Talk
     pipeline: str
@@ -108,7 +108,8 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
 
 
 class ChatSession:
-    """One conversation with one router: obeys commands, asks questions, shows and plays the answers. loudspeaker: None: none is there."""
+    """One conversation with one router: obeys commands, asks questions, shows and plays the answers. loudspeaker: None: answers are not
+    played."""
 
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
         self.is_over = False
@@ -237,8 +238,8 @@ class ChatSession:
             self._tell_shown()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
-        """Ask, and return True when the answer has ended. False: something said earlier was left out, and the question is to be asked
-        again. That happens to the oldest turns, if the conversation no longer fits, and to an earlier file that the router refuses."""
+        """Ask, and return True when the answer has ended. Return False if the question is to be asked again, because something was left
+        out: the oldest turns, if the conversation no longer fits, or an earlier file that the router refuses. answer: collects the text."""
         try:
             if await self._answer(answer):
                 return True
@@ -256,8 +257,8 @@ class ChatSession:
         return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
-        """Drop attached files after a refusal: the files that it names, else all; none if it is about a setting. words: the question, which
-        is printed so that the user can repeat it."""
+        """Drop attached files after a refusal: the files that it names, else all; none if it is about a setting. words: the question,
+        printed again for the user to repeat."""
         if is_of_setting(error):
             return
         named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
@@ -267,7 +268,8 @@ class ChatSession:
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(asked)}[/]")
 
     async def _answer(self, said: Said) -> bool:
-        """Show and play an answer until it ends or is stopped; False if the conversation is too long for the model. said: gets the text."""
+        """Ask, and show and play the answer until it ends or is stopped. Return False if the conversation is too long for the model. said:
+        gets the text."""
         events = until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
@@ -489,7 +491,7 @@ async def _heard(player: Player, notices: Notices) -> None:
 
 @contextmanager
 def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Inside this block SIGINT calls `interrupt` on the event loop, and does nothing else."""
+    """Inside this block SIGINT calls `interrupt` on the event loop, and has no other effect."""
     loop = asyncio.get_running_loop()
     before = signal.signal(signal.SIGINT, lambda number, frame: loop.call_soon_threadsafe(interrupt))
     try:

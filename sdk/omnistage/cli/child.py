@@ -24,11 +24,10 @@ STOP_MARGIN_S = 5.0
 class Child:
     """A server process of the stack.
 
-    name: for people, such as talker-1. module, arguments: of its command line. address: where it is to listen; the first start replaces
-    port 0 by a port that it keeps. metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets
-    its output; None: this process's stderr. environment: all its variables; None: those of this process. fds: file descriptors that it
-    inherits, apart from those of its own start. bounds: on its use of the machine.
-    """
+    name: for people, such as talker-1. module, arguments: its command line, as `python -m MODULE ARGUMENTS`. address: HOST:PORT at which it
+    listens; the first start replaces port 0 by a port that it keeps. metrics_address: HOST:PORT of its metrics, with the real port once it
+    serves. log: the file that gets its output; None: this process's stderr. environment: all its variables; None: those of this process.
+    fds: file descriptors that it inherits in addition to those of `start`. bounds: limits on its memory."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class Child:
         self._bounds.put_on(self._process.pid)
 
     async def _died_at_start(self, reason: str) -> StackError:
-        """The error of a process that ended before it served. reason: from the process itself; empty if it gave none."""
+        """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
         self._ask_no_more()
         code = await self.wait()
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."

@@ -49,9 +49,9 @@ F = TypeVar("F", bound=OutputFile)
 
 @dataclass(frozen=True, slots=True)
 class PictureOrder(TypedOrder):
-    """A drawing or a film. prompt: until checked, - is standard input. images: files, and when checked, their bytes. sized: width and
-    height were typed as one. is_unnamed: no file was typed; `out` is only an ending until `named` names the file. output: the port of what
-    is made."""
+    """An order of a drawing or a film. prompt: its words; - (standard input) until `checked` reads it. images: names of files; after
+    `checked` their bytes. sized: width and height were typed as one. is_unnamed: no file was typed, and `out` is only an ending until
+    `named` makes a name. output: the port of the result."""
 
     prompt: str
     out: Path
@@ -70,7 +70,7 @@ class PictureOrder(TypedOrder):
 
     @property
     def folders(self) -> list[Path]:
-        """Folders in which its name must be new."""
+        """The folders in which the name of the file must be new."""
         return [Path()]
 
     def checked(self) -> Self:
@@ -108,7 +108,7 @@ class PictureOrder(TypedOrder):
 
 @dataclass(frozen=True, slots=True)
 class DrawingOrder(PictureOrder):
-    """A drawing. preview_dir: the folder of previews; None: beside the picture."""
+    """An order of a drawing. preview_dir: the folder of previews; None: that of the picture."""
 
     preview_dir: Path | None = None
 

@@ -30,7 +30,7 @@ USUAL = {".webm": "vp9", ".mp4": "av1"}
 
 @dataclass(frozen=True, slots=True)
 class FilmOrder(PictureOrder):
-    """A film."""
+    """An order of a film."""
 
     output = "video"
 
@@ -41,7 +41,7 @@ class FilmOrder(PictureOrder):
 
 @dataclass(slots=True)
 class FilmSoFar:
-    """A film as far as it has come. frames: their number. size: width and height in pixels, if they are known."""
+    """The part of a film that has come. frames: number of frames. size: width and height in pixels, if they are known."""
 
     frames: int = 0
     size: tuple[int, int] | None = None

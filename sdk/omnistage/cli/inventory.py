@@ -20,8 +20,9 @@ from omnistage.router.pipeline import PipelineFile, load_pipeline, shipped_pipel
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """One model. name: as `omnistage serve` takes it: of a pipeline, or of a checkpoint at a hub. bytes: on the disk; 0: it is not here
-    yet. pipelines: those that serve it, the shortest name first. takes, gives: inputs and outputs of all these pipelines together."""
+    """One model. name: the word that `omnistage serve` takes, of a pipeline or of a checkpoint at a hub. bytes: its size on the disk; 0: it
+    is not fetched yet. pipelines: the pipelines that serve it, the shortest name first. takes, gives: inputs and outputs of all these
+    pipelines together."""
 
     name: str
     family: str

@@ -1,5 +1,5 @@
-"""Gives an answer's sound away while it is made: to a loudspeaker, if there is one and a person at a terminal, and to the program behind a
-pipe."""
+"""Passes on an answer's sound while it is made: to a loudspeaker, if there is one and a person at a terminal, and to the program that reads
+from the pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_S = 0.25
 
 
 class Listening:
-    """The sound of one answer; without a loudspeaker nothing is played, and without a pipe nothing is written."""
+    """Passes on the sound of one answer. player: plays it; None: it is not played. pipe: gets its bytes; None: it is not written."""
 
     def __init__(self, player: Player | None, pipe: SoundPipe | None) -> None:
         self._player = player
@@ -34,7 +34,7 @@ class Listening:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing plays it or reads it."""
+        """Whether the sound goes nowhere: nothing plays it, and no pipe gets it."""
         return self._player is None and self._pipe is None
 
     @property
@@ -84,7 +84,7 @@ async def listening(order: HeardOrder, files: ExitStack) -> Listening:
 
 
 async def _shown(player: Player) -> None:
-    """Wait until everything has been played, with a line that shows the seconds left."""
+    """Wait until the player has played everything; meanwhile a line on the terminal shows the seconds left."""
     finishing = asyncio.create_task(player.afinish())
     below = Below(sys.stderr) if sys.stderr.isatty() else None
     try:

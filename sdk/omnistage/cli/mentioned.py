@@ -79,7 +79,7 @@ def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
 
 
 def _shown(typed: str) -> MentionedFile | None:
-    """The file that was typed, if its content is a picture, a sound or a film; if the content may be of several kinds, the file's name
+    """The file that was typed; None if its content is no picture, sound or film. If the content may be of several kinds, the file's name
     decides."""
     try:
         path = _path(typed)

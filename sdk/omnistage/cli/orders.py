@@ -16,7 +16,8 @@ from omnistage.client.request import Options
 
 
 class TypedOrder(ABC):
-    """options: of the call. as_json: print one JSON object. need: what a stack that is started for a checked order must be able to do."""
+    """An order as it was typed. options: the options of the call. as_json: print one JSON object. need: the abilities of a stack for this
+    order, once it is checked."""
 
     __slots__ = ()
     options: Options
@@ -33,8 +34,8 @@ class TypedOrder(ABC):
 
 
 class HeardOrder(TypedOrder):
-    """An order that brings sound. out: its file; or -, standard output. play: whether to play it while it comes; None: if a person is there
-    to hear it."""
+    """An order that brings sound. out: the file of the sound; -: standard output. play: whether to play it while it comes; None: only if a
+    person is there to hear it."""
 
     __slots__ = ()
     out: Path | None

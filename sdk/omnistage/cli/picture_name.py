@@ -68,8 +68,8 @@ def _columns(text: str) -> int:
 
 
 def _taken(folders: Sequence[Path]) -> set[str]:
-    """Names, without their ending, that a new picture must not get: those of the files in these folders, and those by which several
-    pictures, layers or previews there were named."""
+    """The names, without ending, that a new picture must not get: those of the files in these folders, and the names without the parts that
+    were added for a number, a layer or a preview. All in small letters."""
     taken = set[str]()
     for file in (file for folder in folders for file in folder.iterdir()):
         picture = _PART.sub("", file.stem.lower())
@@ -79,8 +79,9 @@ def _taken(folders: Sequence[Path]) -> set[str]:
 
 @contextmanager
 def _claimed(stem: str) -> Iterator[bool]:
-    """Yield whether no other call of omnistage draws to that name now. A hidden file is locked meanwhile: the lock ends with its process,
-    and the next call removes the file (`owned`). If no file can be written or locked here, it yields True."""
+    """Claim a name, and yield whether this call has it: False if another call of omnistage draws to that name now. A hidden file is locked
+    meanwhile: the lock ends with its process, and the next call removes the file (`owned`). If no file can be written or locked here, it
+    yields True."""
     path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
     try:
         claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -143,7 +143,7 @@ def _for_humans(name: str, value: str) -> str:
 
 
 def _pipeline_of(pipeline_name: str) -> Pipeline:
-    """A pipeline as its file describes it; without voices, which only the running stages know."""
+    """A shipped pipeline as its file describes it; without voices, which only running stages know."""
     pipeline = load_pipeline(pipeline_name)
     return Pipeline(
         name=pipeline.name,

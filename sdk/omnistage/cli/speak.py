@@ -55,9 +55,9 @@ OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sou
 
 @dataclass(frozen=True, slots=True)
 class Question(HeardOrder):
-    """A question. text: until checked, - is standard input. verbatim: speak it instead of answering. timeline, captions: files to write.
-    system: the instructions before the conversation. attached: goes before the text. parts: of these, when they are read. schema: a file to
-    read, until checked."""
+    """A question, or a text to speak. text: its words; - (standard input) until `checked` reads it. verbatim: speak the text instead of
+    answering. timeline, captions: files to write. system: the instructions before the conversation. attached: media that come before the
+    text. parts: the same media, once `checked` has read them. schema: a file to read, until `checked`."""
 
     text: str
     verbatim: bool

@@ -1,12 +1,11 @@
 """The picture of one spoken answer: when each stage worked, when text and sound arrived, and when it was heard.
 
 The time axis is the client's clock, in seconds after t0, the moment of the question. The reports of the stages count from the moment when
-the chain was opened, which the client does not see. It is estimated as the latest moment for which no output arrives before it was made.
-The error is the time that a message takes to the client, about a millisecond.
+the chain was opened, which the client does not see. We take the latest moment at which it can have been opened: any later, and some output
+would arrive before it was made. The error is the time that a message takes to the client, about a millisecond.
 
 If a server was lost, the picture also shows when, which stages had to be opened again, and how much sound the player held to bridge the
-pause.
-"""
+pause."""
 
 from __future__ import annotations
 
@@ -209,7 +208,7 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
 
 
 def _held(levels: Sequence[BufferLevel], done: Done) -> float:
-    """The most sound, in seconds, that the player held at any time up to the last loss; 0 without a loss."""
+    """The most seconds of sound that the player held at any time up to the last loss; 0 without a loss."""
     last_s = max((failover.at_s for failover in done.failovers), default=0.0)
     return max((level.buffered_s for level in levels if level.at_s <= last_s), default=0.0)
 

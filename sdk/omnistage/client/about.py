@@ -14,7 +14,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from low to high; high None: no upper bound. is_above: low itself is excluded. is_below: high itself is excluded."""
+    """The numbers from `low` to `high`; high None: there is no upper bound. is_above: `low` itself is excluded. is_below: `high` itself is
+    excluded."""
 
     low: float
     high: float | None = None
@@ -35,8 +36,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the
-    numbers, or the words, that it may be; None: any."""
+    """Describes one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the numbers or
+    the words that its value may be; None: any value."""
 
     meaning: str
     default: str
@@ -52,7 +53,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """One keyword, its type as people write it, and its description."""
+    """One keyword: its name, its type as people write it, and its description."""
 
     name: str
     type_text: str
@@ -78,7 +79,7 @@ def type_text(kind: Any) -> str:
 
 
 def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
-    """A decorator: adds the descriptions of these keywords to the docstring. names: the keywords to describe; None: all."""
+    """A decorator that adds descriptions of keywords to the docstring. names: the keywords to describe; None: all of `annotations`."""
     told = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
 
     def extended(function: F) -> F:

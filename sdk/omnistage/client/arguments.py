@@ -72,7 +72,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
 
 
 def _guess(name: str, known: Sequence[str]) -> str:
-    """Advice for a keyword that does not exist: the one that was probably meant, or all that there are."""
+    """A hint for a keyword that does not exist: it names the one that was probably meant, else all keywords of the call."""
     like = next((one for one in known if name in SAME.get(one, ())), "") or near(name, known)
     return f"did you mean {like}?" if like else f"it takes {', '.join(known)} alone"
 
@@ -96,7 +96,7 @@ def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequ
 
 
 def _keyword(name: str, value: object) -> str:
-    """The keyword that a second positional argument was probably meant for."""
+    """The keyword that a second positional argument of the method `name` was probably meant for, by the type of its value."""
     if name.endswith("say"):
         return "voice" if isinstance(value, str) else "speed"
     drawn = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(
@@ -112,6 +112,6 @@ def _keyword(name: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as Python writes it; dots if that is long."""
+    """The value as Python writes it; "..." if that has more than 40 characters."""
     shown = repr(value)
     return shown if len(shown) <= 40 else "..."

@@ -42,8 +42,7 @@ RESUME_TIMEOUT_S = 10.0
 class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop; any number of calls may run at once.
 
-    Its arguments, the router that it asks and the time limit of a call are as `help(Omni)` tells. A private stack ends with this client.
-    """
+    `help(Omni)` explains its arguments, which router it asks, and the time limit of a call. A private stack ends with this client."""
 
     @explain_calls
     def __init__(
@@ -106,7 +105,7 @@ class AsyncOmni:
 
     @property
     def whereabouts(self) -> str:
-        """For people: the router's address, whether the stack is this client's own, and whether it can be asked."""
+        """A text for people: the router's address, whether the stack is this client's own, and whether it can be asked."""
         return self._connection.whereabouts
 
     @property
@@ -289,7 +288,8 @@ class AsyncOmni:
         return [Replica.of(replica) for replica in listed.replicas]
 
     async def _connected(self, timeout_s: float) -> tuple[Router, Limit]:
-        """The router to ask, and the time limit of the call, in which the start of a private stack does not count."""
+        """The router to ask, and the time limit of the call: it begins when the router is there, so the start of a private stack does not
+        count."""
         limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
         with limit.paused():
             await self._connection.start(self._api_key)

@@ -38,12 +38,11 @@ ROUTER_LOST = "its router was lost on the way"
 
 
 class Call:
-    """Asks, and asks again for one of three reasons, under the same request id and within the one time limit:
+    """Sends one request and reads its answer. It asks again, under the same request id and within the one time limit, for three reasons:
 
     - The connection broke. It asks a router for the rest, and the events go on as if nothing had happened; a second loss is an error.
     - The pipeline starts. It waits for the pipeline.
-    - The router gives a delay, and the caller has no part of the answer yet. The answer begins anew, up to `retries` times.
-    """
+    - The router gives a delay, and the caller has no part of the answer yet. The answer begins anew, up to `retries` times."""
 
     def __init__(
         self,
@@ -237,7 +236,7 @@ class Call:
 
     @property
     def _left_s(self) -> float:
-        """The rest of the time limit. Raises DeadlineError when nothing is left."""
+        """The seconds that are left of the time limit. Raises DeadlineError when none are."""
         if self._limit.is_over and self._reader.is_lost:
             raise self._limit.passed(ROUTER_LOST)
         return self._limit.left_s

@@ -74,7 +74,7 @@ class Connection:
 
     @property
     def whereabouts(self) -> str:
-        """For people: the address, whether the stack is private, and whether it can be used."""
+        """A text for people: the address, whether the stack is private, and whether it can be used."""
         kind = ", private stack" if self.is_private else ""
         return f"{self.address or 'not started'}{kind}, {'closed' if self._is_closed else 'open'}"
 

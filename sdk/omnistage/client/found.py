@@ -76,9 +76,9 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A router that was named or found. address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even
-    run. pipelines: the router's, if it was found without a name. is_own: the caller started it for this use, and it ends with the
-    caller."""
+    """A router that a person named, or that was found on this machine. address: HOST:PORT, or several with commas between. is_named: a
+    person named it; whether it runs is not known. pipelines: the names of its pipelines, if it was found without a name. is_own: the caller
+    started it for this use, and it ends with the caller."""
 
     address: str
     is_named: bool
@@ -142,7 +142,7 @@ def named_router() -> Found | None:
 
 
 def is_off() -> bool:
-    """Whether the variable says that no router is to be looked for."""
+    """Whether the variable is `OFF`: no router is to be looked for."""
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 

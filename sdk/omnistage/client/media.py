@@ -163,8 +163,8 @@ def _look(path: Path) -> tuple[int, bytes]:
 
 
 def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
-    """The bytes of a medium's file, the file's name as in Medium, and the media type that goes by this name or None. Raises
-    BadRequestError."""
+    """The bytes of a medium's file, the file's name as in Medium, and the media type that this name or the source stands for; None:
+    unknown. Raises BadRequestError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "", None
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -340,8 +340,8 @@ def _picture_file(image: Any, where: str) -> bytes:
 
 
 def _media_type(data: bytes, told_type: str | None, kind: str, where: str, name: str) -> str:
-    """The media type that the first bytes tell; if they tell none, `told_type`, which goes by the file's name. Raises BadRequestError if
-    there is none, or it is not of `kind`."""
+    """The media type by the first bytes of a file; if these show none, `told_type`, which stands for the file's name. Raises
+    BadRequestError if both are missing, or the type is not of `kind`. name: of the file, for errors."""
     found = media_types(data[:LOOK_BYTES])
     for media_type in found or (told_type,):
         if media_type is None:

@@ -1,4 +1,4 @@
-"""The type of an encoded file, told by its first bytes."""
+"""The type of an encoded file, found by its first bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BRANDS = {
 
 
 def media_types(start: bytes) -> tuple[str, ...]:
-    """The media types that a file which begins so may have, the likeliest first; none if its beginning says nothing."""
+    """The media types that a file which begins with these bytes may have, the likeliest first; empty if the bytes fit no known type."""
     if start[4:8] == b"ftyp":
         return _BRANDS.get(start[8:12], _MP4)
     for offset, mark, types in _MARKS:

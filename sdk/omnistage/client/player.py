@@ -35,8 +35,8 @@ MAX_WAITING_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """How much of a sound was heard. samples: how many, counted from the first; an estimate, as a device may be some 0.2 s behind. of:
-    how many samples came in all."""
+    """How much of a sound was heard. samples: number of samples heard, from the first on: an estimate, because a device may play some 0.2 s
+    later. of: number of all samples that came."""
 
     samples: int
     of: int

@@ -315,7 +315,7 @@ def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
 
 
 def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
-    """The event of a chunk of text, of class `kind`; None for a chunk that only ends its port."""
+    """The event of a chunk of text, of the class `kind`; None for a chunk that only ends its port."""
     if not text and not chunk.count:
         return None
     top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)

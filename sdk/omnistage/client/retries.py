@@ -24,7 +24,7 @@ _draw = random.SystemRandom()
 
 
 class Retries:
-    """The retries of one call. most: how often the call may be retried. made: how often it was."""
+    """Counts the retries of one call. most: how often the call may be retried. made: how often it has been retried."""
 
     def __init__(self, most: int) -> None:
         self.most = most

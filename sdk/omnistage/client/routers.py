@@ -65,7 +65,7 @@ class Routers:
         self._warned: set[str] = set()
         """Addresses that are local, or that `warn` has been called for."""
         self._resolved: set[str] = set()
-        """Addresses whose host was known once. The host may vanish while a router is started again; then it is waited for."""
+        """Addresses whose host name has been resolved before. If it stops resolving, its router is probably starting again: wait for it."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0  # index of the address in use
         self._waits: set[asyncio.Timeout] = set()  # of the callers in `connect`
@@ -139,7 +139,7 @@ class Routers:
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
     async def _is_unknown(self, address: str) -> bool:
-        """Whether no name service knows the host now, or ever did before."""
+        """Whether the host has never been resolved: no name service knows it now, and none did before."""
         if address in self._resolved:
             return False
         if await is_unknown(address):

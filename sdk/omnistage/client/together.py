@@ -99,7 +99,7 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _more(self, turn: int) -> None:
-        """Note an answer to a question of this turn; the room grows if the turn is the present one."""
+        """Note an answer to a text that was asked in this turn. More texts may be asked at once if the turn is the present one."""
         self._until = None
         if self._calm:
             self._calm -= 1
@@ -109,7 +109,7 @@ class Together:
             self._turn += 1
 
     def _fewer(self, turn: int) -> None:
-        """Note a refusal of a question of this turn: shrink the room to the places that are in use."""
+        """Note that a text asked in this turn was refused: from now on ask only as many at once as are running."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1
         if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.
@@ -135,7 +135,7 @@ def _is_refused(task: asyncio.Task[Answer]) -> bool:
 
 
 def _first(errors: Mapping[int, OmniError], answers: Sequence[Answer | None]) -> OmniError:
-    """The error of the first text that failed, with the answers to all texts."""
+    """The error of the first text that failed, to be raised: its `answers` has the answers to all texts, None for those that failed."""
     number = min(errors)
     others = f", and {len(errors) - 1} more failed" if len(errors) > 1 else ""
     error = errors[number]

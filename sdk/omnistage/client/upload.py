@@ -135,7 +135,8 @@ class Conversing:
 
 
 class _File:
-    """One medium while it is sent. port: its port. seq: chunks sent so far. room: how many chunks may be sent in all."""
+    """Reads one medium while it is sent. port: its port. seq: number of chunks sent so far. room: number of chunks that may be sent in
+    all."""
 
     def __init__(self, port: str, upload: Upload) -> None:
         self._upload = upload
@@ -161,7 +162,7 @@ class _File:
             self._open.close()
 
     def _read(self, size: int) -> bytes:
-        """The next `size` bytes. Raises BadRequestError if the file cannot be read, or got shorter."""
+        """The next `size` bytes of the medium. Raises BadRequestError if the file cannot be read, or has become shorter."""
         source = self._upload.source
         if isinstance(source, bytes):
             return source[self._at : self._at + size]

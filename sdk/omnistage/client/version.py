@@ -11,7 +11,7 @@ NAME = "omnistage"
 
 
 def version() -> str:
-    """A version such as 0.1.0. Raises PackageNotFoundError if neither the package nor the tree tells."""
+    """A version such as 0.1.0. Raises PackageNotFoundError if neither an installed package nor the source tree has it."""
     try:
         return installed_version(NAME)
     except PackageNotFoundError:

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Many values of one figure, summed up. Percentiles are interpolated linearly between the two nearest values."""
+    """Sums up many values of one figure. Percentiles are interpolated linearly between the two nearest values."""
 
     count: int
     mean: float

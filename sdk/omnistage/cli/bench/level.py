@@ -21,7 +21,7 @@ third one, a value of time.perf_counter()."""
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A closed loop: so many users ask at the same time, each again after its answer."""
+    """A closed loop: `concurrency` users ask at the same time, and each asks again after its answer."""
 
     concurrency: int
 
@@ -59,8 +59,8 @@ Load = Closed | Open
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a level goes on: until so many requests have come, or for so many seconds in which requests are started, whichever is over
-    first; at least one of the two is given."""
+    """The length of a level: `requests` requests, or `seconds` seconds in which requests are started, whichever ends first; one of them may
+    be None."""
 
     requests: int | None
     seconds: float | None
@@ -77,8 +77,8 @@ def pause_s(outcome: Measured | Failure) -> float:
 
 
 class Level:
-    """Puts `load` on a router for `extent`. take: sends a request. first: number of the first request. seed: of a random arrival
-    process."""
+    """Puts `load` on a router for `extent`. take: sends one request. first: number of the first request. seed: makes the random times of an
+    open loop."""
 
     def __init__(self, load: Load, extent: Extent, take: Take, first: int, seed: int) -> None:
         self.load, self.extent = load, extent
@@ -122,7 +122,7 @@ class Level:
                 group.create_task(self._one_after_another())
 
     async def _one_after_another(self) -> None:
-        """Ask as one user, again after each answer."""
+        """Be one user: ask, wait for the answer, and ask again until the level is over."""
         while not self.extent.is_over(self.started, self.elapsed_s):
             sample = await self._start(self.elapsed_s)
             if (seconds := pause_s(sample.outcome)) and not self.extent.is_over(self.started, self.elapsed_s):
@@ -141,15 +141,15 @@ class Level:
                     group.create_task(self._start(due_s))
 
     def _start(self, due_s: float) -> Coroutine[Any, Any, Sample]:
-        """Count a request as running, and return the coroutine that sends it, though its task may begin later. due_s: when it is due, in
-        seconds after the beginning."""
+        """Count a request as running, and return the coroutine that sends it; its task may begin later. due_s: when the request is due, in
+        seconds after the level began."""
         number = self._first + self.started
         self.started += 1
         self.running += 1
         return self._taken(number, due_s)
 
     async def _taken(self, number: int, due_s: float) -> Sample:
-        """Send a request, and keep its sample."""
+        """Send the request of this number, and store and return its sample. due_s: as in `_start`."""
         try:
             sample = await self._take(number, due_s, self._t0)
         finally:

@@ -24,7 +24,8 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Limits on figures of an answer. limits: by the typed name, the most that the figure may be; in seconds, except for rtf."""
+    """Limits on figures of an answer. limits: the largest allowed value of each figure, by the name that was typed; in seconds, rtf a
+    ratio."""
 
     limits: Mapping[str, float]
 
@@ -32,7 +33,7 @@ class Objectives:
         return ", ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
 
     def are_met_by(self, answer: Measured) -> bool:
-        """Whether an answer keeps to all limits; an answer that lacks a limited figure does not."""
+        """Whether an answer keeps to all limits; False if it lacks a figure that has a limit."""
         figures = (getattr(answer, KINDS[name]) for name in self.limits)
         return all(value is not None and value <= limit for value, limit in zip(figures, self.limits.values(), strict=True))
 

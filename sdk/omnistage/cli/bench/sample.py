@@ -57,8 +57,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer. error: name of the error's class. retry_s: seconds after which to ask again; None: that does not help.
-    is_refusal: the request itself was wrong."""
+    """Describes why there is no answer. error: name of the class of the error. retry_s: seconds after which to ask again; None: asking
+    again does not help. is_refusal: the request itself was wrong."""
 
     error: str
     reason: str

@@ -11,8 +11,7 @@ from omnistage.cli import interrupt
 
 
 class Stop:
-    """Handles signals from the moment when it is made, on the event loop and in the task that measures. number: of the last signal; 0: none
-    came."""
+    """Handles signals from its creation on; make it in the task that measures. number: number of the last signal; 0: none has come."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -47,7 +47,7 @@ async def _show(level: Level, progress: Progress, task: int) -> None:
 
 
 def _share(level: Level) -> float:
-    """The part of the level that is done, 0 to 1."""
+    """The finished part of the level, 0 to 1, by requests or by time: the larger of the two."""
     extent = level.extent
     shares = [
         (level.offered - level.running) / extent.requests if extent.requests else 0.0,
@@ -57,7 +57,7 @@ def _share(level: Level) -> float:
 
 
 def _told(level: Level) -> str:
-    """How the requests of the level are doing, in words."""
+    """A line of text for the display: how the requests of the level have ended so far."""
     failed = sum(isinstance(sample.outcome, Failure) for sample in level.samples)
     parts = [f"{len(level.samples) - failed} done", f"{level.running} run"]
     parts += [f"{failed} failed"] if failed else []
