@@ -31,12 +31,12 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="*", help="what is served, and asked, the first of it; default: the default ones")
     pipelines: list[str] = parser.parse_args(words).pipeline
-    asked = ["--pipeline", pipelines[0]] if pipelines else []
+    options = ["--pipeline", pipelines[0]] if pipelines else []
     if os.environ.get("CI") or not sys.stdout.isatty() or named_router() is not None:
-        return _omnistage("ask", *QUESTION, *asked)
+        return _omnistage("ask", *QUESTION, *options)
     address = os.environ.get("OMNISTAGE_SERVE_ADDRESS", DEFAULT_ADDRESS)
     served = find_serving(address, pipelines) or _start_stack(address, pipelines)
-    code = _omnistage("ask", *QUESTION, *asked, *(["--address", served.address] if served else []))
+    code = _omnistage("ask", *QUESTION, *options, *(["--address", served.address] if served else []))
     if served is not None:
         tell(served)
     return code

@@ -208,8 +208,8 @@ def main() -> int:
                     failed.append(name)
                     print(f"FAIL {name:<5} {error}", flush=True)
                     continue
-                said = f"the text and the {len(wanted.samples) // 2} samples of the Python client"
-                print(f"ok   {name:<5} {said}; UNKNOWN_MODEL, OVERLOADED with {delay} s, Ctrl-C", flush=True)
+                result = f"the text and the {len(wanted.samples) // 2} samples of the Python client"
+                print(f"ok   {name:<5} {result}; UNKNOWN_MODEL, OVERLOADED with {delay} s, Ctrl-C", flush=True)
     print(f"examples: {len(failed)} failed ({', '.join(failed)})" if failed else "examples: all good")
     return 1 if failed else 0
 

@@ -102,12 +102,12 @@ def install(language: Language) -> None:
     missing = language.missing()
     if not missing:
         return
-    told = f"{language.name}: {', '.join(missing)} missing"
+    fault = f"{language.name}: {', '.join(missing)} missing"
     command = ["apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends", "--no-remove", *language.packages]
     if shutil.which("apt-get") is None:
-        raise ToolchainError(f"{told}; install what Debian has as {' '.join(language.packages)}")
+        raise ToolchainError(f"{fault}; install what Debian has as {' '.join(language.packages)}")
     if os.geteuid() != 0:
-        raise ToolchainError(f"{told}; install them first: sudo apt-get install {' '.join(language.packages)}")
+        raise ToolchainError(f"{fault}; install them first: sudo apt-get install {' '.join(language.packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with _alone(BUILT):
         try:

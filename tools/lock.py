@@ -162,13 +162,13 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedP
     pip follows only the markers of the Python that it runs on. The additional needs of another Python are asked for in a further round, as
     if they stood in `roots`, until nothing is missing. Raises LockError if that does not end.
     """
-    asked = list(roots)
+    wanted = list(roots)
     for _ in range(ROUNDS):
-        packages = _dry_run(asked, constraints)
-        lacking = sorted({one for python in PYTHONS for one in find_unmet(asked, packages, python)})
+        packages = _dry_run(wanted, constraints)
+        lacking = sorted({one for python in PYTHONS for one in find_unmet(wanted, packages, python)})
         if not lacking:
             return packages
-        asked += lacking
+        wanted += lacking
     raise LockError(f"no versions fit Python {', '.join(PYTHONS)} at once: {', '.join(lacking)} is asked for and does not get in.")
 
 

@@ -39,11 +39,11 @@ def table(head: str, annotations: Mapping[str, Any]) -> str:
 def fresh(page: str) -> str:
     """The text of the page with fresh tables. Raises ValueError if the page lacks one, or has it twice."""
     tables = {f"of {group}": {name: options.OPTIONS[name] for name in names} for group, names in GROUPS.items()}
-    for head, told in {**tables, "setting": SETTINGS}.items():
+    for head, table_text in {**tables, "setting": SETTINGS}.items():
         before = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)*", page, re.MULTILINE)
         if len(before) != 1:
             raise ValueError(f"docs/client.md has {len(before)} tables that begin with {head!r}, and should have one")
-        page = page.replace(before[0], table(head, told))
+        page = page.replace(before[0], table(head, table_text))
     return page
 
 

@@ -181,8 +181,8 @@ class Suite:
         failed = {test: FailedTest(**failure) for test, failure in told["failed"].items()}
         # If pytest failed and no test did, something outside the tests went wrong, such as a warning at the end.
         whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
-        said = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
-        broken = [] if whole else [f"{part.name}{said}"]
+        rest = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
+        broken = [] if whole else [f"{part.name}{rest}"]
         return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
 
     def _outcomes(self, part: SuitePart) -> Path:

@@ -82,10 +82,10 @@ def _reach(python: str, device: str) -> tuple[str, str]:
             offers[place] = _offer(python, place)
         if build in re.findall(r"[^\s,]+", offers[place].partition("Available versions:")[2].partition("\n")[0]):
             return build, place
-    said = "\n".join(line for offer in offers.values() for line in offer.splitlines() if line.startswith(("ERROR", "WARNING")))
+    errors = "\n".join(line for offer in offers.values() for line in offer.splitlines() if line.startswith(("ERROR", "WARNING")))
     raise SetupError(
         f"torch {' or '.join(BUILDS[device])} was found neither in pip's configured sources{f' nor at {index}' if index else ''}.\n"
-        f"Set TORCH_INDEX_URL to an index that has it, or pip's find-links to a folder with its wheel.\n{said}"
+        f"Set TORCH_INDEX_URL to an index that has it, or pip's find-links to a folder with its wheel.\n{errors}"
     )
 
 
@@ -124,10 +124,10 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
     compared matters only with require_hash.
     """
     build, stamp = find_installed(python), made.get("torch") or {}
-    came = stamp.get("sha256", "") if stamp.get("build") == build else ""
+    sha256 = stamp.get("sha256", "") if stamp.get("build") == build else ""
     chosen = made.get("device") == device and stamp.get("build") == build
     known = known_hashes(build, version_of(python))
-    if came not in known and (require_hash or (came and known)):
+    if sha256 not in known and (require_hash or (sha256 and known)):
         return False
     return build == BUILDS[device][0] or (chosen and build in BUILDS[device])
 

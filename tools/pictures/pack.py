@@ -32,11 +32,11 @@ def pack(trained: Path) -> None:
     shutil.rmtree(PACKAGE, ignore_errors=True)
     shutil.copytree(trained, PACKAGE, ignore=shutil.ignore_patterns("training.json"))
     for path in PACKAGE.rglob("*.json"):
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(said, dict) and any(name in said for name in OF_A_MACHINE):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(config, dict) and any(name in config for name in OF_A_MACHINE):
             for name in OF_A_MACHINE:
-                said.pop(name, None)
-            path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+                config.pop(name, None)
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (PACKAGE / "omnistage.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
 
 

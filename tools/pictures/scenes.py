@@ -118,8 +118,8 @@ class Scene:
     @property
     def held_out(self) -> bool:
         """Whether training never shows the scene. It depends on what a caption can describe, not on the jitter."""
-        said = [self.background, *(f"{t.colour} {t.kind} {t.size} {t.place}" for t in self.things)]
-        digest = hashlib.sha256("|".join(said).encode()).digest()
+        facts = [self.background, *(f"{t.colour} {t.kind} {t.size} {t.place}" for t in self.things)]
+        digest = hashlib.sha256("|".join(facts).encode()).digest()
         return int.from_bytes(digest[:4], "big") % HELD_OUT_EVERY == 0
 
 

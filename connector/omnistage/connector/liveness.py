@@ -73,9 +73,9 @@ class Peer:
     def is_dead(self) -> bool:
         """Whether the process is dead: its lock is gone. It reads nothing any more then, because a process that ends loses its memory first
         and its locks afterwards."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         # F_GETLK only asks. Taking the lock would make a sweep, or another process that asks, believe that the peer lives.
-        kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))[0]
+        kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, lock))[0]
         return kind == fcntl.F_UNLCK
 
 

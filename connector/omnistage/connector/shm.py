@@ -185,8 +185,8 @@ def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | St
 def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
     """How many bytes of a segment have memory, as its header says. size: bytes of its file. Raises InvalidReference for a wrong header."""
     reserved: int
-    magic, version, named, owner, said, reserved = _SEGMENT.unpack(header)
-    if (magic, version, named, owner, said) != (_MAGIC, _VERSION, number, arena, size):
+    magic, version, named, owner, stated_size, reserved = _SEGMENT.unpack(header)
+    if (magic, version, named, owner, stated_size) != (_MAGIC, _VERSION, number, arena, size):
         raise InvalidReference(f"segment {number} of the sender's arena has a wrong header")
     return min(reserved, size)
 

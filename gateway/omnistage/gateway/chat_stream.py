@@ -49,11 +49,11 @@ class ChatStream:
                         yield self._chunk(number, {**choice.first(), "reasoning_content": event.text})
                     case AudioChunk():
                         if self._options.include_events and not choice.is_heard:
-                            yield self._ours(number, {"sound": additions.sound(event)})
+                            yield self._own_chunk(number, {"sound": additions.sound(event)})
                         if delta := await choice.sound(event):
                             yield self._chunk(number, delta)
                     case Failover() if self._options.include_events:
-                        yield self._ours(number, {"failover": additions.failover(event)})
+                        yield self._own_chunk(number, {"failover": additions.failover(event)})
                     case Done():
                         done[number] = event
                         for delta in await choice.end():
@@ -63,7 +63,7 @@ class ChatStream:
                         pass
         if self._options.include_events:
             for number, event in sorted(done.items()):
-                yield self._ours(number, additions.account(event))
+                yield self._own_chunk(number, additions.account(event))
         if self._options.include_usage:
             yield as_event({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
         yield DONE
@@ -73,7 +73,7 @@ class ChatStream:
         logprobs = {"content": rows, "refusal": None} if rows else None
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
-    def _ours(self, number: int, what: Mapping[str, Any]) -> bytes:
+    def _own_chunk(self, number: int, what: Mapping[str, Any]) -> bytes:
         """A chunk with fields that only this gateway has, about the answer `number`. what: the fields."""
         index = {"index": number} if len(self._choices) > 1 else {}
         return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
@@ -85,7 +85,7 @@ class _Choice:
     def __init__(self, asked: ChatRequest, keep: Keep) -> None:
         self._keep = keep
         self._name = new_name("audio_")
-        self._said: list[str] = []
+        self._texts: list[str] = []
         # A format that cannot be made here is refused before the router is asked.
         self._encoder = new_encoder(asked.sound_format, RATE_HZ, "audio.format") if asked.is_spoken else None
         self._has_begun = False
@@ -104,7 +104,7 @@ class _Choice:
         first = self.first()
         if self._encoder is None:
             return {**first, "content": event.text}
-        self._said.append(event.text)
+        self._texts.append(event.text)
         return {**first, "audio": {**first.get("audio", {}), "transcript": event.text}}
 
     async def sound(self, event: AudioChunk) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class _Choice:
         if self._encoder is None:
             return []
         rest = await self._encoder.finished()
-        expires_at = self._keep("".join(self._said), self._name)
+        expires_at = self._keep("".join(self._texts), self._name)
         return [*([self._data(rest)] if rest else []), {**self.first(), "audio": {"expires_at": expires_at}}]
 
     def _data(self, data: bytes) -> dict[str, Any]:

@@ -77,8 +77,8 @@ class Door:
         try:
             return Visitor(self.omni.as_client(name), account, self._hashed(f"visitor {name}"))
         except BadRequestError as error:
-            told = error.message.removeprefix("api_key: ")
-            raise ApiError(401, f"the API key {told}", code="invalid_api_key") from None
+            fault = error.message.removeprefix("api_key: ")
+            raise ApiError(401, f"the API key {fault}", code="invalid_api_key") from None
 
     def _hashed(self, name: str) -> str:
         """The hash of a name. All processes that share a folder of films make the same one, so each knows who asked for a film."""
@@ -103,8 +103,8 @@ class Door:
 
     def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
         """Options of a call: those in `given` that are not None, the request's name, and the time that the answer may take."""
-        said = {name: value for name, value in given.items() if value is not None}
-        return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **said}
+        options = {name: value for name, value in given.items() if value is not None}
+        return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **options}
 
 
 def visitor_of(request: Request) -> Visitor:

@@ -129,30 +129,30 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     """The ApiError for an error of the client library. fields: the caller's name of each field, by the library's name."""
     message = error.message or str(error)
     words = wording(fields or {})
-    told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
+    extra: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
     if isinstance(error, BadRequestError):
         field = error.fields[0].field if error.fields else ""
         param, message = words.name_of(field), words.message(message, tuple(bad.field for bad in error.fields))
-        return ApiError(400, message, param=param or None, code="invalid_value", **told)
+        return ApiError(400, message, param=param or None, code="invalid_value", **extra)
     if isinstance(error, UnknownModelError):
-        return ApiError(404, message, param="model", code="model_not_found", **told)
+        return ApiError(404, message, param="model", code="model_not_found", **extra)
     if isinstance(error, NotAvailableError):
-        return ApiError(400, message, code="unsupported", **told)
+        return ApiError(400, message, code="unsupported", **extra)
     if isinstance(error, NotSpokenError):
         param = rename_field("text", fields or {})
-        return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **told)
+        return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **extra)
     if isinstance(error, RequestError):
-        return ApiError(400, message, code=_code(error), **told)
+        return ApiError(400, message, code=_code(error), **extra)
     if isinstance(error, DeadlineError):
         # A retry would take as long, so OpenAI's clients are told not to retry.
-        told["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
-        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **told)
+        extra["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
+        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **extra)
     if isinstance(error, UnavailableError):
         after_s = RETRY_AFTER_S if error.retry_delay_s is None else error.retry_delay_s
-        return ApiError(503, message, code=_code(error), retry_after_s=after_s, **told)
+        return ApiError(503, message, code=_code(error), retry_after_s=after_s, **extra)
     if isinstance(error, CancelledError):
-        return ApiError(409, message, code=_code(error), **told)
-    return ApiError(500, message, code=_code(error), **told)
+        return ApiError(409, message, code=_code(error), **extra)
+    return ApiError(500, message, code=_code(error), **extra)
 
 
 def wording(fields: Mapping[str, str]) -> Wording:

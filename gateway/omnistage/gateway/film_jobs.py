@@ -182,9 +182,9 @@ class Jobs:
         most = self._settings.video_jobs
         if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
             there = f"{len(self._runs)} videos wait or are made, {by_client[job.who]} of them yours"
-            told = f"{there}: at most {most} may, and {SHARE:.0%} of these for one client"
+            text = f"{there}: at most {most} may, and {SHARE:.0%} of these for one client"
             hint = "Ask again when one of them is finished, or delete one."
-            raise ApiError(503, told, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
+            raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
         self._jobs[job.id] = job
         run = self._wait(job, omni, is_kept=False)
         try:
@@ -289,8 +289,8 @@ class Jobs:
         """Count the end of a job, and log it. total_s: seconds of its last try."""
         code = "OK" if job.error is None else job.error["code"].upper()
         self._metrics.films_ended.labels(job.status, code).inc()
-        made = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}
-        log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **made)
+        facts = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}
+        log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **facts)
 
     async def _try(self, run: _Run) -> None:
         """Ask the router once for the film, and write its bytes. Raises OmniError, ApiError, OSError."""
@@ -329,8 +329,8 @@ class Jobs:
         while sum(job.size_bytes for job in self._jobs.values()) + size > most:
             oldest = next((job for job in self._jobs.values() if job.status == "completed"), None)
             if oldest is None:
-                told = f"the film has more bytes than there is room for: the films of this gateway have {most >> 20} MiB together"
-                raise ApiError(507, told, code="too_large", hint="Ask for a shorter or smaller film.")
+                text = f"the film has more bytes than there is room for: the films of this gateway have {most >> 20} MiB together"
+                raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film.")
             await self._remove(oldest)
             log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
 

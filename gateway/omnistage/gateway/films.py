@@ -202,16 +202,16 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
 
 def check_range(request: Request, size: int) -> None:
     """Refuse a range that is malformed, or begins after the end of a file of `size` bytes. Raises ApiError 400 or 416."""
-    asked = request.headers.get("range")
-    if asked is None:
+    header = request.headers.get("range")
+    if header is None:
         return
-    unit, _, rest = asked.partition("=")
+    unit, _, rest = header.partition("=")
     parts = [RANGE.fullmatch(part.strip()) for part in rest.split(",")] if unit == "bytes" else [None]
     if not all(part and (part[1] or part[2]) and not (part[1] and part[2] and int(part[1]) > int(part[2])) for part in parts):
-        raise invalid("Range", f"{asked[:64]!r} is no range of bytes, such as bytes=0-1023")
+        raise invalid("Range", f"{header[:64]!r} is no range of bytes, such as bytes=0-1023")
     if any(part and part[1] and int(part[1]) >= size for part in parts):
         headers = {"Content-Range": f"bytes */{size}"}
-        raise ApiError(416, f"the file has {size} bytes, and none in {asked[:64]!r}", param="Range", code="no_such_range", headers=headers)
+        raise ApiError(416, f"the file has {size} bytes, and none in {header[:64]!r}", param="Range", code="no_such_range", headers=headers)
 
 
 def _shown(door: Door, job: FilmJob) -> dict[str, Any]:

@@ -179,13 +179,13 @@ class HttpGuard:
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
         """Yield the body, not yet read; its memory counts against `BODIES_BYTES` until the block ends. host: the client that the bytes are
         counted for. Raises ApiError."""
-        most = self._door.settings.max_message_bytes
-        told = headers.get("content-length", "")
-        size = int(told) if told.isascii() and told.isdecimal() else 0
-        if size > most:
-            raise _too_large(most)
+        limit = self._door.settings.max_message_bytes
+        length = headers.get("content-length", "")
+        size = int(length) if length.isascii() and length.isdecimal() else 0
+        if size > limit:
+            raise _too_large(limit)
         kind = headers.get("content-type", "").partition(";")[0].lower()
-        body = _Body(most, is_json=not kind.strip() or "json" in kind, take=lambda size: self._take(host, size))
+        body = _Body(limit, is_json=not kind.strip() or "json" in kind, take=lambda size: self._take(host, size))
         try:
             yield body
         finally:
@@ -206,7 +206,7 @@ class _Body:
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
         """take: called with a number of further bytes of memory that the body needs; raises ApiError if there is no room."""
-        self._most, self._is_json, self._take_of_all = most, is_json, take
+        self._max_bytes, self._is_json, self._take_of_all = most, is_json, take
         self.taken = 0
         self.json: Any = None
 
@@ -226,18 +226,18 @@ class _Body:
                 raise ClientDisconnect
             piece = message.get("body", b"")
             size += len(piece)
-            if size > self._most:
-                raise _too_large(self._most)
+            if size > self._max_bytes:
+                raise _too_large(self._max_bytes)
             self._take(len(piece))
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)
         if self._is_json and body:
-            parts = await _looked(_parts, body)
+            parts = await _look_at(_parts, body)
             if parts > MAX_PARTS:
                 raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
             self._take(parts * PART_BYTES)
-            self.json = await _looked(_parsed, body)
+            self.json = await _look_at(_parsed, body)
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
@@ -265,7 +265,7 @@ class _Answer:
         await self._send(message)
 
 
-async def _looked(look: Callable[[bytes], T], body: bytes) -> T:
+async def _look_at(look: Callable[[bytes], T], body: bytes) -> T:
     """Return `look(body)`. A large body is looked at on a thread, so that other requests go on."""
     return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
 

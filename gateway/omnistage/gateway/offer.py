@@ -91,8 +91,8 @@ class Offer:
 
     def _unknown(self, name: str) -> ApiError:
         there = ", ".join(one.name for one in self._known[:MOST_NAMED])
-        told = f"The model '{name[:128]}' does not exist here; there are: {there}"
-        return ApiError(404, told, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
+        text = f"The model '{name[:128]}' does not exist here; there are: {there}"
+        return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
         return next((one for one in self._known if one.name == name), None)
@@ -130,10 +130,10 @@ class Offer:
         if ability.has(found):
             return found
         able = [one.name for one in self._known if ability.has(one)]
-        told = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
+        hint_words = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
         other = next((other for other in ABILITIES if other.has(found)), None)
         hint = f"Ask {other.endpoint} for it." if other else LIST
-        raise ApiError(400, f"model: {found.name} cannot {ability.name}; {told}", param="model", code="unsupported", hint=hint)
+        raise ApiError(400, f"model: {found.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
         """The voice that a name stands for; None: the pipeline's default. An unknown name stays as it is: the pipeline refuses it."""

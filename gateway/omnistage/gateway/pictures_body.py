@@ -73,8 +73,8 @@ def url_of(reference: PictureReference, where: str) -> str:
 async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
     """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched: the library would take any
     other text for a path. pictures: bytes or URLs, by field. Raises ApiError."""
-    made = list(pictures.values())
+    ready = list(pictures.values())
     for n, (field, given) in enumerate(pictures.items()):
         if isinstance(given, str) and given[:5].lower() != "data:":
-            made[n] = await fetch(given, f"{field}.image_url")
-    return made
+            ready[n] = await fetch(given, f"{field}.image_url")
+    return ready

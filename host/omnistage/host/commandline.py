@@ -46,8 +46,8 @@ def read(kind: type[S], words: Sequence[str], program: str) -> S:
     except ValidationError as error:
         raise StartError("; ".join(_describe(details, kind, words) for details in error.errors(include_url=False))) from None
     except SettingsError as error:
-        told = _find_unknown(kind, words) or str(error).removeprefix("error parsing CLI: ")
-        raise StartError(_one_line(f"{told}; --help tells more")) from None
+        fault = _find_unknown(kind, words) or str(error).removeprefix("error parsing CLI: ")
+        raise StartError(_one_line(f"{fault}; --help tells more")) from None
 
 
 def _metavar(field: FieldInfo) -> str:

@@ -36,5 +36,5 @@ def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
         return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
     beside = dict(fault.get("ctx", {}))
     beside = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in beside.items()}
-    told = f"must be {must.format_map(beside)}"
-    return f"is {shown}; it {told}" if shown else told
+    rule = f"must be {must.format_map(beside)}"
+    return f"is {shown}; it {rule}" if shown else rule

@@ -52,7 +52,7 @@ RETRY_S = 0.2
 
 Metadata = Sequence[tuple[str, str]]
 
-Told = Callable[[str], None]
+GiveUp = Callable[[str], None]
 """Receives the reason why a stream must be given up."""
 
 
@@ -88,20 +88,21 @@ class Rhythm:
 
 
 class Attendance:
-    """One stream that listens to a pulse. It reports once that the stream must be given up; then, or at `leave`, it is over."""
+    """One stream that listens to a pulse. It calls `give_up` at most once, when the stream must be given up; then, or at `leave`, it is
+    over."""
 
-    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
+    def __init__(self, pulse: Pulse, give_up: GiveUp, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
         """Use `Pulse.attend`."""
         self._pulse = pulse
         self._begun = pulse.ticks
         self._may_hedge = may_hedge
         self._patience = patience
-        self._told = told
+        self._report = give_up
 
-    def now_tells(self, told: Told) -> None:
-        """Report to `told` from now on, and only silence, not hesitation: the stream has come a step further."""
+    def now_tells(self, give_up: GiveUp) -> None:
+        """Call `give_up` from now on, and only for silence, not for hesitation: the stream has come a step further."""
         self._may_hedge = None
-        self._told = told
+        self._report = give_up
 
     def leave(self) -> None:
         """Stop listening. References to other objects are dropped, because this object may be in a cycle with its owner."""
@@ -111,7 +112,7 @@ class Attendance:
         self._pulse.leave(self)
 
     def hear(self) -> None:
-        """Called when the peer beats again after it was quiet."""
+        """Note that the peer beats again after it was quiet: the patience with it starts anew."""
         if self._patience is not None:
             self._patience.answers()
 
@@ -128,7 +129,7 @@ class Attendance:
 
     def _give_up(self, quiet: int) -> None:
         self.leave()
-        self._told(_silence(quiet))
+        self._report(_silence(quiet))
 
 
 def _silence(quiet: int) -> str:
@@ -156,14 +157,14 @@ class Pulse:
         """Whether the peer did not beat in time when it was last listened to: then ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
-    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
-        """Listen on behalf of a stream. told: called with the reason if the stream must be given up. may_hedge: asked once when the peer
-        hesitates, whether to give the stream up then. patience: asked again and again while the peer is silent, whether to give it up;
-        None: silence always ends the stream."""
+    def attend(self, give_up: GiveUp, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
+        """Listen on behalf of a stream. give_up: called with the reason when the stream must be given up. may_hedge: called once, when the
+        peer hesitates; if it returns true, the stream is given up. patience: asked again and again while the peer is silent whether to give
+        it up; None: silence always ends the stream."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
-        attendance = Attendance(self, told, may_hedge, patience)
+        attendance = Attendance(self, give_up, may_hedge, patience)
         self._attending.add(attendance)
         self._pulses.start_ticks(self)
         return attendance

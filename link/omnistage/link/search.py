@@ -89,7 +89,7 @@ class Search:
         """Ask each replica of the route once; after `until`, in time.monotonic() seconds, ask only the first one. Raises the error of the
         last replica, or at once an error that no other replica would change."""
         addresses, hops = self._route.place(revisions)
-        said = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
+        errors = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
         left = sorted(addresses, key=self._last_resort)
         while left and (len(left) == len(addresses) or time.monotonic() < until):
@@ -105,8 +105,8 @@ class Search:
                 if isinstance(error, StreamLost):
                     self.lose(address)
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
-                said = [self._as_lost(address, error) if error.reason == "UNAUTHENTICATED" else error]
-        raise said.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
+                errors = [self._as_lost(address, error) if error.reason == "UNAUTHENTICATED" else error]
+        raise errors.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
         """Key for sorting the replicas. Quiet ones come last; before them come those that this link lost, the one lost latest at the

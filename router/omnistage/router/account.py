@@ -77,9 +77,9 @@ class Account:
 
     def close(self) -> None:
         """Write the line and end the span."""
-        said = self._figures() if self._place is not None else {}
-        asked = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
-        line = {**asked, **self._error, **said, "total_s": _rounded(time.monotonic() - self._begun_s)}
+        figures = self._figures() if self._place is not None else {}
+        request = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
+        line = {**request, **self._error, **figures, "total_s": _rounded(time.monotonic() - self._begun_s)}
         log.info("request.refused" if self._place is None else "answer.done", **line)
         self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
 

@@ -129,14 +129,14 @@ class Generation:
                     case "report":
                         self._tally.reported(event.report)
                     case "failover":
-                        await self._tell(event.failover, link)
+                        await self._report_failover(event.failover, link)
 
     def _suspect(self, link: Link) -> None:
         """Report to the placement, once for each, the replicas that gave no sign of life to this link or to the link of a later stage."""
         self._placement.suspect(link.search.silent - self._suspected)
         self._suspected |= link.search.silent
 
-    async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
+    async def _report_failover(self, failover: stage_pb2.Failover, link: Link) -> None:
         """Report to the client and the placement that a replica, of the first stage or a later one, was lost and replaced."""
         self._tally.replaced(failover)
         self._placement.suspect([failover.lost])
@@ -166,12 +166,12 @@ class Generation:
 
     async def _grant(self, link: Link, port: str) -> None:
         """Grant more chunks of a port once half of its window or less is left, as far as the client has room for them."""
-        most = self._most(port)
-        if self._granted[port] - self._written[port] <= WINDOW // 2 and most > self._granted[port]:
-            self._granted[port] = most
-            await link.grant(port, most)
+        total = self._allowed_chunks(port)
+        if self._granted[port] - self._written[port] <= WINDOW // 2 and total > self._granted[port]:
+            self._granted[port] = total
+            await link.grant(port, total)
 
-    def _most(self, port: str) -> int:
+    def _allowed_chunks(self, port: str) -> int:
         """The number of chunks of a port that the stage may send in all, as of now."""
         given = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
@@ -186,7 +186,7 @@ class Generation:
             while True:
                 await room.changes()
                 self._dry_since = (self._dry_since or time.monotonic()) if room.used_up else None
-                self._tell_place()
+                self._note_reading()
                 for port in self._granted:
                     await self._grant(link, port)
 
@@ -196,20 +196,20 @@ class Generation:
         finally:
             let_go(passing)  # This task fails only if the stream is over; then the reader of the stream raises the error.
             self._dry_since = None
-            self._tell_place()
+            self._note_reading()
 
-    def _tell_place(self) -> None:
+    def _note_reading(self) -> None:
         """Note in the place since when the client reads nothing or gives no room; None: it reads and gives room."""
         self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
         """Write one event. A write returns when the client's buffers have room; a client whose write does not return does not read."""
         self._writing_since = time.monotonic()
-        self._tell_place()
+        self._note_reading()
         async with within(self._limits.stall_s, partial(stall_error, self._limits.stall_s)):
             await self._write_event(event)
         self._writing_since = None
-        self._tell_place()
+        self._note_reading()
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Generation:
             held = self._request.resume.positions if self._request.resume is not None else ()
             ended = {position.port for position in held if position.ended}
             self._room.begin({port for port in self._written if port in self._request.outputs} - ended)
-        self._granted = {port: self._most(port) for port in self._written}
+        self._granted = {port: self._allowed_chunks(port) for port in self._written}
         request = stage_pb2.Open(
             session_id=self.session_id,
             model=self._descriptions[first.kind].model,

@@ -44,8 +44,8 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
     if request.model:
         named = pipelines.get(request.model)
         if named is None:
-            told = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
-            raise StageError("UNKNOWN_MODEL", told, metadata={"field": "model"})
+            text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
+            raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
         meant = {named.name: named}
     else:
         meant = dict(pipelines)
@@ -55,7 +55,7 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
         able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
         if not able and _only_drawing_is_meant(request, meant.values()):
             able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
-        pipeline = _only(able, pipelines) if able else _none(request, lacks, pipelines)
+        pipeline = _only_able(able, pipelines) if able else _refuse_all(request, lacks, pipelines)
     else:
         (pipeline,) = meant.values()
     if pipeline.only_draws and _is_prompt(request):
@@ -91,8 +91,8 @@ def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, kin
     able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
     ability = missing_ability(pipeline, kind, bool(request.thinker.verbatim), request.outputs)
-    told = f"{pipeline.name} {ability}; {others}"
-    return StageError("BAD_REQUEST", told, metadata={"field": kind})
+    text = f"{pipeline.name} {ability}; {others}"
+    return StageError("BAD_REQUEST", text, metadata={"field": kind})
 
 
 def those_that_draw(pipelines: Collection[PipelineFile], outputs: Collection[str]) -> str:
@@ -112,8 +112,8 @@ def check_outputs(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, pip
         asked = [kind for kind in KINDS if request.HasField(kind)]
         able = [one.name for one in pipelines if one.kinds.issuperset(asked) and not one.lacking(request.outputs)][:MOST_NAMED]
         others = f"; {', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else ""
-        told = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in lacking)}{why}{others}"
-        raise bad_request("outputs", told)
+        text = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in lacking)}{why}{others}"
+        raise bad_request("outputs", text)
     return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
 
@@ -122,7 +122,7 @@ def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
     return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
 
 
-def _only(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
+def _only_able(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """The default if it is among the able pipelines, else the only able one. Raises BAD_REQUEST for several."""
     if able[0] is next(iter(pipelines.values())) or len(able) == 1:
         return able[0]
@@ -134,22 +134,22 @@ def _only(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -
     )
 
 
-def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
+def _refuse_all(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """Refuse a request that no pipeline can answer. Raises BAD_REQUEST with what each pipeline lacks."""
-    told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
+    text = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
-        told += f"; {those_that_draw(pipelines.values(), request.outputs)}"
-    raise StageError("BAD_REQUEST", f"no pipeline does this: {told}", metadata={"field": "model"})
+        text += f"; {those_that_draw(pipelines.values(), request.outputs)}"
+    raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
 
 
 def _lacks(
     pipeline: PipelineFile, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False
 ) -> str:
     """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that the request needs. given: its media."""
-    told = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
-    told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
-    told += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
-    return ", ".join(told[:MOST_NAMED])
+    lacks = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
+    lacks += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
+    lacks += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
+    return ", ".join(lacks[:MOST_NAMED])
 
 
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[PipelineFile]) -> bool:
@@ -195,8 +195,8 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
 
 def _deepest(field: str, value: object) -> str:
     """The path of the first field that is set in a message, down to a value that is no message. field: path of the message `value`."""
-    while isinstance(value, Message) and (said := value.ListFields()):
-        descriptor, value = said[0]
+    while isinstance(value, Message) and (fields := value.ListFields()):
+        descriptor, value = fields[0]
         field += f".{descriptor.name}"
     return field
 

@@ -155,14 +155,14 @@ class Placement:
 
     def missing(self) -> list[str]:
         """Why `descriptions` still waits: a sentence for each kind without a replica that takes sessions."""
-        told = []
+        reasons = []
         for kind, replicas in self._replicas.items():
             if any(replica.state == SERVING for replica in replicas):
                 continue
             known = any(replica.description is not None for replica in replicas)
             why = _refusal(replicas) or ("takes no sessions now" if known else "has not answered yet")
-            told.append(f"its {kind} {why}")
-        return told
+            reasons.append(f"its {kind} {why}")
+        return reasons
 
     # Placing -------------------------------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class ReplicaProcess:
         now = _sample(self._pid)
         if now is None or not self._is_its(now):
             return {}
-        return {"process": {**_told(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine()}
+        return {"process": {**_process_fields(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
 
     def _is_its(self, sample: ProcessSample) -> bool:
         """Whether the sampled process listens at the replica's port. This is looked up until it is so and then remembered, because the
@@ -70,14 +70,14 @@ class ReplicaProcess:
         return self._proven == sample.begun
 
 
-def _told(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]:
+def _process_fields(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]:
     """Fields for the log: the state now, and what the process did since the sample before, if it is the same process."""
-    told: dict[str, object] = {"state": now.state, "threads": now.threads}
+    fields: dict[str, object] = {"state": now.state, "threads": now.threads}
     if before is not None and before.begun == now.begun:
-        told["since_s"] = round(now.at - before.at, 3)
-        told["cpu_s"] = round(now.cpu_s - before.cpu_s, 3)
-        told["major_faults"] = now.major_faults - before.major_faults
-    return told
+        fields["since_s"] = round(now.at - before.at, 3)
+        fields["cpu_s"] = round(now.cpu_s - before.cpu_s, 3)
+        fields["major_faults"] = now.major_faults - before.major_faults
+    return fields
 
 
 def _sample(pid: int) -> ProcessSample | None:
@@ -128,14 +128,14 @@ def _sleeps_in(pid: int) -> Mapping[str, str]:
     return {"wchan": name} if name not in ("", "0") else {}
 
 
-def _machine() -> dict[str, object]:
+def _machine_fields() -> dict[str, object]:
     """Fields for the log: the machine's load of the last minute, and the percentages of the last ten seconds in which some task waited for
     the processor, the disk or memory."""
-    told: dict[str, object] = {}
+    fields: dict[str, object] = {}
     try:
-        told["load"] = round(os.getloadavg()[0], 2)
+        fields["load"] = round(os.getloadavg()[0], 2)
         for what in ("cpu", "io", "memory"):
-            told[f"{what}_pressure"] = float((PROC / "pressure" / what).read_text().split()[1].partition("=")[2])
+            fields[f"{what}_pressure"] = float((PROC / "pressure" / what).read_text().split()[1].partition("=")[2])
     except (OSError, ValueError, IndexError):  # This kernel does not count it.
-        return told
-    return told
+        return fields
+    return fields

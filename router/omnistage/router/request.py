@@ -112,9 +112,9 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
         given = getattr(request, kind)
         if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
             _clear_replaced(getattr(values, kind).sampling)
-        for said, _ in given.ListFields():
-            if said.name in _SAID_WHOLE:
-                getattr(values, kind).ClearField(said.name)
+        for field, _ in given.ListFields():
+            if field.name in _SAID_WHOLE:
+                getattr(values, kind).ClearField(field.name)
         getattr(values, kind).MergeFrom(given)
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
@@ -127,7 +127,7 @@ _SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 """Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
 
 
-def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
+def _clear_replaced(defaults: stage_pb2.Sampling) -> None:
     """Clear all default sampling values but `repetition_penalty` and `top_p`: a client that sends sampling sends all the others, and may
     leave these two out."""
     kept = stage_pb2.Sampling()

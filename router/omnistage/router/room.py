@@ -34,13 +34,13 @@ class OutputRoom:
         if credit.port not in self._totals and len(self._totals) >= MAX_PORTS:
             raise protocol_error(f"credit for more than {MAX_PORTS} ports")
         self._totals[credit.port] = max(self._totals.get(credit.port, 0), credit.total)
-        self._tell()
+        self._wake()
 
     def begin(self, ports: Iterable[str]) -> None:
         """Begin a turn whose answer has these ports; checkpoint ports are left out."""
         self._before = dict(self._written)
         self._unended = set(ports)
-        self._tell()
+        self._wake()
 
     def of(self, port: str) -> int | None:
         """How many chunks of a port the client has room for, counted from the beginning of this turn; None: the client sets no limit."""
@@ -53,7 +53,7 @@ class OutputRoom:
         if last:
             self._unended.discard(port)
         if port in self._totals:
-            self._tell()
+            self._wake()
 
     @property
     def is_given(self) -> bool:
@@ -75,7 +75,7 @@ class OutputRoom:
         await self._dry.wait()
         return self.used_up[0]
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake the tasks that wait in `changes` and `runs_out`."""
         self._changed.set()
         if self.used_up:

@@ -148,11 +148,11 @@ async def _told_to_start(fd: int) -> None:
     If the router looked for them earlier, it would find them late: gRPC waits up to a second between two attempts to connect."""
     if fd < 0:
         return
-    told = asyncio.Event()
+    started = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(fd, told.set)
+    loop.add_reader(fd, started.set)
     try:
-        await told.wait()
+        await started.wait()
     finally:
         loop.remove_reader(fd)
         os.close(fd)

@@ -26,8 +26,8 @@ class Loss:
     @property
     def attributes(self) -> Attributes:
         """Attributes for the event of a trace."""
-        told: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
-        return {f"omnistage.{name}": value for name, value in told.items()}
+        values: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
+        return {f"omnistage.{name}": value for name, value in values.items()}
 
 
 class Tally:

@@ -59,10 +59,10 @@ def _run(app: typer.Typer) -> int:
     try:
         return app(prog_name="omnistage", standalone_mode=False) or 0
     except ClickException as error:
-        told = io.StringIO()
-        error.show(told)
+        text = io.StringIO()
+        error.show(text)
         columns = os.get_terminal_size(2).columns if os.isatty(2) else sys.maxsize
-        sys.stderr.write(fit_lines(told.getvalue(), columns))
+        sys.stderr.write(fit_lines(text.getvalue(), columns))
         return error.exit_code
     except Abort:
         sys.stderr.write("Aborted!\n")

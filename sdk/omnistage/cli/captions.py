@@ -21,11 +21,11 @@ ENDS = (".", "!", "?", "…", ":")
 def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
     """Write the captions of an answer. kind: .srt or .vtt, which decides the format."""
     point, head = (",", "") if kind == ".srt" else (".", "WEBVTT\n\n")
-    told = (
+    texts = (
         f"{number}\n{_time(caption[0].begin_s, point)} --> {_time(caption[-1].end_s, point)}\n{_line(caption, kind)}\n"
         for number, caption in enumerate(captions(words), 1)
     )
-    path.write_text(head + "\n".join(told), encoding="utf-8")
+    path.write_text(head + "\n".join(texts), encoding="utf-8")
 
 
 def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:

@@ -123,14 +123,14 @@ class ChatSession:
         self._loudspeaker = loudspeaker
         self._notices = notices
         self._verbose = verbose
-        self._taking: asyncio.Task[None] | None = None
+        self._handling: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[tuple[Spoken, Done]] | None = None
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sounds: list[AudioChunk] = []
         self._pipeline = chat.pipeline
         """The pipeline that answers; empty: the router chooses."""
-        self._shown: list[MentionedFile] = []
+        self._attached: list[MentionedFile] = []
         """Files that go with the next message."""
 
     def remember(self) -> None:
@@ -152,48 +152,48 @@ class ChatSession:
         """Stop the sound, and handle a typed line: a question, or a command of the chat. An empty line asks about the files that go with
         the next message, if there are any. `interrupt` ends this early."""
         self.silence()
-        if not (text := line.strip()) and not self._shown:
+        if not (text := line.strip()) and not self._attached:
             return
-        self._taking = taking = asyncio.create_task(self._take(text))
+        self._handling = handling = asyncio.create_task(self._handle(text))
         try:
-            await asyncio.wait({taking})
+            await asyncio.wait({handling})
         finally:
-            self._taking = None
-            taking.cancel()
-        if not taking.cancelled():
-            taking.result()
+            self._handling = None
+            handling.cancel()
+        if not handling.cancelled():
+            handling.result()
 
     def interrupt(self) -> None:
         """Stop what runs: an answer, of which the text so far is kept; else a command; else the sound that is still playing."""
         if self._answering is not None:
             self._answering.cancel()
-        elif self._taking is not None:
-            self._taking.cancel()
+        elif self._handling is not None:
+            self._handling.cancel()
         else:
             self.silence()
 
-    async def _take(self, text: str) -> None:
+    async def _handle(self, text: str) -> None:
         try:
             await self._obey_or_ask(text)
         except OmniError as error:
-            self._failed(error)
-            self._tell_shown()
+            self._print_failure(error)
+            self._print_attached()
 
-    def _failed(self, error: OmniError) -> None:
+    def _print_failure(self, error: OmniError) -> None:
         self.has_failed = True
         tell(error, self._verbose, CHAT)
 
     async def _obey_or_ask(self, text: str) -> None:
         """Handle a message by its form: a block and plain text are questions, a path attaches files, and a slash begins a command."""
         if (words := block(text)) is not None:
-            if words or self._shown:
+            if words or self._attached:
                 await self._ask(words)
             return
         command, value = [*text.split(maxsplit=1), "", ""][:2]
         if command not in WORDS:
-            shown, rest = await asyncio.to_thread(find_files, text)
-            if shown:
-                await self._show(shown, rest)
+            files, rest = await asyncio.to_thread(find_files, text)
+            if files:
+                await self._attach(files, rest)
                 return
         if is_command(command):
             await self._obey(command, value)
@@ -217,25 +217,25 @@ class ChatSession:
         and the files are dropped; other errors are raised."""
         for name in self._talk.forget_gone():
             self._notices.tell(f"[dim]{escape(name)} is gone, and no longer part of the conversation[/]")
-        self._talk.ask(text, [one.part for one in self._shown])
+        self._talk.ask(text, [one.part for one in self._attached])
         self._sounds = []
         answer = Said()
         try:
             while not await self._answer_or_forget(answer):
                 pass
         except RequestError as error:
-            if not self._shown or answer.text:
+            if not self._attached or answer.text:
                 raise
             at_fault = [bad for bad in getattr(error, "fields", ()) if place_of(bad.field)[1] is not None]
-            self._failed(RequestError(at_fault[0].description) if at_fault else error)
+            self._print_failure(RequestError(at_fault[0].description) if at_fault else error)
             self._drop_refused(error, text)
         finally:
             self._talk.answered(answer.text)
             if answer.text:
-                self._shown = []
-            self._keep()
+                self._attached = []
+            self._store()
         if not answer.text:
-            self._tell_shown()
+            self._print_attached()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
         """Ask, and return True when the answer has ended. Return False if the question is to be asked again, because something was left
@@ -244,10 +244,10 @@ class ChatSession:
             if await self._answer(answer):
                 return True
         except BadRequestError as error:
-            told = [] if answer.text else [(bad, self._talk.leave_out(bad.field)) for bad in error.fields]
-            if not any(name for _, name in told):
+            removed = [] if answer.text else [(bad, self._talk.leave_out(bad.field)) for bad in error.fields]
+            if not any(name for _, name in removed):
                 raise
-            for bad, name in told:
+            for bad, name in removed:
                 if name:
                     self._notices.tell(f"[dim]{escape(name)} is no longer part of the conversation ({escape(bad.description)})[/]")
             return False
@@ -262,10 +262,10 @@ class ChatSession:
         if is_of_setting(error):
             return
         named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
-        dropped = [one for number, one in enumerate(self._shown) if not named or number in named]
-        self._shown = [one for one in self._shown if one not in dropped]
-        asked = f"; the question was: {words}" if words else ""
-        self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(asked)}[/]")
+        dropped = [one for number, one in enumerate(self._attached) if not named or number in named]
+        self._attached = [one for one in self._attached if one not in dropped]
+        question = f"; the question was: {words}" if words else ""
+        self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(question)}[/]")
 
     async def _answer(self, said: Said) -> bool:
         """Ask, and show and play the answer until it ends or is stopped. Return False if the conversation is too long for the model. said:
@@ -277,7 +277,7 @@ class ChatSession:
             ears.append(self._player.write)
         self._answering = answering = asyncio.create_task(follow(events, screen_for(as_json=False), keep_sound=False, ears=ears))
         try:
-            with self._keys(self.interrupt):
+            with self._stop_keys(self.interrupt):
                 await asyncio.wait({answering})
         finally:
             self._answering = None
@@ -296,14 +296,14 @@ class ChatSession:
             raise
         for line in cut_note(spoken, done, "/max-tokens"):
             self._notices.tell(f"[dim]{line}[/]")
-        told = figures(done) if self._verbose else brief_figures(done)
+        account = figures(done) if self._verbose else brief_figures(done)
         width = self._notices.width if self._notices.is_terminal else None
-        for line in (told, *remarks(done)):
+        for line in (account, *remarks(done)):
             for part in fold_line(line, width):
                 self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
             # Nothing waits for this task: the sound plays on while the user types the next question.
-            self._listening = asyncio.create_task(_heard(self._player, self._notices))
+            self._listening = asyncio.create_task(_play_to_end(self._player, self._notices))
         return True
 
     @property
@@ -319,7 +319,7 @@ class ChatSession:
         return options
 
     @contextmanager
-    def _keys(self, stop: Callable[[], object]) -> Iterator[None]:
+    def _stop_keys(self, stop: Callable[[], object]) -> Iterator[None]:
         """Inside this block Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. With lines of a pipe it does nothing."""
         if not is_typed():
             yield
@@ -343,20 +343,20 @@ class ChatSession:
                 await self._check_voice(value)
             self._notices.tell(f"[dim]{escape(change(self._talk.settings, command, value))}[/]")
             if command == "/voice" and not value:
-                await self._tell_voices()
+                await self._print_voices()
             return
         match command:
             case "/save":
                 self._save(value)
             case "/new":
                 self._talk.turns.clear()
-                self._sounds, self._shown = [], []
+                self._sounds, self._attached = [], []
                 self._notices.tell("[dim]a new conversation[/]")
             case "/help":
                 for line in help_lines(self._notices.width if self._notices.is_terminal else None):
                     self._notices.say(f"[dim]{escape(line)}[/]")
             case "/image" | "/audio" | "/video":
-                await self._obey_shown(command.removeprefix("/"), value)
+                await self._obey_file_command(command.removeprefix("/"), value)
             case "/pipeline" | "/model":
                 await self._choose(value)
             case _ if command in ENDS:
@@ -366,84 +366,84 @@ class ChatSession:
 
     async def _check_voice(self, name: str) -> None:
         """Raises RequestError for a voice that no pipeline has: every later question would be refused."""
-        there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
-        if name.lower() not in map(str.lower, there):
-            raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
+        voices = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
+        if name.lower() not in map(str.lower, voices):
+            raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(voices))))
 
     async def _pipelines(self) -> list[Pipeline]:
         """The pipelines that may answer the next question: the chosen one, else all that answer. Raises RequestError if there are none."""
-        return await self._meant(self._pipeline)
+        return await self._pipelines_named(self._pipeline)
 
-    async def _all(self) -> list[Pipeline]:
+    async def _all_pipelines(self) -> list[Pipeline]:
         """All pipelines of the router, also those that only draw."""
         return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
 
-    async def _meant(self, name: str) -> list[Pipeline]:
+    async def _pipelines_named(self, name: str) -> list[Pipeline]:
         """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
-        there = await self._all()
-        answering = [one for one in there if not one.only_draws]
-        if meant := [one for one in answering if name in ("", one.name)]:
-            return meant
+        found = await self._all_pipelines()
+        answering = [one for one in found if not one.only_draws]
+        if named := [one for one in answering if name in ("", one.name)]:
+            return named
         names = [one.name for one in answering]
         if not names:
             raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
-        told = f"{name} only draws" if any(one.name == name for one in there) else f"there is no pipeline {name}{did_you_mean(name, names)}"
+        text = f"{name} only draws" if any(one.name == name for one in found) else f"there is no pipeline {name}{did_you_mean(name, names)}"
         able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
-        raise RequestError(told, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
+        raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
         """Set the pipeline that answers from now on; `off`: the router chooses. Without a name, list the pipelines. Raises RequestError."""
         if not name:
-            for one in await self._all():
+            for one in await self._all_pipelines():
                 now = "" if self._pipeline != one.name else " (now)"
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{now}')}[/]")
             return
         if name != OFF:
-            await self._meant(name)
+            await self._pipelines_named(name)
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
-    async def _obey_shown(self, kind: str, value: str) -> None:
+    async def _obey_file_command(self, kind: str, value: str) -> None:
         """Obey /image, /audio or /video. kind: the command without its slash. value: a path and maybe words; `off`: drop the attached files
         of this kind; empty: show all attached files. Raises RequestError."""
         if value == OFF:
-            self._shown = [one for one in self._shown if one.kind != kind]
-            if not self._tell_shown():
+            self._attached = [one for one in self._attached if one.kind != kind]
+            if not self._print_attached():
                 self._notices.tell("[dim]nothing goes with the next message[/]")
             return
         if value:
             one, words = await asyncio.to_thread(find_named_file, kind, value)
-            await self._show([one], words)
+            await self._attach([one], words)
             return
-        if not self._tell_shown():
+        if not self._print_attached():
             self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
 
-    async def _show(self, shown: Sequence[MentionedFile], words: str) -> None:
+    async def _attach(self, files: Sequence[MentionedFile], words: str) -> None:
         """Attach files, and ask at once if there are words. Raises RequestError for a kind of file that no pipeline here takes."""
-        there = await self._pipelines()
-        for kind in dict.fromkeys(one.kind for one in shown):
-            if not any(kind in pipeline.inputs for pipeline in there):
-                told = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in there)
-                others = [one.name for one in await self._meant("") if kind in one.inputs]
-                raise RequestError(f"{told}, not {kind}", hint=f"/pipeline {others[0]} takes it." if others else "")
-        if len(self._shown) + len(shown) > MOST_SHOWN:
+        pipelines = await self._pipelines()
+        for kind in dict.fromkeys(one.kind for one in files):
+            if not any(kind in pipeline.inputs for pipeline in pipelines):
+                inputs = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in pipelines)
+                others = [one.name for one in await self._pipelines_named("") if kind in one.inputs]
+                raise RequestError(f"{inputs}, not {kind}", hint=f"/pipeline {others[0]} takes it." if others else "")
+        if len(self._attached) + len(files) > MOST_SHOWN:
             raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")
-        self._shown += shown
+        self._attached += files
         if words:
             await self._ask(words)
         else:
-            self._tell_shown()
+            self._print_attached()
 
-    def _tell_shown(self) -> bool:
+    def _print_attached(self) -> bool:
         """Print which files go with the next message; returns whether there are any."""
-        if self._shown:
-            drop = " and ".join(f"/{kind} {OFF}" for kind in dict.fromkeys(one.kind for one in self._shown))
-            files = ", ".join(map(str, self._shown))
+        if self._attached:
+            drop = " and ".join(f"/{kind} {OFF}" for kind in dict.fromkeys(one.kind for one in self._attached))
+            files = ", ".join(map(str, self._attached))
             self._notices.tell(f"[dim]with the next message: {escape(files)}; {drop} leaves it out[/]")
-        return bool(self._shown)
+        return bool(self._attached)
 
-    async def _tell_voices(self) -> None:
+    async def _print_voices(self) -> None:
         """Print the voices of each pipeline that may answer."""
         for pipeline in await self._pipelines():
             if pipeline.voices:
@@ -467,7 +467,7 @@ class ChatSession:
                 raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
         self._notices.tell(f"[dim]wrote {escape(str(path))}[/]")
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         """Store the conversation for --continue; an error is only printed."""
         try:
             self._talk.keep()
@@ -479,7 +479,7 @@ def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-async def _heard(player: Player, notices: Notices) -> None:
+async def _play_to_end(player: Player, notices: Notices) -> None:
     """Wait until the player has played everything; if it is lost, print why."""
     try:
         await player.afinish()

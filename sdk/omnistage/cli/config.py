@@ -90,7 +90,7 @@ def check_variables(context: typer.Context) -> None:
     known = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
     for variable in os.environ:
         if variable.startswith(f"{PREFIX}_") and variable not in known:
-            like = _like(variable, known)
+            like = _nearest(variable, known)
             raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {like}?' if like else ''}")
 
 
@@ -150,7 +150,7 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
     return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
 
 
-def _like(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     """The known name with the most similar spelling; empty if none is similar."""
     from omnistage.client.guesses import near  # Not for a help text: the import of the client takes a while.
 
@@ -162,7 +162,7 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
     for name, value in _mapping(path).items():
         known = str(name).replace("-", "_")
         if known not in options:
-            like = _like(known, options)
+            like = _nearest(known, options)
             hint = f"did you mean {like}?" if like else f"there are: {', '.join(options)}"
             raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
         if value is None:
@@ -237,7 +237,7 @@ def _told(value: Any, *, is_many: bool) -> Any:
     """The value of an option in the form of the file. is_many: it is a list of [STAGE=]VALUE words."""
     if not is_many:
         return str(value) if isinstance(value, Path) else value
-    pairs = {stage or ALL: _natural(one) for stage, one in map(_pair, value or ())}
+    pairs = {stage or ALL: _yaml_value(one) for stage, one in map(_pair, value or ())}
     return pairs[ALL] if set(pairs) == {ALL} else pairs or None
 
 
@@ -246,6 +246,6 @@ def _listed(value: Any) -> Any:
     return value[0] if value and len(value) == 1 else list(value or ()) or None
 
 
-def _natural(word: str) -> Any:
+def _yaml_value(word: str) -> Any:
     """A text as YAML has it: numbers and truth values are not texts."""
     return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)

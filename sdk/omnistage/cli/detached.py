@@ -60,15 +60,15 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         launcher.terminate()
         launcher.wait()
         raise
-    said = json.loads(line) if line.endswith("\n") else {}
-    if "address" not in said:
+    answer = json.loads(line) if line.endswith("\n") else {}
+    if "address" not in answer:
         code = launcher.wait()
         error = StackError(
-            said.get("error") or f"the launcher ended with code {code} before it served", hint=f"Its log is {log_folder / LOG}."
+            answer.get("error") or f"the launcher ended with code {code} before it served", hint=f"Its log is {log_folder / LOG}."
         )
-        error.log = said.get("log", "")
+        error.log = answer.get("log", "")
         raise error
-    address, http, metrics = (said.get(name, "") for name in ("address", "http", "metrics"))
+    address, http, metrics = (answer.get(name, "") for name in ("address", "http", "metrics"))
     logs = str(log_folder)
     announce(notices, address, layout, pid=launcher.pid, http=http, metrics=metrics, log_folder=logs)
 

@@ -249,9 +249,9 @@ def _write(order: DrawingOrder, drawn: Drawn, opened: dict[Path, OutputFile], fi
     layers = 1 + max(picture.layer for picture in drawn.pictures)
     written = []
     for picture in drawn.pictures:
-        asked = order.options.get("media_type", "")
-        if picture.media_type != asked:
-            raise ProtocolError(f"a picture came as {picture.media_type!r}, {asked} was asked for")
+        media_type = order.options.get("media_type", "")
+        if picture.media_type != media_type:
+            raise ProtocolError(f"a picture came as {picture.media_type!r}, {media_type} was asked for")
         result = picture.index // layers
         path = order.path(result, picture.layer, len(drawn.pictures) // layers, layers if layered else 0)
         file = opened.get(path) or files.enter_context(OutputFile(path, "--out", KINDS))

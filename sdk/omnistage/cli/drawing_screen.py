@@ -40,7 +40,7 @@ class DrawingScreen:
     def picture(self, data: bytes) -> None:
         """Called when a preview or a finished picture has come. data: the encoded picture."""
 
-    def came(self, told: str) -> None:
+    def came(self, text: str) -> None:
         """Called when a piece of a film or a sound has come. told: how much there is now, in words."""
 
 
@@ -75,8 +75,8 @@ class LiveDrawing(DrawingScreen):
         self._erase()
         self._draw()
 
-    def came(self, told: str) -> None:
-        self._line = Text(f"{told} · {time.monotonic() - self._begin:.1f} s", style="dim")
+    def came(self, text: str) -> None:
+        self._line = Text(f"{text} · {time.monotonic() - self._begin:.1f} s", style="dim")
         self._erase()
         self._draw()
 

@@ -52,10 +52,10 @@ def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
     """A line if the answer is shorter than hoped for: cut at the limit of tokens, or ended before the model was done with thinking. option:
     raises that limit, as it is typed."""
     is_cut = done.finish_reason == "length"
-    told = [f"cut at {spoken.tokens} tokens"] if is_cut else []
+    lines = [f"cut at {spoken.tokens} tokens"] if is_cut else []
     if spoken.thought and not spoken.text:
-        told = [f"{told[0] if is_cut else 'ended'} while it was still thinking: there is no answer yet"]
-    yield from (f"{line}; {option} N lets it say more" if is_cut else line for line in told)
+        lines = [f"{lines[0] if is_cut else 'ended'} while it was still thinking: there is no answer yet"]
+    yield from (f"{line}; {option} N lets it say more" if is_cut else line for line in lines)
 
 
 def remarks(done: Done) -> Iterator[str]:

@@ -68,36 +68,36 @@ async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose
         raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a film that cannot be kept is lost.
-        file, made = order.named(files).open_files(files), FilmSoFar()
+        file, film = order.named(files).open_files(files), FilmSoFar()
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
             done = None
             try:
                 with refusals(sized=order.sized, has_images=bool(order.images)):
                     screen = drawing_screen_for(order.as_json)
-                    steps, done = await follow(events, screen, lambda event: _take(event, file, made, screen))
+                    steps, done = await follow(events, screen, lambda event: _take(event, file, film, screen))
             finally:
-                if made.frames and done is None and not order.as_json:
-                    tell(f"{file.path} has {_frames(made)} that came; they can be played")
+                if film.frames and done is None and not order.as_json:
+                    tell(f"{file.path} has {_frames(film)} that came; they can be played")
             work.complete()
             file.finish()
-            width, height = made.size or (None, None)
-            facts = {"path": str(file.path), "media_type": made.media_type, "frames": made.frames, "width": width, "height": height}
-            sides = f"{width}×{height} pixels" if made.size else ""
-            figures = [f"wrote {file.path}", _frames(made), sides, f"{done.timing.e2e_s:.2f} s"]
+            width, height = film.size or (None, None)
+            facts = {"path": str(file.path), "media_type": film.media_type, "frames": film.frames, "width": width, "height": height}
+            sides = f"{width}×{height} pixels" if film.size else ""
+            figures = [f"wrote {file.path}", _frames(film), sides, f"{done.timing.e2e_s:.2f} s"]
             report(facts, figures, steps, done, as_json=order.as_json)
 
 
-def _take(event: Event, file: GrowingFile, made: FilmSoFar, screen: DrawingScreen) -> None:
+def _take(event: Event, file: GrowingFile, film: FilmSoFar, screen: DrawingScreen) -> None:
     """Append a piece of the film to its file, and show how many frames there are."""
     if isinstance(event, VideoDelta):
         file.append(event.data)
-        made.size = made.size or size_of(event.data)
-        made.frames += event.frames
-        made.media_type = event.media_type
-        screen.came(_frames(made))
+        film.size = film.size or size_of(event.data)
+        film.frames += event.frames
+        film.media_type = event.media_type
+        screen.came(_frames(film))
 
 
-def _frames(made: FilmSoFar) -> str:
+def _frames(film: FilmSoFar) -> str:
     """The number of frames in words."""
-    return f"{made.frames} frame{'s' * (made.frames != 1)}"
+    return f"{film.frames} frame{'s' * (film.frames != 1)}"

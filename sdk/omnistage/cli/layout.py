@@ -230,8 +230,8 @@ def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
     """The values for the stages of one pipeline, by stage: a value for PIPELINE/STAGE counts more than one for STAGE. The key "" is for all
     stages."""
     own = f"{pipeline}/"
-    said = {stage: value for stage, value in values.items() if "/" not in stage}
-    return said | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
+    shared = {stage: value for stage, value in values.items() if "/" not in stage}
+    return shared | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
 
 
 def counts(words: Sequence[str], option: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ class Listening:
     def __init__(self, player: Player | None, pipe: SoundPipe | None) -> None:
         self._player = player
         self._pipe = pipe
-        self._came = False
+        self._has_sound = False
 
     @property
     def is_lost(self) -> bool:
@@ -40,11 +40,11 @@ class Listening:
     @property
     def lacks_loudspeaker(self) -> bool:
         """Whether sound came and nothing plays it, although the user has not turned sound off."""
-        return self._came and self._player is None and not is_silenced()
+        return self._has_sound and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
         """Take the next piece; never waits. Raises OSError if the reader of the pipe is gone."""
-        self._came = True
+        self._has_sound = True
         if self._player is not None:
             self._player.write(chunk)
         if self._pipe is not None:
@@ -62,11 +62,11 @@ class Listening:
             await work.unless_interrupted(self._pipe.taken())
         if self._player is None:
             return
-        if not self._came:
+        if not self._has_sound:
             self._player.stop()
             return
         try:
-            await work.unless_interrupted(_shown(self._player))
+            await work.unless_interrupted(_show_until_heard(self._player))
         except PlayerLostError as error:
             Notices().tell(f"[yellow]{escape(error.message)}[/]")
         finally:
@@ -83,7 +83,7 @@ async def listening(order: HeardOrder, files: ExitStack) -> Listening:
     return hearing
 
 
-async def _shown(player: Player) -> None:
+async def _show_until_heard(player: Player) -> None:
     """Wait until the player has played everything; meanwhile a line on the terminal shows the seconds left."""
     finishing = asyncio.create_task(player.afinish())
     below = Below(sys.stderr) if sys.stderr.isatty() else None

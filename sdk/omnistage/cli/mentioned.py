@@ -56,11 +56,11 @@ def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
     """The files that a message names, and its words: paths at the beginning and the end are removed, and other paths become the names of
     the files."""
-    if (alone := _shown(text)) is not None:
+    if (alone := _media_file(text)) is not None:
         return [alone], ""
     shown, words = list[MentionedFile](), list[str]()
     at = 0
-    for match, one, path_end in _found(text):
+    for match, one, path_end in _find_each(text):
         shown.append(one)
         is_at_end = not text[: match.start()].strip() or not text[path_end:].strip()
         words += [text[at : match.start()].rstrip() if is_at_end else text[at : match.start()], "" if is_at_end else Path(one.path).name]
@@ -68,17 +68,17 @@ def find_files(text: str) -> tuple[list[MentionedFile], str]:
     return shown, "".join([*words, text[at:]]).strip()
 
 
-def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
+def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
     """For each file that a text names: the match of its word, the file, and the index at which its path ends."""
     for match in WORD.finditer(text):
         word = match[0]
         for end in (len(word), len(word.rstrip(STOPS))):
-            if _unquoted(word[:end]).startswith(BEGINNINGS) and (one := _shown(word[:end])) is not None:
+            if _unquoted(word[:end]).startswith(BEGINNINGS) and (one := _media_file(word[:end])) is not None:
                 yield match, one, match.start() + end
                 break
 
 
-def _shown(typed: str) -> MentionedFile | None:
+def _media_file(typed: str) -> MentionedFile | None:
     """The file that was typed; None if its content is no picture, sound or film. If the content may be of several kinds, the file's name
     decides."""
     try:
@@ -87,13 +87,13 @@ def _shown(typed: str) -> MentionedFile | None:
             return None
         with path.open("rb") as file:
             types = media_types(file.read(LOOK_BYTES))
-        whole = str(path.absolute())
+        absolute = str(path.absolute())
     except (OSError, ValueError):
         return None
     by_name = mimetypes.guess_type(path.name)[0]
-    found = by_name if by_name in types else next(iter(types), "")
-    kind = found.partition("/")[0]
-    return MentionedFile(kind, whole) if kind in KINDS else None
+    media_type = by_name if by_name in types else next(iter(types), "")
+    kind = media_type.partition("/")[0]
+    return MentionedFile(kind, absolute) if kind in KINDS else None
 
 
 def _path(typed: str) -> Path:

@@ -56,10 +56,10 @@ class OutputFile:
                 os.fsync(written.fileno())  # a full disk may report its error only now
             _put(self._draft.path, self._place)
         except OSError as error:
-            kept = self._kept_elsewhere(fill)
+            kept = self._save_elsewhere(fill)
             raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
 
-    def _kept_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
+    def _save_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
         """After a failure, let `fill` write among the temporary files, where there may be room: the result took minutes to make. Returns
         the path; None if that fails too."""
         place = None

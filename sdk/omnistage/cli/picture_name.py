@@ -31,12 +31,12 @@ def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path
     layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as .png. folders:
     the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
-    known = _taken(folders)
+    known = _names_in_use(folders)
     for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
         if stem not in known:
-            with _claimed(stem) as is_mine:
+            with _claim(stem) as is_mine:
                 # Look once more: another call may have written a file and released its name since.
-                if is_mine and stem not in _taken(folders):
+                if is_mine and stem not in _names_in_use(folders):
                     yield Path(f"{stem}{ending}")
                     return
     raise RequestError(f"{name}{ending}: others take one name after the other here", hint=f"Give a name: --out {name}{ending}")
@@ -67,18 +67,18 @@ def _columns(text: str) -> int:
     return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
-def _taken(folders: Sequence[Path]) -> set[str]:
+def _names_in_use(folders: Sequence[Path]) -> set[str]:
     """The names, without ending, that a new picture must not get: those of the files in these folders, and the names without the parts that
     were added for a number, a layer or a preview. All in small letters."""
-    taken = set[str]()
+    names = set[str]()
     for file in (file for folder in folders for file in folder.iterdir()):
         picture = _PART.sub("", file.stem.lower())
-        taken |= {file.stem.lower(), picture, _NUMBER.sub("", picture)}
-    return taken
+        names |= {file.stem.lower(), picture, _NUMBER.sub("", picture)}
+    return names
 
 
 @contextmanager
-def _claimed(stem: str) -> Iterator[bool]:
+def _claim(stem: str) -> Iterator[bool]:
     """Claim a name, and yield whether this call has it: False if another call of omnistage draws to that name now. A hidden file is locked
     meanwhile: the lock ends with its process, and the next call removes the file (`owned`). If no file can be written or locked here, it
     yields True."""

@@ -69,7 +69,7 @@ def layout_of(choice: Choice) -> Layout:
     that says what to change."""
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
-    notes += _replaced(wanted, pipelines)
+    notes += _replacement_lines(wanted, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
     layout = share_devices(_checked(layout, choice))
@@ -77,7 +77,7 @@ def layout_of(choice: Choice) -> Layout:
     return layout
 
 
-def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
+def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
     """A line for each checkpoint that lacks models and is therefore served by another pipeline than the named one; if none was named, than
     the one with the name of its family."""
     notes = list[str]()
@@ -85,8 +85,8 @@ def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) ->
         source = one.source or made.stages[0].family
         if one.checkpoint and made.source != source and source in shipped_pipelines():
             missing = lacking(Path(made.stages[0].checkpoint), _read(source).models)
-            told = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {made.name}"
-            notes += [told] if missing else []
+            line = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {made.name}"
+            notes += [line] if missing else []
     return notes
 
 
@@ -151,8 +151,8 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str],
     for name, one in zip(names, wanted, strict=True):
         given = checkpoints.get(name) or checkpoints.get("")
         if given and not one.source:
-            told = f"{one.checkpoint} is a checkpoint already: name a pipeline with it, or leave one of them out"
-            raise BadRequestError.of("--checkpoint", told)
+            text = f"{one.checkpoint} is a checkpoint already: name a pipeline with it, or leave one of them out"
+            raise BadRequestError.of("--checkpoint", text)
         yield replace(one, checkpoint=given) if given else one
 
 
@@ -179,13 +179,13 @@ def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLay
 def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLayout:
     """The layout of the pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
     try:
-        source = _that_fits(folder, wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), wanted.checkpoint, choice)
+        source = _pipeline_that_fits(folder, wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), wanted.checkpoint, choice)
     except LoadError as error:
         raise StackError(str(error)) from None
     return _layout(source, folder, choice)
 
 
-def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
+def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
     """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline that ends
     before the first missing one. typed: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint cannot speak,
     StackError if no pipeline fits, LoadError."""
@@ -237,13 +237,13 @@ def _read(name: str) -> PipelineFile:
         if name.endswith((".yaml", ".yml")):
             raise RequestError(str(error)) from None
         is_path = "/" in name or name.startswith((".", "~"))
-        told = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
-        told += f" or model of this name{_near(name)}"
+        text = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
+        text += f" or model of this name{_near(name)}"
         hint = (
             f"There are {', '.join(shipped_pipelines())}; or give the .yaml file of a pipeline, the folder of a checkpoint, or its "
             "OWNER/NAME at a hub."
         )
-        raise UnknownModelError(told, hint=hint, code=grpc.StatusCode.NOT_FOUND) from None
+        raise UnknownModelError(text, hint=hint, code=grpc.StatusCode.NOT_FOUND) from None
 
 
 def _near(name: str) -> str:
@@ -313,20 +313,20 @@ def share_devices(layout: Layout) -> Layout:
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
             devices.setdefault(stage.device.removesuffix(":0"), []).append(stage)
-    told = list[tuple[StageLayout, str]]()
-    for device, beside in devices.items():
-        given = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in beside if MEMORY_SHARE in stage.settings)
-        equal = sum(stage.replicas for stage in beside if MEMORY_SHARE not in stage.settings)
-        part = int(1000 * (1 - given) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
-        if given > 1 or (equal and part <= 0):
+    shares = list[tuple[StageLayout, str]]()
+    for device, stages in devices.items():
+        typed = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in stages if MEMORY_SHARE in stage.settings)
+        equal = sum(stage.replicas for stage in stages if MEMORY_SHARE not in stage.settings)
+        part = int(1000 * (1 - typed) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
+        if typed > 1 or (equal and part <= 0):
             others = f", and {equal} more are on it" if equal else ""
-            raise StackError(f"{flag(MEMORY_SHARE)}: {given:g} of the memory of {device} is given away{others}; all share 1: give less")
+            raise StackError(f"{flag(MEMORY_SHARE)}: {typed:g} of the memory of {device} is given away{others}; all share 1: give less")
         if part < 1:
-            told += [(stage, f"{part:g}") for stage in beside if MEMORY_SHARE not in stage.settings]
+            shares += [(stage, f"{part:g}") for stage in stages if MEMORY_SHARE not in stage.settings]
 
     def with_part(stage: StageLayout) -> StageLayout:
         """The stage with its part of the rest, if it gets one."""
-        part = next((part for one, part in told if one == stage), None)
+        part = next((part for one, part in shares if one == stage), None)
         return stage if part is None else replace(stage, settings={**stage.settings, MEMORY_SHARE: part})
 
     pipelines = [replace(pipeline, stages=[with_part(stage) for stage in pipeline.stages]) for pipeline in layout.pipelines]
@@ -385,8 +385,8 @@ def _check_stages(layout: Layout, choice: Choice) -> None:
             raise BadRequestError.of(option, f"there is no pipeline {name}; there are {layout.names}")
         having = {name: kinds[name]} if slash else kinds
         if not any(kind in there for there in having.values()):
-            told = "; ".join(f"{name} has no {kind}; it has {', '.join(there)}" for name, there in having.items())
-            raise BadRequestError.of(option, told)
+            text = "; ".join(f"{name} has no {kind}; it has {', '.join(there)}" for name, there in having.items())
+            raise BadRequestError.of(option, text)
 
 
 def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
@@ -396,18 +396,18 @@ def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
         missing = [name for name in wanted if name not in there]
         if missing:
             able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), choice.kind or pipeline.stages[0].kind, choice)]
-            told = " or ".join(_told(name, choice) for name in able)
-            hint = f"Give another --pipeline: {told}." if able else "No pipeline that comes with omnistage has all of it."
+            names = " or ".join(_alternative(name, choice) for name in able)
+            hint = f"Give another --pipeline: {names}." if able else "No pipeline that comes with omnistage has all of it."
             raise RequestError(f"{pipeline.name} {verb} {', '.join(there)}, not {', '.join(missing)}", hint=hint)
 
 
-def _told(name: str, choice: Choice) -> str:
+def _alternative(name: str, choice: Choice) -> str:
     """A pipeline to ask instead, in words for a hint. If only some of its checkpoints can do what is asked, the words say which."""
     pipeline = load_pipeline(name)
     takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
     gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]
-    told = [f"{verb} {', '.join(ports)}" for verb, ports in (("takes", takes), ("gives", gives)) if ports]
-    return f"a checkpoint of {name} that {' and '.join(told)} (its folder, or OWNER/NAME)" if told else name
+    parts = [f"{verb} {', '.join(ports)}" for verb, ports in (("takes", takes), ("gives", gives)) if ports]
+    return f"a checkpoint of {name} that {' and '.join(parts)} (its folder, or OWNER/NAME)" if parts else name
 
 
 def _is_able(pipeline: PipelineFile, kind: str, choice: Choice) -> bool:

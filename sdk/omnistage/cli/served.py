@@ -98,16 +98,16 @@ def served_here() -> list[Served]:
         return []
 
 
-def _read(said: dict[str, Any]) -> Served:
+def _read(record: dict[str, Any]) -> Served:
     """The stack that a file describes. Raises KeyError, TypeError or ValueError for other contents."""
     return Served(
-        str(said["address"]),
-        int(said["pid"]),
-        str(said["pipeline"]),
-        str(said.get("log_folder", "")),
-        float(said.get("grace_s", 5.0)),
-        str(said.get("http", "")),
-        float(said.get("idle_limit_s", 0.0)),
+        str(record["address"]),
+        int(record["pid"]),
+        str(record["pipeline"]),
+        str(record.get("log_folder", "")),
+        float(record.get("grace_s", 5.0)),
+        str(record.get("http", "")),
+        float(record.get("idle_limit_s", 0.0)),
     )
 
 

@@ -58,8 +58,8 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
         console = _console()
         console.print(_listed(*_pipeline_rows(pipelines), console, whole=("name",)))
         return
-    told = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
-    print(json.dumps({"pipelines": told}))
+    rows = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
+    print(json.dumps({"pipelines": rows}))
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
@@ -124,13 +124,13 @@ def show_models(as_json: bool) -> None:
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
     """Lines for below the table: the settings that the stages chose, one line for all replicas of a stage that chose the same."""
     kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
-    told = [
+    lines = [
         f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
         + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
         for replica in replicas
         if replica.settings
     ]
-    return ["", *dict.fromkeys(told)] if told else []
+    return ["", *dict.fromkeys(lines)] if lines else []
 
 
 def _for_humans(name: str, value: str) -> str:
@@ -184,8 +184,8 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Consol
         return table
     lines = list[RenderableType]()
     for first, *others in rows:
-        told = (f"[dim]{name}:[/] {cell}" for name, cell in zip(names[1:], others, strict=True) if cell)
-        lines += [first, *(Padding(line, (0, 0, 0, 2)) for line in told)]
+        cells = (f"[dim]{name}:[/] {cell}" for name, cell in zip(names[1:], others, strict=True) if cell)
+        lines += [first, *(Padding(line, (0, 0, 0, 2)) for line in cells)]
     return Group(*lines)
 
 

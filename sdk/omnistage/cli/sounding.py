@@ -88,32 +88,32 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
             path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
         file = None if path is None else open_sound_file(path, files)
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
-            screen, made = drawing_screen_for(order.as_json), SoundSoFar()
+            screen, sound = drawing_screen_for(order.as_json), SoundSoFar()
             events = omni.stream_sound(order.prompt, **where.options(order.options))
-            steps, done = await follow(events, screen, lambda event: _take(event, made, hearing, screen))
+            steps, done = await follow(events, screen, lambda event: _take(event, sound, hearing, screen))
             work.complete()
             if file is not None:
-                file.write(lambda place: _write(place, made, file.path.suffix))
-            rate_hz = made.chunks[0].sample_rate_hz
-            facts = {"path": None if path is None else str(path), "audio_s": round(made.seconds, 6), "sample_rate_hz": rate_hz}
-            figures = ["" if path is None else f"wrote {path}", f"audio {made.seconds:.2f} s", f"e2e {done.timing.e2e_s:.2f} s"]
+                file.write(lambda place: _write(place, sound, file.path.suffix))
+            rate_hz = sound.chunks[0].sample_rate_hz
+            facts = {"path": None if path is None else str(path), "audio_s": round(sound.seconds, 6), "sample_rate_hz": rate_hz}
+            figures = ["" if path is None else f"wrote {path}", f"audio {sound.seconds:.2f} s", f"e2e {done.timing.e2e_s:.2f} s"]
             report(facts, figures, steps, done, as_json=order.as_json)
             await hearing.finish(work)
 
 
-def _take(event: Event, made: SoundSoFar, hearing: Listening, screen: DrawingScreen) -> None:
+def _take(event: Event, sound: SoundSoFar, hearing: Listening, screen: DrawingScreen) -> None:
     """Play and keep a piece of sound, and show how much there is."""
     if isinstance(event, AudioChunk):
-        made.chunks.append(event)
+        sound.chunks.append(event)
         hearing.write(event)
-        screen.came(f"{made.seconds:.1f} s of sound")
+        screen.came(f"{sound.seconds:.1f} s of sound")
 
 
-def _write(place: Path, made: SoundSoFar, kind: str) -> None:
+def _write(place: Path, sound: SoundSoFar, kind: str) -> None:
     """Write a sound to a file. kind: the ending that decides the format. If the format cannot have the model's rate, the sound gets the
     next higher rate that it can have, or its highest."""
-    samples = np.concatenate([chunk.samples for chunk in made.chunks])
-    rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz
+    samples = np.concatenate([chunk.samples for chunk in sound.chunks])
+    rate_hz, possible = sound.chunks[0].sample_rate_hz, format_of(kind).rates_hz
     if possible and rate_hz not in possible:
         new_hz = min((one for one in possible if one > rate_hz), default=max(possible))
         samples, rate_hz = resample(samples, rate_hz, new_hz), new_hz

@@ -276,13 +276,13 @@ class Stack:
         except OSError as error:
             raise StackError(f"there is no free port to listen on: {error.strerror}") from error
         for group, own in zip(groups, addresses, strict=True):
-            beside = [
+            neighbours = [
                 address
                 for other, those in zip(groups, addresses, strict=True)
                 if other is not group and not {*group.pipelines}.isdisjoint(other.pipelines)
                 for address in those
             ]
-            arguments = [*self._layout.stage_arguments(group.stage, beside), *KEPT_PORT]
+            arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
             children = [
                 self._child(name, group.stage.kind, arguments, address, bounds.for_stage())
                 for name, address in zip(group.names, own, strict=True)
@@ -300,8 +300,8 @@ class Stack:
             gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
             self._fronts.append(Servers([gateway]))
         arguments = [*self._layout.router_arguments(placed), *(() if port else KEPT_PORT)]
-        asked = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
-        self._fronts.append(Servers([asked], is_vital=True))
+        child = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
+        self._fronts.append(Servers([child], is_vital=True))
 
     def _own_addresses(self, router: str) -> tuple[str, ...]:
         """Addresses that the gateway must not take: other processes of the stack have them, or will."""

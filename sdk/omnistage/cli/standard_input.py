@@ -58,8 +58,8 @@ def _read(file: int, kind: str) -> bytes:
             return b"".join(pieces)
         pieces.append(piece)
         size += len(piece)
-    told = f"--{kind} {STDIN}: this is more than {most >> 20} MiB, the most that a {KINDS[kind]} may have"
-    raise RequestError(told, hint="Give a shorter or smaller one.")
+    text = f"--{kind} {STDIN}: this is more than {most >> 20} MiB, the most that a {KINDS[kind]} may have"
+    raise RequestError(text, hint="Give a shorter or smaller one.")
 
 
 def _await_first_byte(file: int, option: str) -> None:

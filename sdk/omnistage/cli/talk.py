@@ -152,8 +152,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
     """The words of a turn; each medium in it stands as its name in brackets."""
     if isinstance(turn["content"], str):
         return turn["content"]
-    told = ((part, _path_of(part)) for part in turn["content"])
-    return " ".join(str(part["text"]) if path is None else f"[{path.name}]" for part, path in told)
+    parts = ((part, _path_of(part)) for part in turn["content"])
+    return " ".join(str(part["text"]) if path is None else f"[{path.name}]" for part, path in parts)
 
 
 def place_of(field: str) -> tuple[int | None, int | None]:
@@ -256,15 +256,15 @@ def change(settings: TalkSettings, command: str, value: str) -> str:
     """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that
     tells the value now. Raises RequestError."""
     setting = SETTINGS[command]
-    told = cast("dict[str, Any]", settings)
+    values = cast("dict[str, Any]", settings)
     if value == OFF:
-        told.pop(setting.name, None)
+        values.pop(setting.name, None)
     elif value:
         try:
-            told[setting.name] = setting.read(value)
+            values[setting.name] = setting.read(value)
         except ValueError:
             raise RequestError(f"{command} {value}: give {setting.form}, or {OFF}") from None
-    return f"{command[1:]}: {told.get(setting.name, 'as usual')}"
+    return f"{command[1:]}: {values.get(setting.name, 'as usual')}"
 
 
 def help_lines(columns: int | None) -> list[str]:

@@ -47,13 +47,13 @@ def target_for(
         return named(address, api_key, pipeline)
     key = typed_key(api_key)
     notices = Notices()
-    told = not is_quiet and notices.is_terminal
+    is_shown = not is_quiet and notices.is_terminal
     if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
             message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
-        if told:
+        if is_shown:
             notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
     # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
@@ -63,7 +63,7 @@ def target_for(
     interrupt.raise_interrupts()
     if pipeline:
         check_named(pipeline)
-    if told:
+    if is_shown:
         what = f" of {escape(pipeline)}" if pipeline else ""
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
         notices.tell(f"[dim]starting a stack{what} for this call{advice}[/]")

@@ -79,8 +79,8 @@ def draw(path: Path, done: Done, text: str) -> None:
     if levels:
         rows.append(Row("buffer", f"cut at {top_s:.1f} s" if top_s < highest_s else f"up to {highest_s:.1f} s"))
     marks = _marks(done)
-    told = [sentence(failover, timing) for failover in done.failovers[:MOST_TOLD]]
-    top_in, bottom_in = TOP_IN + LINE_IN * len(told), BOTTOM_IN + LINE_IN * bool(told)
+    loss_lines = [sentence(failover, timing) for failover in done.failovers[:MOST_TOLD]]
+    top_in, bottom_in = TOP_IN + LINE_IN * len(loss_lines), BOTTOM_IN + LINE_IN * bool(loss_lines)
     height_in = top_in + bottom_in + ROW_IN * (len(rows) + MARK * len(marks))
     figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -97,26 +97,26 @@ def draw(path: Path, done: Done, text: str) -> None:
     _draw_pauses(axes, done.failovers, len(rows))
     _draw_marks(axes, marks, len(rows), shown_s)
     _dress(axes, rows, len(marks), shown_s)
-    _write_legend(axes, bool(told))
+    _write_legend(axes, bool(loss_lines))
     left = 0.12 / WIDTH_IN
     _write_title(figure, left, 1 - 0.1 / height_in, text)
     figure.text(left, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
-    for number, words in enumerate(told, start=1):
+    for number, words in enumerate(loss_lines, start=1):
         figure.text(left, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOST, va="top")
     figure.savefig(path, format="png", metadata={"Software": "omnistage"})
 
 
 def opened_at(done: Done) -> float:
     """An estimate of when the chain was opened, in seconds after t0."""
-    latest = []
+    bounds = []
     for stage in done.usage.stages:
         if any(_losses(done, stage)):
             continue  # Its times count from the moment when it was opened again.
-        latest.append(done.timing.e2e_s - stage.total_s)
+        bounds.append(done.timing.e2e_s - stage.total_s)
         arrivals = _arrivals(stage, done.timing)
         if arrivals:
-            latest += [arrivals[0] - stage.first_output_s, arrivals[-1] - stage.total_s]
-    return max(done.usage.queued_s, min(latest, default=0.0))
+            bounds += [arrivals[0] - stage.first_output_s, arrivals[-1] - stage.total_s]
+    return max(done.usage.queued_s, min(bounds, default=0.0))
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:

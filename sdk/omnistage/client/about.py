@@ -80,11 +80,11 @@ def type_text(kind: Any) -> str:
 
 def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
     """A decorator that adds descriptions of keywords to the docstring. names: the keywords to describe; None: all of `annotations`."""
-    told = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
+    lines = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
 
     def extended(function: F) -> F:
         if function.__doc__:  # With -OO there is no docstring.
-            function.__doc__ = f"{cleandoc(function.__doc__)}\n\nKeyword arguments:\n{''.join(told)}"
+            function.__doc__ = f"{cleandoc(function.__doc__)}\n\nKeyword arguments:\n{''.join(lines)}"
         return function
 
     return extended

@@ -25,7 +25,9 @@ def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
     return (
-        "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {show_value(value)}; it must be {_told(kind, about)}"
+        ""
+        if any(_fits(one, allowed, plain(value)) for one in _kinds(kind))
+        else f"is {show_value(value)}; it must be {_allowed(kind, about)}"
     )
 
 
@@ -73,21 +75,21 @@ def _fits(kind: Any, about: About, value: object) -> bool:
     return about.allowed is None or str(value) in about.allowed
 
 
-def _told(kind: Any, about: About) -> str:
+def _allowed(kind: Any, about: About) -> str:
     """The allowed values in words that follow "it must be"."""
     if isinstance(about.allowed, Sequence):
         *others, last = about.allowed
         return f"{', '.join(others)} or {last}"
-    said = list[str]()
+    words = list[str]()
     for one in _kinds(kind):
         if one in PLAIN:
-            said.append(", ".join([PLAIN[one], *([about.allowed_text] if about.allowed_text else [])]))
+            words.append(", ".join([PLAIN[one], *([about.allowed_text] if about.allowed_text else [])]))
         elif get_origin(one) is Sequence:
-            said.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
+            words.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
         else:
             inner = get_args(one)[1]
-            said.append("a dict" if inner is Any else f"a dict by stage, such as {{'talker': {BY_STAGE[inner]!r}}}")
-    return ", or ".join(said)
+            words.append("a dict" if inner is Any else f"a dict by stage, such as {{'talker': {BY_STAGE[inner]!r}}}")
+    return ", or ".join(words)
 
 
 def show_value(value: object) -> str:

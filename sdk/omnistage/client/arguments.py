@@ -84,14 +84,14 @@ def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequ
         address = f"{given[0]}:{given[1]}" if isinstance(given[1], int) else "HOST:PORT"
         return f"Omni takes only its pipeline without a name; give what else there is by name, such as Omni(address={address!r})"
     if not placed:
-        return f"{name} takes no argument without a name; give it by name: {name}({known[0]}={_shown(given[0])})"
+        return f"{name} takes no argument without a name; give it by name: {name}({known[0]}={_short_repr(given[0])})"
     if name == "as_client":
         return "as_client takes one argument, the key"
     surplus = given[len(placed)]
     if name.endswith("chat"):
         other = "a turn has its media: {'role': 'user', 'content': ..., 'images': [...]}"
     else:
-        other = f"give what else there is by name, such as {name}({placed[0]}, {_keyword(name, surplus)}={_shown(surplus)})"
+        other = f"give what else there is by name, such as {name}({placed[0]}, {_keyword(name, surplus)}={_short_repr(surplus)})"
     return f"{name} takes only its {placed[0]} without a name; {other}"
 
 
@@ -111,7 +111,7 @@ def _keyword(name: str, value: object) -> str:
     return next((f"{one}s" for one in ("audio", "video") if kind.startswith(one)), "images")
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     """The value as Python writes it; "..." if that has more than 40 characters."""
-    shown = repr(value)
-    return shown if len(shown) <= 40 else "..."
+    text = repr(value)
+    return text if len(text) <= 40 else "..."

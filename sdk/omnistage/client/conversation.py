@@ -67,10 +67,10 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
         what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
         raise BadRequestError.of(where, f"is {show_value(turn)}; it {what}")
     role = _role(turn["role"], f"{where}.role") if "role" in turn else ""
-    for key, told in EMPTY_KEYS.items():
+    for key, fault in EMPTY_KEYS.items():
         given = turn.get(key)
         if given is not None and not (isinstance(given, Sized) and len(given) == 0):
-            raise BadRequestError.of(f"{where}.{key}", told)
+            raise BadRequestError.of(f"{where}.{key}", fault)
     _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, where)
     for key in ("role", "content"):
         if key not in turn:
@@ -142,8 +142,8 @@ def _part(item: object, where: str) -> Part:
         raise BadRequestError.of(where, f"has no type; did you mean {{'type': {meant!r}, {meant!r}: ...}}?")
     if not isinstance(kind, str) or kind not in _READERS:
         like = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
-        told = f"did you mean {like}?" if like else f"known: {', '.join(_READERS)}"
-        raise BadRequestError.of(f"{where}.type", f"is {show_value(kind)}; {told}")
+        text = f"did you mean {like}?" if like else f"known: {', '.join(_READERS)}"
+        raise BadRequestError.of(f"{where}.type", f"is {show_value(kind)}; {text}")
     keys, reader = _READERS[kind]
     _check_keys(item, ("type", kind, *keys), where)
     if kind not in item:

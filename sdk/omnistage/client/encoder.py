@@ -187,11 +187,11 @@ class _Libsndfile:
     def encode(self, samples: Samples) -> bytes:
         # libsndfile's own conversion to 16 bit lets loud samples wrap around.
         self._file.write(np.frombuffer(to_pcm16(samples), "<i2").reshape(samples.shape) if self._exact else np.clip(samples, -1, 1))
-        return self._sink.taken()
+        return self._sink.take_new()
 
     def finish(self) -> bytes:
         self._file.close()
-        return self._sink.taken()
+        return self._sink.take_new()
 
 
 HEAD_BYTES = 4096
@@ -199,7 +199,7 @@ HEAD_BYTES = 4096
 
 
 class _Sink:
-    """The file object that libsndfile writes to. `taken` hands out the new bytes; a copy of the beginning (`head`) is kept and takes
+    """The file object that libsndfile writes to. `take_new` hands out the new bytes; a copy of the beginning (`head`) is kept and takes
     corrections."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _Sink:
         self._size = 0
         self._place = 0
 
-    def taken(self) -> bytes:
+    def take_new(self) -> bytes:
         """The bytes that were appended since the last call."""
         new, self._new = bytes(self._new), bytearray()
         return new

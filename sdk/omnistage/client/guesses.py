@@ -187,8 +187,8 @@ def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str
     return "" if like in known else like
 
 
-def _refusal(told: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
-    """The error with advice for each name. told: the text before each name. known: names that may have been misspelt. meant: advice by
+def _refusal(opening: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
+    """The error with advice for each name. opening: the text before each name. known: names that may have been misspelt. meant: advice by
     name. page: the call that shows help, for a name that is like no other."""
 
     def guess(name: str) -> str:
@@ -197,4 +197,4 @@ def _refusal(told: str, given: Collection[str], known: Collection[str], meant: M
         like = near(name, known)
         return f"did you mean {like}?" if like else f"{page} tells what there is"
 
-    return TypeError("; ".join(f"{told} {name}: {guess(name)}" for name in sorted(given)))
+    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(given)))

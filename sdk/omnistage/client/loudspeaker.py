@@ -55,31 +55,31 @@ def find_loudspeaker() -> Loudspeaker | None:
         return None
     wish = os.environ.get(VARIABLE, "").strip()
     if wish:
-        return _wished(wish)
+        return _chosen_player(wish)
     return next((found for player in PLAYERS if (found := player.installed()) and not player.trouble(found)), None)
 
 
-def _wished(wish: str) -> Loudspeaker:
+def _chosen_player(chosen: str) -> Loudspeaker:
     """The player that the variable asks for. wish: the name of a player, or a command. Raises as `find_loudspeaker`."""
-    player = next((player for player in PLAYERS if player.name == wish), None)
+    player = next((player for player in PLAYERS if player.name == chosen), None)
     if player is not None:
         found = player.installed()
         trouble = player.trouble(found) if found else "it is not installed"
         if found is None or trouble:
             raise NotAvailableError(
-                f"{VARIABLE}={wish}: {trouble}", hint=f"Name another player, or leave {VARIABLE} unset to have one found."
+                f"{VARIABLE}={chosen}: {trouble}", hint=f"Name another player, or leave {VARIABLE} unset to have one found."
             )
         return found
     names = ", ".join(player.name for player in PLAYERS)
-    if "{rate}" not in wish:
+    if "{rate}" not in chosen:
         raise RequestError(
-            f"{VARIABLE}={wish}: no player of that name is known",
+            f"{VARIABLE}={chosen}: no player of that name is known",
             hint=f"Give none, {names}, or a command with {{rate}} and {{channels}} that plays raw float32 from its standard input.",
         )
     try:
-        words = tuple(shlex.split(wish))
+        words = tuple(shlex.split(chosen))
     except ValueError as error:
-        raise RequestError(f"{VARIABLE}={wish}: {error}", hint="Write it as a shell would read it.") from None
+        raise RequestError(f"{VARIABLE}={chosen}: {error}", hint="Write it as a shell would read it.") from None
     if shutil.which(words[0]) is None:
         raise NotAvailableError(f"{VARIABLE}: there is no program {words[0]}", hint="Give its path, or put its folder on PATH.")
     return Loudspeaker(Path(words[0]).name, words)

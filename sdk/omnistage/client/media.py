@@ -118,13 +118,13 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
     file, use_audio = _file_of(source)
-    data, name, told_type = _encoded(file, kind, where)
+    data, name, named_type = _encoded(file, kind, where)
     if not data:
         more = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
         raise BadRequestError.of(where, f"{name}is empty{more}")
     if len(data) > MAX_MESSAGE_BYTES:
         raise _too_large(where, name, f"is {_mib(len(data))}")
-    media_type = _media_type(data, told_type, kind, where, name)
+    media_type = _media_type(data, named_type, kind, where, name)
     return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=media_type, use_audio=use_audio)), name
 
 
@@ -143,17 +143,17 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
     found: Path | bytes
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
-        found, name, told_type = bytes(file), "", None
+        found, name, named_type = bytes(file), "", None
         size, head = len(found), found[:LOOK_BYTES]
     elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
-        found, name, told_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
+        found, name, named_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
         size, head = _read_or_refuse(where, str(found), partial(_look, found))
     else:
         size = 0
     if size <= LEAST_BYTES:
         part, name = _read(source, kind, where)
         return Medium(part, where, name)
-    return Medium(Upload(found, size, _media_type(head, told_type, kind, where, name), use_audio, where), where, name)
+    return Medium(Upload(found, size, _media_type(head, named_type, kind, where, name), use_audio, where), where, name)
 
 
 def _look(path: Path) -> tuple[int, bytes]:
@@ -339,16 +339,16 @@ def _picture_file(image: Any, where: str) -> bytes:
     return file.getvalue()
 
 
-def _media_type(data: bytes, told_type: str | None, kind: str, where: str, name: str) -> str:
-    """The media type by the first bytes of a file; if these show none, `told_type`, which stands for the file's name. Raises
+def _media_type(data: bytes, named_type: str | None, kind: str, where: str, name: str) -> str:
+    """The media type by the first bytes of a file; if these show none, `named_type`, which stands for the file's name. Raises
     BadRequestError if both are missing, or the type is not of `kind`. name: of the file, for errors."""
-    found = media_types(data[:LOOK_BYTES])
-    for media_type in found or (told_type,):
+    types = media_types(data[:LOOK_BYTES])
+    for media_type in types or (named_type,):
         if media_type is None:
             raise BadRequestError.of(where, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
         if media_type.startswith(f"{kind}/"):
             return media_type
-    raise BadRequestError.of(where, f"{name}is {(found or (told_type,))[0]}, not {_a(kind)}")
+    raise BadRequestError.of(where, f"{name}is {(types or (named_type,))[0]}, not {_a(kind)}")
 
 
 _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or WebM"}

@@ -159,9 +159,9 @@ class PlayerProcess:
         except subprocess.TimeoutExpired:
             return ""
         self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
-        said = reason(self._stderr.read().decode(errors="replace"), self._name)
+        reason_text = reason(self._stderr.read().decode(errors="replace"), self._name)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return f" {how}: {said}" if said else f" {how}"
+        return f" {how}: {reason_text}" if reason_text else f" {how}"
 
     @classmethod
     def leave_all_to_parent(cls) -> None:

@@ -236,13 +236,13 @@ class PrivateStack:
         answering = self._ask_for(pipeline)
         while not answering.done():
             self._await_answer(answering, until)
-        said = answering.result()
-        if "error" not in said:
+        answer = answering.result()
+        if "error" not in answer:
             return
         if self._is_given_up:
             raise ClosedError(f"the client was closed while {pipeline} started")
-        error = StackError(of_launcher(said["error"]), hint=said.get("hint", ""))
-        error.log = said.get("log", "")
+        error = StackError(of_launcher(answer["error"]), hint=answer.get("hint", ""))
+        error.log = answer.get("log", "")
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:

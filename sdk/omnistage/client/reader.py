@@ -186,13 +186,13 @@ class Reader:
             case "audio":
                 return self._take_audio(chunk, arrival_s)
             case "codes":
-                return _codes(chunk, arrival_s)
+                return _codes_event(chunk, arrival_s)
             case "alignment":
                 return self._take_alignment(chunk, arrival_s)
             case "image":
                 return self._take_image(chunk, arrival_s)
             case "video":
-                return _clip(chunk, arrival_s)
+                return _film_event(chunk, arrival_s)
             case "progress":
                 return Progress(chunk.progress.done, chunk.progress.total, arrival_s)
             case "tensor":
@@ -206,11 +206,11 @@ class Reader:
         """The event of a piece of text or thought; the sizes of texts are noted for the figures."""
         if chunk.text.HasField("thought"):
             self._thought_tokens += chunk.count
-            return _said(ThoughtDelta, chunk.text.thought, chunk, arrival_s)
+            return _text_event(ThoughtDelta, chunk.text.thought, chunk, arrival_s)
         text = chunk.text.text
         self._text.append(TextArrival(arrival_s, len(text)))
         self._unspoken.append(text)
-        return _said(TextDelta, text, chunk, arrival_s)
+        return _text_event(TextDelta, text, chunk, arrival_s)
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
         """The event of a piece of sound, which is noted for the figures; None for an empty chunk. Raises ProtocolError if rate or
@@ -314,7 +314,7 @@ def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
     return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
 
 
-def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
+def _text_event(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
     """The event of a chunk of text, of the class `kind`; None for a chunk that only ends its port."""
     if not text and not chunk.count:
         return None
@@ -323,7 +323,7 @@ def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float)
     return kind(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, logprobs, top, pieces)
 
 
-def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
+def _film_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
     """The event of a piece of a film. Raises ProtocolError."""
     video = chunk.video
     if not video.media_type.startswith("video/"):
@@ -331,7 +331,7 @@ def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
     return VideoDelta(video.data, video.media_type, chunk.count, chunk.first, arrival_s, video.codecs)
 
 
-def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
+def _codes_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
     """The event of codes of speech, uint32 [frames, codebooks]. Raises ProtocolError."""
     codes, books = np.array(chunk.codes.codes, np.uint32), chunk.codes.codebook_count
     if codes.size != chunk.count * books:
@@ -412,20 +412,20 @@ def _seconds(duration: Duration) -> float:
 
 def stage_name(kind: stage_pb2.StageKind) -> str:
     """The name of a kind of stage: thinker, talker, code2wav or diffusion; a number for a kind that only a newer server knows."""
-    return _short(stage_pb2.StageKind, kind, "STAGE_KIND_")
+    return _enum_name(stage_pb2.StageKind, kind, "STAGE_KIND_")
 
 
 def finish_reason_name(reason: chunk_pb2.FinishReason) -> str:
     """The reason why a text ended: stop, length or interrupted; empty if there is none."""
-    return "" if reason == chunk_pb2.FINISH_REASON_UNSPECIFIED else _short(chunk_pb2.FinishReason, reason, "FINISH_REASON_")
+    return "" if reason == chunk_pb2.FINISH_REASON_UNSPECIFIED else _enum_name(chunk_pb2.FinishReason, reason, "FINISH_REASON_")
 
 
 def state_name(state: omni_pb2.ReplicaState) -> str:
     """The state of a replica: serving, draining or lost."""
-    return _short(omni_pb2.ReplicaState, state, "REPLICA_STATE_")
+    return _enum_name(omni_pb2.ReplicaState, state, "REPLICA_STATE_")
 
 
-def _short(enum: object, value: int, prefix: str) -> str:
+def _enum_name(enum: object, value: int, prefix: str) -> str:
     """The name of an enum's value in lower case, without `prefix`; the number if this client knows no name."""
     names: dict[int, str] = {number: name for name, number in enum.items()}  # type: ignore[attr-defined]
     return names.get(value, str(value)).removeprefix(prefix).lower()

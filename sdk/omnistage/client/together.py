@@ -80,9 +80,9 @@ class Together:
                     number, turn = self._running.pop(task)
                     try:
                         answers[number] = task.result()
-                        self._more(turn)
+                        self._note_answer(turn)
                     except OverloadedError as error:
-                        self._fewer(turn)
+                        self._note_refusal(turn)
                         if await self._is_patient(error):
                             waiting.appendleft(number)
                         else:
@@ -90,15 +90,15 @@ class Together:
                     except OmniError as error:
                         errors[number] = error
         finally:
-            left = [*self._running]
-            for task in left:
+            running = [*self._running]
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
         if errors:
             raise _first(errors, answers)
         return [answer for answer in answers if answer is not None]
 
-    def _more(self, turn: int) -> None:
+    def _note_answer(self, turn: int) -> None:
         """Note an answer to a text that was asked in this turn. More texts may be asked at once if the turn is the present one."""
         self._until = None
         if self._calm:
@@ -108,7 +108,7 @@ class Together:
             self._step *= 2
             self._turn += 1
 
-    def _fewer(self, turn: int) -> None:
+    def _note_refusal(self, turn: int) -> None:
         """Note that a text asked in this turn was refused: from now on ask only as many at once as are running."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1

@@ -22,5 +22,5 @@ def version() -> str:
             about = {}
         if about.get("name") != NAME:
             raise
-        told: str = about["version"]
-        return told
+        declared: str = about["version"]
+        return declared

@@ -196,14 +196,14 @@ def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> N
     from omnistage.cli.bench.plot import draw
     from omnistage.cli.bench.record import as_object
 
-    told = as_object(result)
+    record = as_object(result)
     if out is not None:
-        out.write(lambda path: write_text(path, json.dumps(told, indent=1) + "\n"))
+        out.write(lambda path: write_text(path, json.dumps(record, indent=1) + "\n"))
     if plot is not None:
         kind = plot.path.suffix[1:].lower()
         plot.write(lambda path: draw(path, result, kind))
     if result.plan.is_quiet:
-        print(json.dumps(told))
+        print(json.dumps(record))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -107,7 +107,7 @@ class Level:
         """Start requests, and wait for the end of the last one. If this is cancelled, the samples so far are kept."""
         self._t0, cpu_s = time.perf_counter(), time.process_time()
         try:
-            await (self._closed(self.load) if isinstance(self.load, Closed) else self._open(self.load))
+            await (self._run_closed(self.load) if isinstance(self.load, Closed) else self._run_open(self.load))
             self.wall_s = max((sample.ended_s for sample in self.samples), default=self.elapsed_s)
         except asyncio.CancelledError:
             self.wall_s = self.elapsed_s
@@ -115,20 +115,20 @@ class Level:
         finally:
             self.client_cpu_s = time.process_time() - cpu_s
 
-    async def _closed(self, load: Closed) -> None:
+    async def _run_closed(self, load: Closed) -> None:
         """Run all users until the level is over."""
         async with asyncio.TaskGroup() as group:
             for _ in range(load.concurrency):
-                group.create_task(self._one_after_another())
+                group.create_task(self._be_user())
 
-    async def _one_after_another(self) -> None:
+    async def _be_user(self) -> None:
         """Be one user: ask, wait for the answer, and ask again until the level is over."""
         while not self.extent.is_over(self.started, self.elapsed_s):
             sample = await self._start(self.elapsed_s)
             if (seconds := pause_s(sample.outcome)) and not self.extent.is_over(self.started, self.elapsed_s):
                 await asyncio.sleep(seconds)
 
-    async def _open(self, load: Open) -> None:
+    async def _run_open(self, load: Open) -> None:
         """Start requests at their times until the level is over."""
         async with asyncio.TaskGroup() as group:
             for due_s in due_times_s(load.process, load.rate, self._seed, load.burst):
@@ -146,9 +146,9 @@ class Level:
         number = self._first + self.started
         self.started += 1
         self.running += 1
-        return self._taken(number, due_s)
+        return self._send(number, due_s)
 
-    async def _taken(self, number: int, due_s: float) -> Sample:
+    async def _send(self, number: int, due_s: float) -> Sample:
         """Send the request of this number, and store and return its sample. due_s: as in `_start`."""
         try:
             sample = await self._take(number, due_s, self._t0)

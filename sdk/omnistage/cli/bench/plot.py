@@ -94,13 +94,13 @@ def _title(result: Result) -> str:
 def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
     """Draw each figure over the levels: its median as a line, and the area from there to the 99th percentile."""
     for name in panel.names:
-        known = [(place, level.figures[name]) for place, level in enumerate(levels) if name in level.figures]
-        if not known:
+        values_at = [(place, level.figures[name]) for place, level in enumerate(levels) if name in level.figures]
+        if not values_at:
             continue
-        at = [place for place, _ in known]
-        medians, highs = ([panel.scale * getattr(values, which) for _, values in known] for which in ("median", "p99"))
-        axes.plot(at, medians, marker="o", markersize=4, color=COLOURS[name], label=f"{_label(name)} median, to p99")
-        axes.fill_between(at, medians, highs, color=COLOURS[name], alpha=0.15, linewidth=0)
+        places = [place for place, _ in values_at]
+        medians, highs = ([panel.scale * getattr(values, which) for _, values in values_at] for which in ("median", "p99"))
+        axes.plot(places, medians, marker="o", markersize=4, color=COLOURS[name], label=f"{_label(name)} median, to p99")
+        axes.fill_between(places, medians, highs, color=COLOURS[name], alpha=0.15, linewidth=0)
     _show_loads(axes, levels)
 
 

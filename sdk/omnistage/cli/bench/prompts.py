@@ -155,8 +155,8 @@ def of_file(path: Path) -> Listed:
     read = _of_object if path.suffix.lower() == ".jsonl" else BenchPrompt
     prompts = [_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
     if not 1 <= len(prompts) <= MOST_LINES:
-        told = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
-        raise RequestError(f"{OPTION} {path}: {told}", hint=f"Give a prompt a line, 1 to {MOST_LINES} of them.")
+        fault = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
+        raise RequestError(f"{OPTION} {path}: {fault}", hint=f"Give a prompt a line, 1 to {MOST_LINES} of them.")
     return Listed(prompts, f"prompts of {path.name}")
 
 

@@ -22,7 +22,7 @@ def as_object(result: Result) -> dict[str, Any]:
     """The object, with the keys of docs/bench.md. Figures without a value are left out, or null."""
     plan = result.plan
     questions = plan.questions
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "version": version(),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": {"python": platform.python_version(), "cpus": os.cpu_count()},
@@ -38,7 +38,7 @@ def as_object(result: Result) -> dict[str, Any]:
         "interrupted": bool(result.interrupted_by),
         "levels": [_level(level) for level in result.levels],
     }
-    return _rounded(told)  # type: ignore[no-any-return]
+    return _rounded(record)  # type: ignore[no-any-return]
 
 
 def _level(summary: Summary) -> dict[str, Any]:
@@ -66,19 +66,19 @@ def _load(load: Load) -> dict[str, Any]:
 def _request(sample: Sample) -> dict[str, Any]:
     """The object of one request. Instead of the gaps between its pieces of text it has their number: the figures of the level sum the gaps
     up."""
-    told: dict[str, Any] = {name: getattr(sample, name) for name in ("number", "seed", "due_s", "begun_s", "ended_s")}
+    record: dict[str, Any] = {name: getattr(sample, name) for name in ("number", "seed", "due_s", "begun_s", "ended_s")}
     if isinstance(sample.outcome, Measured):
-        told |= {"outcome": "completed", **asdict(sample.outcome)}
-        told["itl_count"] = len(told.pop("itl_s"))
+        record |= {"outcome": "completed", **asdict(sample.outcome)}
+        record["itl_count"] = len(record.pop("itl_s"))
     else:
-        told |= {"outcome": "failed", "error": sample.outcome.error, "reason": sample.outcome.reason, "message": sample.outcome.message}
-    return told
+        record |= {"outcome": "failed", "error": sample.outcome.error, "reason": sample.outcome.reason, "message": sample.outcome.message}
+    return record
 
 
-def _rounded(told: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """The same value, with all its numbers rounded to DIGITS."""
-    if isinstance(told, float):
-        return round(told, DIGITS)
-    if isinstance(told, dict):
-        return {name: _rounded(value) for name, value in told.items()}
-    return [_rounded(value) for value in told] if isinstance(told, (list, tuple)) else told
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value

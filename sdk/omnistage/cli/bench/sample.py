@@ -99,13 +99,13 @@ async def take(omni: AsyncOmni, question: BenchQuestion, due_s: float, t0: float
     begun_s = time.perf_counter() - t0
     outcome: Measured | Failure
     try:
-        outcome = await _measured(omni, question)
+        outcome = await _measure(omni, question)
     except OmniError as error:
         outcome = Failure.of(error)
     return Sample(question.number, question.seed, due_s, begun_s, time.perf_counter() - t0, outcome)
 
 
-async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
+async def _measure(omni: AsyncOmni, question: BenchQuestion) -> Measured:
     """The figures of the answer to a question. Raises OmniError."""
     pieces: list[TokenArrival] = []
     steps = pictures = 0
@@ -113,7 +113,7 @@ async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
         async for event in events:
             match event:
                 case TextDelta() | ThoughtDelta() if event.token_ids:
-                    _note(pieces, event.arrival_s, len(event.token_ids))
+                    _add_piece(pieces, event.arrival_s, len(event.token_ids))
                 case Progress():
                     steps = event.done
                 case Picture() if event.preview_step is None:
@@ -123,7 +123,7 @@ async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
     raise ProtocolError("the stream ended without its account")
 
 
-def _note(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> None:
+def _add_piece(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> None:
     """Add a piece of text to those that have come; pieces with the same time are of one message, and are joined."""
     if pieces and pieces[-1].arrival_s == arrival_s:
         tokens += pieces.pop().tokens

@@ -71,15 +71,15 @@ class BenchScreen:
 
 def warnings(summary: Summary) -> list[str]:
     """Reasons why the figures of a level may mislead."""
-    told = []
+    lines = []
     if summary.client_cpu >= BUSY:
-        told.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
+        lines.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
     late = summary.figures.get("late_s")
     if late is not None and late.median >= LATE_S:
-        told.append(f"half of the requests began more than {late.median * 1e3:.0f} ms after their time")
+        lines.append(f"half of the requests began more than {late.median * 1e3:.0f} ms after their time")
     if summary.not_started:
-        told.append(f"{summary.not_started} requests were not started: as many as may be were open (--max-open)")
-    return told
+        lines.append(f"{summary.not_started} requests were not started: as many as may be were open (--max-open)")
+    return lines
 
 
 def _counts(summary: Summary) -> list[str]:

@@ -41,12 +41,12 @@ async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
 async def _show(level: Level, progress: Progress, task: int) -> None:
     """Refresh the display again and again, until this is cancelled."""
     while True:
-        progress.update(task, completed=_share(level), told=_told(level))  # type: ignore[arg-type]
+        progress.update(task, completed=_done_share(level), told=_progress_text(level))  # type: ignore[arg-type]
         progress.refresh()
         await asyncio.sleep(SHOWN_S)
 
 
-def _share(level: Level) -> float:
+def _done_share(level: Level) -> float:
     """The finished part of the level, 0 to 1, by requests or by time: the larger of the two."""
     extent = level.extent
     shares = [
@@ -56,7 +56,7 @@ def _share(level: Level) -> float:
     return min(1.0, max(shares))
 
 
-def _told(level: Level) -> str:
+def _progress_text(level: Level) -> str:
     """A line of text for the display: how the requests of the level have ended so far."""
     failed = sum(isinstance(sample.outcome, Failure) for sample in level.samples)
     parts = [f"{len(level.samples) - failed} done", f"{level.running} run"]

@@ -159,11 +159,11 @@ class Resampler:
         """Convert the blocks before block number `until`, without samples before `first`, and drop what no later block needs."""
         if until <= self._block:
             return self._held[:0]
-        made = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
+        converted = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
         self._known, self._block = 0, until
         needed = self._conversion.first_needed(until * self._conversion.output_block)
         self._held, self._held_first = self._held[needed - self._held_first :].copy(), needed
-        return made
+        return converted
 
 
 async def convert_sounds(
@@ -173,17 +173,17 @@ async def convert_sounds(
     on. needed: number of the first input item that the model needed for them. `Sound.needs` of each result allows for the context before
     it. Raises BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
-    reached, needs, told = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
+    end, needs, prebuffer_s = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
     async for sound in sounds:
-        told = told if sound.prebuffer_s is None else sound.prebuffer_s
-        reached += len(sound.samples)
-        needs.append((reached, sound.needs))
-        made = await asyncio.to_thread(resampler.push, sound.samples)
+        prebuffer_s = prebuffer_s if sound.prebuffer_s is None else sound.prebuffer_s
+        end += len(sound.samples)
+        needs.append((end, sound.needs))
+        converted = await asyncio.to_thread(resampler.push, sound.samples)
         while len(needs) > 1 and needs[1][0] <= resampler.first_needed:
             needs.popleft()
-        yield Sound(made, needs[0][1], told)
-        told = None if len(made) else told
-    yield Sound(await asyncio.to_thread(resampler.end), needs[0][1], told)
+        yield Sound(converted, needs[0][1], prebuffer_s)
+        prebuffer_s = None if len(converted) else prebuffer_s
+    yield Sound(await asyncio.to_thread(resampler.end), needs[0][1], prebuffer_s)
 
 
 async def warm_up(own_hz: int) -> None:

@@ -49,7 +49,7 @@ class NextHop:
         )
         for credit in credits_behind:
             self._credit.grant(credit)
-        asked = stage_pb2.Open(
+        opened = stage_pb2.Open(
             session_id=request.session_id,
             model=hop.model,
             params=hop.params,
@@ -66,7 +66,7 @@ class NextHop:
         self.link = Link(
             channels,
             FixedRoute(hop.kind, hop.addresses, rest),
-            asked,
+            opened,
             sender=sender,
             deadline=deadline,
             metadata=metadata,

@@ -114,8 +114,8 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
             yield Output(port.name, 0, None, last=True)
         return
     if rows.ndim != 2 or rows.shape[1] != port.width or rows.dtype != port.element_type.dtype:
-        said = f"{port.element_type.value} [n, {port.width}]"
-        raise TypeError(f"port {port.name!r} carries {said}, the model made {rows.dtype} {list(rows.shape)}")
+        wanted = f"{port.element_type.value} [n, {port.width}]"
+        raise TypeError(f"port {port.name!r} carries {wanted}, the model made {rows.dtype} {list(rows.shape)}")
     most = max(MAX_ROW_BYTES // (port.width * rows.itemsize), 1)
     for begin in range(0, count, most):
         part = rows[begin : begin + most]

@@ -45,11 +45,11 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        asked = parse(request.params.thinker, request.seed, self._model.info.usual_tokens)
-        asked = continue_request(replace(asked, client=request.client, scope=request.scope), start, self._text)
+        parsed = parse(request.params.thinker, request.seed, self._model.info.usual_tokens)
+        parsed = continue_request(replace(parsed, client=request.client, scope=request.scope), start, self._text)
         with refusals():
-            prepared = await self._model.prepare(asked)
-        return Work(partial(self._run, prepared, drew=self._drew(0.0 if asked.verbatim else asked.sampling.temperature)))
+            prepared = await self._model.prepare(parsed)
+        return Work(partial(self._run, prepared, drew=self._drew(0.0 if parsed.verbatim else parsed.sampling.temperature)))
 
     async def _run(
         self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
