@@ -157,7 +157,7 @@ def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def _is(found: object, wanted: object, what: str) -> None:
-    """Raises Mismatch if the two differ. what: names them in the error."""
+    """Raise Mismatch if `found` is not what was `wanted`. what: names the two in the error."""
     if found != wanted:
         raise Mismatch(f"{what}: {found!r}, expected {wanted!r}")
 

@@ -290,7 +290,8 @@ def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[st
 
 
 def make_finder(python: str, *options: str) -> PackageFinder:
-    """pip's finder as another Python would use it, in pip's configured sources, or in the sources that `options` of pip name."""
+    """pip's finder of packages, as Python `python` would use it. It looks in pip's configured sources, or in those that `options` of pip
+    name."""
     command = IndexCommand("index", "")
     parsed, _ = command.parse_args(["versions", "any", *options])
     with command.main_context():

@@ -88,7 +88,7 @@ class Ended:
     costs: Costs = field(default_factory=dict)
 
     def add(self, other: Ended) -> None:
-        """Add the results of a run of other tests."""
+        """Add the results of another run, of other tests, to these."""
         self.passed |= other.passed
         self.failed.update(other.failed)
         self.broken += other.broken

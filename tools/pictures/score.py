@@ -51,8 +51,9 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
 
 
 def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
-    """Whether place, colour, kind and size of a thing are right. shape: [SIDE, SIDE], the pixels that are not background and are nearer to
-    this thing than to another. nearest: [SIDE, SIDE], for each pixel the index in `names` of the nearest colour."""
+    """Whether place, colour, kind and size of one thing are right in the picture; all False if too few pixels show it. shape: [SIDE, SIDE],
+    the pixels that are not background and are nearer to this thing than to another. nearest: [SIDE, SIDE], for each pixel the index in
+    `names` of the nearest colour."""
     if shape.sum() < SMALLEST:
         return False, False, False, False
     rows, columns = np.nonzero(shape)
@@ -94,8 +95,8 @@ def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
 
 
 def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
-    """The share of right parts, by name of the part. draw: makes the pixels for a caption and a seed. asked: the scenes and their
-    captions."""
+    """The share of right parts over all pictures, 0 to 1, by name of the part. draw: makes the pixels for a caption and a seed. asked: the
+    scenes and their captions."""
     right, all_of = Counter[str](), Counter[str]()
     for number, (scene, words) in enumerate(asked):
         seen = look_at(draw(words, number), scene)

@@ -296,7 +296,8 @@ class Arena:
         return None
 
     def _grow(self, capacity: int, dedicated: bool) -> Block | None:
-        """Cut a block off a new segment; None if the arena may not grow, or cannot."""
+        """Make a new segment and cut a block off it; None if the limit does not allow that, or the mount refuses. dedicated: the segment is
+        for this block alone."""
         size = self._segment_size(capacity, dedicated)
         taken = reservation(PAGE + BLOCK_HEADER + capacity, size)
         if not self._may_take(taken):
@@ -335,8 +336,8 @@ class Arena:
         return Block(self._segments[found[0]], found[1], capacity) if found else None
 
     def _join(self, capacity: int) -> Block | None:
-        """Join free blocks of all classes with their free neighbours until a block can be cut. A block is joined at most once for each time
-        that it was freed, so this costs no more than the frees before it."""
+        """Join free blocks of all classes with their free neighbours until a block can be cut. Each free block is joined at most once, so
+        this costs no more than the calls of `free` before it. None if that makes no range large enough."""
         for size, free in self._free.items():
             while free and not self._is_dedicated(size):
                 block = free.pop()

@@ -225,7 +225,7 @@ class Sender:
         return messages
 
     def _store_shared(self, array: Array, layout: TensorLayout) -> Parcel:
-        """Copy `array` into a block of the arena. Raises ArenaFull."""
+        """Copy `array` into a new block of the arena, which readers may read from now on. Raises ArenaFull."""
         assert self._arena is not None
         block = self._arena.allocate(layout.size, self.share)
         copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)

@@ -75,7 +75,8 @@ class Fetcher:
         raise _refused(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
 
     def _check(self, place: httpx2.URL, where: str) -> None:
-        """Raises ApiError if nothing may be fetched from this place."""
+        """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. where: the field with the
+        URL."""
         if place.scheme != "https" or place.userinfo:
             raise _refused(where, "must be a data: URL, or one of https without a name and password")
         if _authority(place) not in self._hosts:

@@ -26,8 +26,8 @@ MOST_PROGRESS = 99
 
 
 async def beside(call: Callable[..., T], *given: Any) -> T:
-    """Run `call` on a thread and return its result. A caller that is cancelled still waits for its end, so that no later write overtakes
-    this one."""
+    """Return the result of `call(*given)`, run on a thread. A caller that is cancelled still waits for its end, so that no later write
+    overtakes this one."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(work)

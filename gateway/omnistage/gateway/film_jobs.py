@@ -286,7 +286,7 @@ class Jobs:
                 self._fill()
 
     def _tell(self, job: FilmJob, total_s: float) -> None:
-        """Count the end of a job, and log it. total_s: seconds of its last try."""
+        """Count the end of a job in the metrics, and log it. total_s: seconds of its last try."""
         code = "OK" if job.error is None else job.error["code"].upper()
         self._metrics.films_ended.labels(job.status, code).inc()
         facts = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}

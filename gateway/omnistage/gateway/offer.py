@@ -126,7 +126,7 @@ class Offer:
         return None
 
     def _able(self, found: Pipeline, ability: Ability) -> Pipeline:
-        """Return `found`. Raises ApiError 400 if it lacks the ability."""
+        """Return the pipeline `found`. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
         if ability.has(found):
             return found
         able = [one.name for one in self._known if ability.has(one)]

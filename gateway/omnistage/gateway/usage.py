@@ -11,8 +11,8 @@ TALKER, ALIGNMENT = "talker", "alignment"
 
 
 def audio_tokens(usage: Usage) -> int:
-    """Tokens of speech: the frames that the Talker gave, as codes or as features. Its port `alignment`, which says when words are
-    spoken, is not counted."""
+    """The number of frames of speech that the Talker gave, as codes or as features. Its port `alignment`, with the times of words, is not
+    counted."""
     items = (report.output_items for report in usage.stages if report.stage == TALKER)
     return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
 

@@ -24,10 +24,10 @@ STEP_LIMIT_S = 60.0
 
 
 class EventLoop:
-    """The running event loop as a Watched thread, for a Watchdog; a context manager. Another thread asks it for a sign once in PERIOD_S.
+    """The running event loop as a Watched thread, for a Watchdog; a context manager. Another thread asks the loop for an answer once in
+    PERIOD_S.
 
-    answers: count of all answers. steps: count of late answers. busy: the loop owes an answer that is late.
-    """
+    answers: count of all answers. steps: count of late answers. busy: the loop owes an answer that is late."""
 
     name = "event loop"
     step_limit_s = STEP_LIMIT_S

@@ -58,8 +58,8 @@ class Feed:
         self._stream = None
 
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit. Wait while `max_unsent` pieces are kept, or MAX_UNSENT_CODES of a port
-        of codes. A stage that has ended needs nothing more: then this does nothing."""
+        """Send a piece of output of this process to the stage, or keep it until there is credit. Wait while `max_unsent` pieces are kept,
+        or MAX_UNSENT_CODES of a port of codes. A stage that has ended needs nothing more: then this does nothing."""
         if self._over:
             return
         few = isinstance(output.payload, chunk_pb2.CodeChunk)
@@ -74,7 +74,7 @@ class Feed:
             await self._room.wait()
 
     def sent(self, port: str) -> int:
-        """Pieces of the port that went down. A loss lowers the number until they have gone down again."""
+        """Number of pieces of the port that were sent down. A loss lowers it, until they have been sent again."""
         return self._inputs[port].sent if port in self._inputs else 0
 
     async def sends(self) -> None:
@@ -113,7 +113,8 @@ class Feed:
         return sum(inputs.unsent for inputs in self._inputs.values())
 
     def _next_message(self, stream: Stream) -> stage_pb2.RunRequest | None:
-        """The next chunk to send, with the small chunks after it that may go in the same message; None if there is none."""
+        """The next message to the stage: one chunk that has credit, or several small ones; they count as sent. None if no chunk has
+        credit."""
         batch = Batch(together=stream.opened.batches)
         for port, inputs in self._inputs.items():
             credit = stream.allowance.total(port)

@@ -18,7 +18,7 @@ class Hedges:
         self._left = min(self._left + SHARE, BURST)
 
     def take(self) -> bool:
-        """Whether one more Open may be sent to a second replica; if so, it is counted."""
+        """Take one second Open out of the budget; False if the budget has none left."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

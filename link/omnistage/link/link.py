@@ -94,7 +94,7 @@ class Link:
         return stream.opened
 
     async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], may_hedge: Callable[[], bool]) -> Stream:
-        """Open the session at one replica and go on there; see search.Ask. Raises StageError."""
+        """Open the session at one replica, and make its stream the present one. See search.Ask. Raises StageError."""
         request = self._next_request(hops)
         stream = await Stream.open(
             self._channels,
@@ -130,7 +130,8 @@ class Link:
         return stream
 
     def _next_request(self, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Open:
-        """The caller's Open for the first replica; for later ones the same with everything that has come since."""
+        """The Open for the next replica. The first one gets the caller's Open; later ones also get everything that has come since, to go on
+        from there."""
         request = stage_pb2.Open()
         request.CopyFrom(self._request)
         request.route.extend(hops)
@@ -215,7 +216,8 @@ class Link:
             return await self._replace(error)
 
     async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
-        """Do what a message of the stage asks of the link. Return whether the caller gets the message too."""
+        """Do what a message of the stage asks of the link. Return whether the caller gets the message too: True for chunks, reports and
+        failovers."""
         assert self._account is not None
         match message.WhichOneof("event"):
             case "chunk" | "chunks":

@@ -42,11 +42,11 @@ class Patience:
         return False
 
     def answers(self) -> None:
-        """The replica has given a sign of life."""
+        """Note that the replica has given a sign of life: log how long it was waited for, if it was silent."""
         self._end(answers=True)
 
     def over(self) -> None:
-        """The stream has ended, or its Open went elsewhere: it waits for this replica no longer."""
+        """Note that the stream has ended, or its Open went elsewhere: it waits for this replica no longer."""
         self._end(answers=False)
 
     def _end(self, answers: bool) -> None:

@@ -137,7 +137,7 @@ def _silence(quiet: int) -> str:
 
 
 class Pulse:
-    """The beat of one address, while a stream attends to it."""
+    """The beat of one address, watched while a stream attends to it."""
 
     def __init__(self, pulses: Pulses, address: str, channel: grpc.aio.Channel, metadata: Metadata) -> None:
         """Use `Pulses.of`."""
@@ -201,8 +201,8 @@ class Pulse:
             attendance.hear()
 
     async def _listen(self) -> None:
-        """Receive the reports of the peer until this pulse is dropped. A peer that has no Watch, or whose Watch fails, still answers: it is
-        mute, which does not count as quiet."""
+        """Receive the reports of the peer until this pulse is dropped. A peer that has no Watch, or whose Watch fails, is mute: it still
+        answers, and does not count as quiet."""
         request = stage_pb2.WatchRequest(period=duration(TICK_S))
         while True:
             try:

@@ -27,7 +27,8 @@ class ReplayExpired(StageError):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A piece of input with the items `first` to `end`. A tensor is in `parcel`, other content in `payload`. size: bytes of the content."""
+    """One piece of input with the items from `first` up to, without, `end`. A tensor is in `parcel`, any other content in `payload`. size:
+    bytes of the content."""
 
     first: int
     count: int
@@ -76,7 +77,7 @@ class InputLog:
 
     @property
     def sent(self) -> int:
-        """Pieces that went down. A loss lowers the number until they have gone down again."""
+        """Number of pieces that were sent down. A loss lowers it, until they have been sent again."""
         return self._added - self.unsent
 
     @property
@@ -104,21 +105,22 @@ class InputLog:
         self.bytes += entry.size
 
     def peek(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The next chunk to send; None if there is none or `credit`, the number of chunks allowed on this stream, is used up."""
+        """The next chunk to send, which stays the next one; None if no piece waits, or its number is not below `credit`, the number of
+        chunks allowed on this stream. sender: of this stream."""
         if not self._pending and not self._load(sender, credit):
             return None
         return self._pending[0] if self._pending[0].seq < credit else None
 
     def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The chunk that `peek` returns; it counts as sent from now on."""
+        """Return the chunk that `peek` returns, and count it as sent."""
         chunk = self.peek(sender, credit)
         if chunk is not None:
             self._pending.popleft()
         return chunk
 
     def _load(self, sender: Sender, credit: int) -> bool:
-        """Make the chunks of the next entry. Return False if there is none, or no credit for it. An entry that ends before the first item
-        that the stage needs is skipped."""
+        """Make the chunks of the next entry that the stage needs; entries that end before its first needed item are skipped. Return False
+        if no entry waits, or there is no credit for one."""
         while self._next < len(self._entries):
             if self._writer.seq >= credit:
                 return False

@@ -34,8 +34,8 @@ answer at once."""
 
 
 class Search:
-    """The search of one link, for its first replica and after every loss. silent: addresses of replicas that gave no sign of life when they
-    were asked, for this stage or a later one."""
+    """Finds replicas for one link: the first one, and another one after every loss. silent: addresses of replicas that gave no sign of life
+    when they were asked, for this stage or a later one."""
 
     def __init__(self, channels: Channels, route: Route, deadline: Deadline) -> None:
         self._channels = channels
@@ -109,13 +109,13 @@ class Search:
         raise errors.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
-        """Key for sorting the replicas. Quiet ones come last; before them come those that this link lost, the one lost latest at the
-        end."""
+        """The key that sorts the replicas. First come those that were never lost, then those that this link lost, the latest loss last;
+        quiet replicas come after all others."""
         return self._channels.pulses.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
-        """Whether to withdraw an Open that its replica does not answer at once. One of `others` must not be quiet, and only few Opens may
-        be sent twice."""
+        """Whether to withdraw an Open that its replica does not answer at once, to send it to another one: if one of `others` is not quiet,
+        and the budget of Opens that are sent twice has room."""
         return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _as_lost(self, address: str, error: StageError) -> StageError:

@@ -38,8 +38,8 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class Stream:
-    """An open `Run` stream to one replica. opened: the stage's first message. sender: of tensors to the stage. allowance: credit for chunks
-    to the stage."""
+    """An open `Run` stream to one replica. opened: the first message of the stage. sender: sends tensors to the stage. allowance: the
+    credit for chunks to the stage."""
 
     def __init__(
         self,

@@ -65,8 +65,8 @@ class Account:
         self._error = {"reason": "OK"}
 
     def failed(self, error: StageError | None) -> None:
-        """The request ended with this error; None: by a bug. The account keeps only the texts of the error, because the error itself would
-        keep its frames in memory."""
+        """Note that the request ended with this error; None: with a bug of ours. The account keeps only the texts of the error, because the
+        error itself would keep its frames in memory."""
         self._error = BUG if error is None else error.for_log()
 
     @property

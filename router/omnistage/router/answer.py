@@ -154,7 +154,7 @@ class Generation:
             await self._make_room(link, chunk)
 
     async def _make_room(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
-        """Count a chunk that has been dealt with, and grant the stage more chunks of its port if it is time."""
+        """Count a chunk that was written or dropped, and grant the stage more chunks of its port if half of the window is used up."""
         port = chunk.port
         if port not in self._granted:
             return  # A checkpoint port needs no credit.
@@ -172,7 +172,8 @@ class Generation:
             await link.grant(port, total)
 
     def _allowed_chunks(self, port: str) -> int:
-        """The number of chunks of a port that the stage may send in all, as of now."""
+        """How many chunks of a port the stage may send in all, as of now: a window more than have come, and no more than the client has
+        room for."""
         given = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
         return window if given is None else min(window, given)
@@ -214,7 +215,8 @@ class Generation:
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     def _link(self) -> Link:
-        """The link to the first stage, not opened yet, with the Open for that stage and the hops of all further stages."""
+        """Make the link to the first stage, which is not opened yet. It holds the Open for that stage, and a hop for each later stage. Sets
+        the first credit of every port."""
         stages = self._needed_stages()
         first, *rest = stages
         unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
@@ -252,7 +254,7 @@ class Generation:
         )
 
     def _needed_stages(self) -> Sequence[StageSpec]:
-        """The pipeline up to the last stage that makes something the client wants."""
+        """The stages of the pipeline up to the last one that makes an output which the client wants."""
         stages = self._request.pipeline.stages
         wanted = [
             number
@@ -262,7 +264,8 @@ class Generation:
         return stages[: wanted[-1] + 1]
 
     def _checkpoints(self, kind: str) -> list[str]:
-        """All compact ports of a stage, wanted or not: with their chunks a replacement repeats exactly what the lost replica said."""
+        """The names of all compact ports of a stage, wanted or not: with their chunks a replacement repeats exactly what the lost replica
+        made."""
         return [port.name for port in self._descriptions[kind].produces if port.compact]
 
     def _hop(self, stage: StageSpec, unwanted: Sequence[str]) -> Hop:

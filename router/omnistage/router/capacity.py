@@ -12,12 +12,10 @@ Sessions = dict[str, dict[str, int]]
 
 def capacity(placements: Collection[Placement]) -> int:
     """How many answers all pipelines together can take at once. A pipeline takes as many as its scarcest stage takes sessions, over all
-    known replicas that are not draining. A lost replica counts too, because it may be back at once. The result is at least 1, because a
-    stage explains best why it takes nobody.
+    known replicas that are not draining; a lost replica counts, because it may be back at once. Replicas that several pipelines share count
+    once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
 
-    A replica that several pipelines share counts once: all pipelines with a stage of one kind take no more together than all replicas of
-    that kind.
-    """
+    At least 1: if there is no place, the refusal of a stage says best why."""
     pipelines = [_sessions(placement) for placement in placements]
     together: Sessions = {}
     for pipeline in pipelines:
@@ -31,7 +29,7 @@ def capacity(placements: Collection[Placement]) -> int:
 
 
 def _sessions(placement: Placement) -> Sessions:
-    """The sessions that the known replicas of a pipeline take, without replicas that drain."""
+    """The sessions that each known replica of a pipeline takes; replicas that drain are left out."""
     sessions: Sessions = {}
     for replica in placement.all():
         if replica.description is not None and replica.state != DRAINING:
@@ -40,5 +38,5 @@ def _sessions(placement: Placement) -> Sessions:
 
 
 def _scarcest(pipeline: Sessions) -> int:
-    """Sessions that all replicas of the scarcest kind take together; 0 without replicas."""
+    """The smallest number of sessions that all replicas of one kind take together; 0 without replicas."""
     return min((sum(replicas.values()) for replicas in pipeline.values()), default=0)

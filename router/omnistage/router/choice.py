@@ -123,7 +123,8 @@ def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
 
 
 def _only_able(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
-    """The default if it is among the able pipelines, else the only able one. Raises BAD_REQUEST for several."""
+    """The default pipeline if it is among the able ones, else the only able one. Raises BAD_REQUEST if there are several and none is the
+    default."""
     if able[0] is next(iter(pipelines.values())) or len(able) == 1:
         return able[0]
     named = [pipeline.name for pipeline in able[:MOST_NAMED]]

@@ -39,7 +39,8 @@ def client_of(call: CallOrigin) -> Hashable:
 
 
 def client_text(client: Hashable) -> str:
-    """The client for logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or network."""
+    """The name of a client in logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or
+    network."""
     if not isinstance(client, tuple):
         return str(client)
     kind, value = client

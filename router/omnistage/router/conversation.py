@@ -170,7 +170,7 @@ class ConverseCall:
         await self._writer.write(omni_pb2.ConverseResponse(turn_failed=failed))
 
     async def discard(self) -> None:
-        """Read before the call ends, until the client writes nothing more, at most for DISCARD_S."""
+        """Read and drop messages until the client writes nothing more, for DISCARD_S at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 while await self._receive_any() is not None:

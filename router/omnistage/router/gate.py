@@ -52,8 +52,8 @@ class Gate(grpc.aio.ServerInterceptor):
         return handler and self._gated(handler, self._health.get(details.method, self._open))
 
     def _gated(self, handler: Handler, places: Places) -> Handler:
-        """The same handler, which holds one of `places` for the caller as long as a call runs, and gives up a request that comes too
-        late."""
+        """Wrap a handler so that it holds one of `places` for the caller while a call runs, and ends a call whose request does not come in
+        time."""
 
         @contextmanager
         def place(context: Context) -> Iterator[None]:

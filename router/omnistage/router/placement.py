@@ -195,7 +195,8 @@ class Placement:
         return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
-        """Place sessions at these replicas last until they report again: a link lost them, or heard no sign of life from them."""
+        """Place sessions at these replicas only after all others, until they report again: a link lost them, or heard no sign of life from
+        them."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 if not replica.suspect and (known := replica.process.known()):
@@ -314,7 +315,8 @@ class Placement:
         return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
 
     async def _rest(self, replica: PlacedReplica, connection: ConnectionWatch) -> bool:
-        """Wait until `use` is called or REST_S have passed. True if the connection was lost meanwhile, which ends the wait at once."""
+        """Wait until `use` is called or REST_S have passed. Returns True if the connection was lost meanwhile, which ends the wait at
+        once."""
         using = asyncio.create_task(self._used.wait())
         replica.rests = True
         try:

@@ -43,7 +43,7 @@ class OutputRoom:
         self._wake()
 
     def of(self, port: str) -> int | None:
-        """How many chunks of a port the client has room for, counted from the beginning of this turn; None: the client sets no limit."""
+        """For how many chunks of a port the client has room, counted from the beginning of this turn; None: the client sets no limit."""
         total = self._totals.get(port)
         return None if total is None or port not in self._unended else max(total - self._before.get(port, 0), 0)
 

@@ -65,7 +65,7 @@ class Tally:
         self.reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
 
     def opened(self, stage: str, address: str) -> None:
-        """Note that all stages have taken the session. stage: the first one."""
+        """Note that all stages have taken the session. stage, address: the kind and the address of the first one."""
         self.opened_s = time.monotonic()
         self._first_stage = stage
         self._used(stage, address)

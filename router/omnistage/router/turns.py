@@ -23,12 +23,13 @@ TURN_LIMIT_S = 30.0
 
 
 class Turns:
-    """Gives one turn at a time. All requests of one client together wait like one."""
+    """Gives one turn at a time, in the order of asking. Each client has at most one request in the queue; its other requests wait for that
+    one."""
 
     def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
         self._limit_s = limit_s
         self._places = Places(MAX_LARGE, LARGE_SHARE)
-        self._turn = asyncio.Lock()  # Both locks are fair: first come, first served.
+        self._turn = asyncio.Lock()  # Held by the request whose turn it is. Both kinds of locks are fair.
         self._of_client: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager

@@ -102,8 +102,8 @@ async def read() -> AsyncGenerator[str, None]:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe does, the thread is left alone: it holds no
-    lock of Python's, as a thread in `sys.stdin` would."""
+    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe does, the thread is left alone. It holds no
+    lock of Python's, as a thread that reads `sys.stdin` would."""
     rest = b""
     while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")

@@ -64,8 +64,8 @@ class Child:
 
     @property
     def asking(self) -> socket.socket:
-        """The socket that asks whether the process still answers (liveness.py). It exists from the moment when the process serves until it
-        is started again or stopped; otherwise this raises RuntimeError."""
+        """The socket over which this process asks whether the child still answers (liveness.py). Raises RuntimeError before the child
+        serves, and after it was stopped or is started again."""
         if self._asking is None:
             raise RuntimeError(f"{self.name} does not serve")
         return self._asking

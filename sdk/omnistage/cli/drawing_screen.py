@@ -41,7 +41,7 @@ class DrawingScreen:
         """Called when a preview or a finished picture has come. data: the encoded picture."""
 
     def came(self, text: str) -> None:
-        """Called when a piece of a film or a sound has come. told: how much there is now, in words."""
+        """Called when a piece of a film or a sound has come. text: how much there is now, in words."""
 
 
 class PlainDrawing(DrawingScreen):

@@ -101,7 +101,8 @@ class Ending:
             self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
-        """The end of the printed line: which answers are waited for, and for how long. answers: how many run; None: it is not known."""
+        """The end of the printed line: which running answers the end waits for, and for how long; empty if none runs. answers: how many
+        run; None: it is not known."""
         if answers == 0:
             return ""
         who = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"

@@ -130,7 +130,7 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 
 def _here() -> str:
-    """A sentence that names the models that can be served without a hub."""
+    """A sentence that names the models on this machine, which can be served without a hub."""
     from omnistage.cli.inventory import models_here  # It takes a while: it looks at all models on this machine.
 
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."

@@ -74,8 +74,8 @@ class Keeper:
         return "ended", f"{who} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:
-        """Start the process again, after a pause that grows with each try, until it serves: returns None. After too many failures in a row
-        it returns the last one."""
+        """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures
+        return the last one."""
         failures = 0
         while True:
             await asyncio.sleep(self._backoff_s)

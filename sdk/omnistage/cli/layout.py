@@ -193,7 +193,7 @@ def apart(address: str, others: Collection[str]) -> str:
 
 
 def room(address: str, others: Collection[str], most: int) -> int:
-    """How many ports, counted from the address's own, come before the first one that another address has; at most `most`."""
+    """The number of ports, from that of the address on, that come before the first port of another address; at most `most`."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, most) if first + count in _ports(others)), most)
 

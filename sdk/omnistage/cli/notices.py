@@ -21,7 +21,7 @@ class Notices(Console):
         super().__init__(stderr=True, highlight=False, soft_wrap=True)
 
     def say(self, markup: str) -> None:
-        """Print a line; it is lost if the reader is gone."""
+        """Print a line; it is lost if it cannot be written."""
         with suppress(OSError):
             self.print(markup)
 

@@ -204,9 +204,9 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
-    """The shipped pipeline for a checkpoint: among those of its family whose models it has, the one with the family's name, unless that
-    cannot do what is asked and exactly one other can. If outputs are asked for, only the shortest that give them count as able. Raises
-    StackError if there is none, or several might be meant."""
+    """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
+    one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
+    shortest able pipelines count. Raises StackError if there is none, or several might be meant. typed: the checkpoint as typed."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
@@ -307,8 +307,9 @@ def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layou
 
 
 def share_devices(layout: Layout) -> Layout:
-    """Divide the memory of each device among the servers on it that would each take all of it: a typed share stays, and the servers without
-    one get equal parts of the rest. Raises StackError if the typed shares are more than the memory, or leave nothing of it."""
+    """Divide the memory of each device among those servers on it that would otherwise each take all of it. A typed share stays, and servers
+    without one get equal parts of the rest. Returns the layout with these shares. Raises StackError if the typed shares are more than the
+    memory, or leave nothing of it."""
     devices: dict[str, list[StageLayout]] = {}
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):

@@ -104,7 +104,8 @@ class Begins:
 
     @asynccontextmanager
     async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
-        """Inside this block pipelines are started, one at a time. The first one of the layout serves already."""
+        """Inside this block pipelines are started, one at a time: those that the owner asks for, or else all; the first one of the layout
+        serves already."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))

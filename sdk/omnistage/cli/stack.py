@@ -336,8 +336,8 @@ class Stack:
         raise StackError(f"{pipeline} was not ready within {RESTART_LIMIT_S:g} s")
 
     async def _start_stages(self, pipeline: str) -> None:
-        """Start those stages of a pipeline that do not run yet, and wait until all its stages serve. Raises the StackError of the first
-        process that does not start, at once."""
+        """Start those stages of a pipeline that do not run yet, and wait until all its stages serve. As soon as a process does not start,
+        raises its StackError."""
         starts = set[asyncio.Task[None]]()
         for servers in self._stages:
             if pipeline in servers.pipelines:
@@ -452,7 +452,7 @@ class Stack:
             self._broken.set_exception(error)
 
     def _tell(self, what: str, text: str) -> None:
-        """Pass an event of a process on; a failure makes the logs worth keeping."""
+        """Report an event of a process to the caller of the stack; after a failure the logs are kept."""
         self._failed = self._failed or what in FAILURES
         if self._tell_owner is not None:
             self._tell_owner(what, text)

@@ -120,7 +120,7 @@ def opened_at(done: Done) -> float:
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
-    """The losses after which this stage was opened again: of servers of this stage, of an earlier one, or of the router."""
+    """Yield the losses that made this stage open again: those of its own servers, of an earlier stage's, or of the router."""
     order = ["router", *(report.stage for report in done.usage.stages)]
     for failover in done.failovers:
         if failover.stage in order and order.index(failover.stage) <= order.index(stage.stage):

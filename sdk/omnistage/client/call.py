@@ -141,15 +141,16 @@ class Call:
         return self._connection.pause(min(wait_s, self._left_s))
 
     def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
-        """The pause before a router is asked again to go on, if it is not ready yet; None if it gave no delay, or the pause would take
-        too long."""
+        """The pause before the next attempt to go on with the answer, after a router refused it for now. None if the refusal gave no delay,
+        or the search would end within it."""
         delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
         if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
         return self._connection.pause(min(delay_s, self._left_s))
 
     def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
-        """Note the loss of the router for the error text, the connection and the reader."""
+        """Note that the connection to the router broke: the next connection goes to the next address, and the reader expects the rest of
+        the answer."""
         self._lost = self._lost or router.address
         self._connection.lost(router.address)
         self._reader.lose(router.address, error.details() or error.code().name)
@@ -162,7 +163,7 @@ class Call:
 
     def _ready_pipeline(self, refusal: StartingError) -> Awaitable[None] | None:
         """The wait for a pipeline that is starting: until the private stack has started it, or a pause before the router is asked again.
-        None if it would take too long."""
+        None if the pause would be longer than the patience or the time limit."""
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
@@ -178,7 +179,8 @@ class Call:
     # The router says when ------------------------------------------------------------------------------------------------------------
 
     def _pause_for_retry(self, router: Router, refusal: OmniError) -> Awaitable[None] | None:
-        """The pause before the answer begins anew; None if it may not begin anew, or no time is left."""
+        """Get ready to begin the answer anew, and return the pause before that. None if it may not begin anew, no retry is left, or the
+        time limit would end within the pause."""
         if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
             return None
         pause_s = self._retries.pause_s(refusal.retry_delay_s)

@@ -22,7 +22,7 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Launcher:
-    """A running `omnistage serve`. It stays in `_kept` until its process was waited for, also if its owner is gone."""
+    """A running `omnistage serve`. It stays in `_kept` until its process has been waited for, even if nobody refers to it any more."""
 
     _kept: ClassVar[set[Launcher]] = set()
 
@@ -85,7 +85,7 @@ class Launcher:
         return True
 
     def heard(self, timeout_s: float) -> bytes | None:
-        """A piece of the launcher's output; empty: its output has ended; None: nothing came in this time. One thread at a time."""
+        """Read a piece of what the launcher wrote. Empty: its output has ended; None: nothing came in this time. One thread at a time."""
         try:
             fd = self._answers.pop()
         except IndexError:

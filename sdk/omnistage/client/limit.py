@@ -49,7 +49,7 @@ class Limit:
         return time.perf_counter() >= self._until
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the limit ends within so many seconds."""
+        """Whether the limit ends within this many seconds from now."""
         return time.perf_counter() + seconds >= self._until
 
     def passed(self, *more: str) -> DeadlineError:

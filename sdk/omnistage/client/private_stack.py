@@ -246,8 +246,8 @@ class PrivateStack:
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
-        """Ask the launcher to start a pipeline. Returns the future of the launcher's answer, which all callers share that ask before it
-        comes."""
+        """Ask the launcher to start a pipeline, unless it has been asked already. Returns the future of its answer, which all callers share
+        until the answer comes."""
         with self._answering:
             answering = self._asked.get(pipeline)
             if answering is None:

@@ -80,8 +80,7 @@ class ConnectionLoss:
 class Reader:
     """Makes the events of one answer from the messages of its connections: one, or several in turn if connections are lost.
 
-    t0: time.perf_counter() at the call. due: names of ports. When the answer ends, at least one of them must have had an item: else it
-    is an error."""
+    t0: time.perf_counter() at the call. due: names of ports; it is an error if none of them has had an item when the answer ends."""
 
     def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
@@ -332,7 +331,7 @@ def _film_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
 
 
 def _codes_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
-    """The event of codes of speech, uint32 [frames, codebooks]. Raises ProtocolError."""
+    """The event of a chunk of codes of speech, uint32 [frames, codebooks]. Raises ProtocolError if their number does not fit."""
     codes, books = np.array(chunk.codes.codes, np.uint32), chunk.codes.codebook_count
     if codes.size != chunk.count * books:
         raise ProtocolError(f"port {chunk.port}: {codes.size} codes are not {chunk.count} frames of {books}")
@@ -340,7 +339,7 @@ def _codes_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
 
 
 async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
-    """Read on from the account to the status, which says nothing new about a complete answer.
+    """Read from the account of a complete answer on to its gRPC status, which says nothing new.
 
     Without this the call would be cancelled before its status is there, and the router would count the answer as cancelled."""
     with suppress(TimeoutError, grpc.aio.AioRpcError):

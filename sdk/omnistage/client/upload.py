@@ -97,7 +97,7 @@ class Conversing:
         self.call.cancel()
 
     def _grant(self, credit: stage_pb2.Credit) -> None:
-        """Note how many chunks a port may send."""
+        """Note how many chunks the file of a port may send in all, and wake the task that sends."""
         for file in self._files:
             if file.port == credit.port:
                 file.room = max(file.room, credit.total)
@@ -184,7 +184,7 @@ def _look_at_error(task: asyncio.Task[None]) -> None:
 
 
 def _error(failed: omni_pb2.TurnFailed) -> grpc.aio.AioRpcError:
-    """The error that the failed turn would have as a call of its own: the same code, text and details."""
+    """The gRPC error that a failed turn would have raised as a call of its own: with the same code, text and details."""
     code = next((code for code in grpc.StatusCode if code.value[0] == failed.code), grpc.StatusCode.UNKNOWN)
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failed.reason, domain=DOMAIN, metadata=failed.metadata)]
     if failed.HasField("retry_delay"):

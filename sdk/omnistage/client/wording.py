@@ -48,8 +48,8 @@ def rename_field(field: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The names that users of one place know. names: the local name of an option, a setting, or another place in a hint; an absent one
-    keeps its name. with_value: writes an option and its value as they are typed."""
+    """Words errors for one place by the names that its users know. names: the local name of an option, a setting, or another place in a
+    hint; an absent one keeps its name. with_value: writes an option and its value as they are typed."""
 
     names: Mapping[str, str]
     with_value: Callable[[str, str], str]
@@ -59,7 +59,7 @@ class Wording:
         return rename_field(rename_field(field, OPTION_OF), self.names)
 
     def hint(self, advice: str) -> str:
-        """A hint with its places filled."""
+        """A hint whose places are filled with local names; a place whose name is unknown stays as it is."""
 
         def filled(place: re.Match[str]) -> str:
             name = self.names.get(place[1], place[1] if place[1] in OPTIONS else None)

@@ -99,7 +99,8 @@ class _Served:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        """Write to the caller, after the first write has ended. The first write goes on even if this call is cancelled."""
+        """Write a message to the caller, once the first write has ended. If this is the first write and its caller is cancelled, the write
+        goes on."""
         await self.headers_sent()
         if self._has_begun:
             await self._context.write(message)

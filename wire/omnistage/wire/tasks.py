@@ -42,8 +42,8 @@ class within:
             self._next_look = asyncio.get_running_loop().call_later(self._wait_s, self._look)
 
     def _look(self) -> None:
-        """Extend the limit by the seconds that this look comes too late. If the loop was held up past both this look and the end of the
-        limit, it runs this look first, because its time is the earlier one."""
+        """Extend the limit by the seconds that this look comes too late. A loop that was held up past this look and the end of the limit
+        runs this look first, because it was due first."""
         if self._limit is None or self._next_look is None or (ends := self._limit.when()) is None or self._limit.expired():
             return
         late_s = asyncio.get_running_loop().time() - self._next_look.when()
@@ -72,7 +72,7 @@ def look_at_error(task: asyncio.Task[Any]) -> None:
 
 
 def let_go(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks that nobody waits for any more, and ignore their errors."""
+    """Cancel tasks whose results nobody needs any more; their errors are ignored."""
     for task in tasks:
         if task is not None:
             task.cancel()

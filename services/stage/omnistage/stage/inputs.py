@@ -92,8 +92,8 @@ class Inputs:
         self._arrived.set()
 
     def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
-        """Begin a replayed port with the chunk that holds the first needed item. A port with REPLAY_WINDOW may begin later: a Keep of an
-        earlier replica told the caller that it need not hold the earlier items."""
+        """Begin a port whose input is replayed: its first chunk must hold the first needed item. On a port with REPLAY_WINDOW it may hold a
+        later one: by a Keep, an earlier replica allowed the caller to forget the items before it."""
         may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
         if chunk.first <= self._needs[chunk.port] or may_be_later:
             reader.first = chunk.first
@@ -159,8 +159,8 @@ class Inputs:
         await self._give_memory_back()
 
     async def _took(self, chunk: chunk_pb2.Chunk) -> None:
-        """Count a chunk that the stage took. Grant more credit when half of the window was taken, so that one message grants many
-        chunks."""
+        """Count a chunk that the stage took from the queue. Grant more credit once half of the window was taken, so that one message grants
+        many chunks."""
         port = chunk.port
         reader = self._readers[port]
         self._taken[port] += 1
@@ -229,7 +229,7 @@ def _cut(piece: Input, needed: int) -> Input:
 
 
 def _message(chunk: chunk_pb2.Chunk) -> InputPayload | None:
-    """The payload of a chunk that is not a tensor."""
+    """The payload of a chunk that is not a tensor: text, codes, sound or media; None if the chunk only ends its port."""
     field = chunk.WhichOneof("payload")
     message: InputPayload | None = None if field is None else getattr(chunk, field)
     return message

@@ -87,7 +87,7 @@ class StageMetrics:
             self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
 
     def made(self, port: str, items: int) -> None:
-        """Count items that the model made."""
+        """Count items that the model made, in the unit of the metric of their port: tokens, seconds or pictures."""
         if port in self._counts:
             counter, each = self._counts[port]
             counter.inc(items * each)

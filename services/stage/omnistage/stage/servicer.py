@@ -227,7 +227,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def fail(self) -> None:
-        """The process is broken: refuse new sessions; running ones that fail from now on break off, so that their caller sees a loss."""
+        """Note that the process is broken: refuse new sessions. Running ones that fail from now on break off, so that their caller sees a
+        loss."""
         self._broken = self._draining = True
         self._notify()
 

@@ -37,7 +37,7 @@ class SessionTrace:
         self._sent_bytes: Counter[str] = Counter()
 
     def came(self) -> None:
-        """Note that input came from the caller."""
+        """Note when input came from the caller."""
         self._first_input_s = self._first_input_s or time.monotonic()
 
     def posted(self, transport: str, size: int) -> None:
