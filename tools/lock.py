@@ -129,8 +129,8 @@ def read_groups(root: Path) -> dict[str, list[str]]:
 
 
 def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
-    """The text of each list of packages that stand apart, by the name of the list: for each Python the oldest version of each package that
-    it can have. core: the requirements of the core. Raises LockError."""
+    """The text of each list of packages that stand apart, by the name of the list. It has, for each Python, the oldest version that the
+    Python can have of each package. core: the requirements of the core. Raises LockError."""
     lists = {}
     for group, roots in {**groups.read_apart(root), OLDEST_LIST: core}.items():
         pythons: dict[tuple[str, str], set[str]] = {}

@@ -90,7 +90,8 @@ def _reach(python: str, device: str) -> tuple[str, str]:
 
 
 def _offer(python: str, index: str) -> str:
-    """pip's report of the versions of torch that the interpreter could install. index: URL; empty: pip's configured sources."""
+    """The text in which pip lists the versions of torch that the interpreter could install, or says why not. index: URL; empty: pip's
+    configured sources."""
     command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     try:
         # Otherwise a pip that is configured as quiet would print nothing.

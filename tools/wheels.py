@@ -22,7 +22,7 @@ DATE = "1580601600"
 
 
 def build(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Build the wheels of the checkout in `root` into `folder`, in place of older ones; returns their paths. Raises SetupError."""
+    """Build the wheels of the checkout in `root` into `folder`, remove older ones there, and return the paths of all. Raises SetupError."""
     for old in folder.glob("omnistage*.whl"):
         old.unlink()
     with python_with_pip(sys.executable) as python:

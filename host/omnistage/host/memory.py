@@ -97,7 +97,8 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
 
 
 def _used_blocks(library: ctypes.CDLL, begin: int, end: int) -> Iterator[int]:
-    """The whole blocks of a mapping of which at least half of the pages are in memory, mincore(2)."""
+    """Yield the address of each whole block of a mapping that has at least half of its pages in memory, by mincore(2). begin, end: of the
+    mapping."""
     pages = _BLOCK // mmap.PAGESIZE
     present = (ctypes.c_ubyte * pages)()
     for block in range(-(-begin // _BLOCK) * _BLOCK, end - _BLOCK + 1, _BLOCK):

@@ -36,8 +36,8 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
 
     A pipeline can answer if it takes every medium of the request, has a stage for each of the request's params, and gives all outputs that
     the request names. If no pipeline can answer a prompt and the request can only mean pipelines that draw, the prompt becomes a drawing. A
-    question about a picture that no pipeline takes does not become one. `request` itself is changed then, because a copy would hold all of
-    its media a second time.
+    question about a picture that no pipeline takes does not. Then `request` itself is changed, because a copy would hold all of its media a
+    second time.
 
     Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; BAD_REQUEST for the field `model`, with the candidates' names in the
     metadata `candidates` if several pipelines can answer, and with what each pipeline lacks if none can."""

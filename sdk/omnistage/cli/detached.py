@@ -74,7 +74,7 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
 
 
 def _new_log_folder() -> Path:
-    """Make a folder for this start, and return it. Older folders beside it are removed, except the newest ones, and the folders of stacks
+    """Make a folder for the logs of this start, and return it. Removes older folders beside it, except the newest ones and those of stacks
     that serve."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}

@@ -49,8 +49,8 @@ def server_facts(done: Done) -> dict[str, object]:
 
 
 def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
-    """A line if the answer is shorter than hoped for: cut at the limit of tokens, or ended before the model was done with thinking. option:
-    raises that limit, as it is typed."""
+    """A line if the answer is shorter than hoped for: cut at the limit of tokens, or ended while the model was thinking. option: the typed
+    option that raises the limit."""
     is_cut = done.finish_reason == "length"
     lines = [f"cut at {spoken.tokens} tokens"] if is_cut else []
     if spoken.thought and not spoken.text:

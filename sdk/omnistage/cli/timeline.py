@@ -232,7 +232,7 @@ def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
 
 
 def _annotate(axes: Axes, at: tuple[float, float], lift: float, text: str, colour: str, size: float = 9) -> None:
-    """Write words that end at the left edge of a row, at (0, y), or at the right edge, at (1, y). lift: points above the row's middle."""
+    """Write words that end at `at`: (0, y) is the left edge of row y, (1, y) its right edge. lift: points above the middle of the row."""
     axes.annotate(
         text,
         at,

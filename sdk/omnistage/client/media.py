@@ -136,8 +136,8 @@ def _file_of(source: object) -> tuple[object, bool]:
 
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
-    """Read a medium as `to_part` does. Bytes or a file of more than LEAST_BYTES are prepared for streaming instead: only their beginning
-    is read."""
+    """Read a medium as `to_part` does, unless it is bytes or a file of more than LEAST_BYTES: then read only its beginning, and prepare it
+    for streaming."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)

@@ -156,7 +156,8 @@ class Reader:
         raise ProtocolError("the stream ended before its account: the answer may be cut")
 
     def _start(self, started: omni_pb2.Started, address: str, arrival_s: float) -> Failover | None:
-        """Take the first message of a connection. Returns None, or the failover if a connection was lost before: the answer goes on now."""
+        """Take the first message of a connection. Returns the Failover to report if an earlier connection was lost, so that the answer goes
+        on here; else None."""
         if self.is_started:
             raise ProtocolError("the answer started twice")
         self._received.start(started)

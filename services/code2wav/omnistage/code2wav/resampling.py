@@ -45,7 +45,7 @@ def possible_rates_hz(own_hz: int) -> tuple[int, ...]:
 
 
 class Conversion:
-    """From the rate of a model to another one; n samples become floor(n * rate / source + 1/2).
+    """Converts sound from the rate of a model to another one: n samples become floor(n * rate / source + 1/2).
 
     block: samples of the model in a block. context: samples that the conversion of a block needs on either side. output_block: samples that
     a block becomes."""

@@ -129,8 +129,8 @@ class StageLogic(Protocol):
     def load(self) -> Load: ...
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        """Check `params`, and the parts of `start` about ports that go to the caller, once and for all. Raises StageError(BAD_REQUEST) with
-        the bad field. Long work is not done on the event loop.
+        """Check `params`, and what `start` says of ports that go to the caller, once and for all; return the work. Raises
+        StageError(BAD_REQUEST) with the bad field. Does long work on threads, not on the event loop.
 
         start: as in `Work.run`, but without the ports that go to the next hop alone, which has not said yet from which item it needs
         them."""
