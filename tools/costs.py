@@ -55,10 +55,10 @@ def read(path: Path) -> Costs:
     if not path.exists():
         return {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CostsError(f"{path} is no table: {error}") from None
-    return {file: Cost(**cost) for file, cost in told.items() if file != WHOLE}
+    return {file: Cost(**cost) for file, cost in table.items() if file != WHOLE}
 
 
 def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:

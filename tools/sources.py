@@ -278,11 +278,11 @@ class _Reader:
             with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(textwrap.dedent(value))
         except (SyntaxError, ValueError):  # only a part of a program
-            taken = {f"{base}.{name.strip()}" for base, names in FROM.findall(value) for name in names.split(",")}
+            imported = {f"{base}.{name.strip()}" for base, names in FROM.findall(value) for name in names.split(",")}
             plain = {name.strip() for names in PLAIN.findall(FROM.sub("", value)) for name in names.split(",")}
-            self._found.by_programs |= taken | plain
+            self._found.by_programs |= imported | plain
         else:
-            said = _Reader("", False).read([tree])
-            self._found.by_programs |= said.by_programs | {one.module for one in said.imports}
-            self._found.words |= said.words
-            self._found.programs |= said.programs
+            inner = _Reader("", False).read([tree])
+            self._found.by_programs |= inner.by_programs | {one.module for one in inner.imports}
+            self._found.words |= inner.words
+            self._found.programs |= inner.programs

@@ -121,8 +121,8 @@ def psnr(vae: AutoencoderKL, rng: random.Random, count: int = 32, held_out: bool
     """How well random pictures come through the VAE: PSNR in dB, mean over `count` pictures."""
     scenes = [draw_scene(rng, held_out) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
-    made = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
-    wrong = (made - pictures).square().flatten(1).mean(1) / 4
+    decoded = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
+    wrong = (decoded - pictures).square().flatten(1).mean(1) / 4
     return float((-10 * wrong.clamp(min=1e-8).log10()).mean())
 
 

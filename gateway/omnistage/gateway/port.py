@@ -232,8 +232,8 @@ def _protocol(door: Door) -> type[H11Protocol]:
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer is under way; an error cannot replace it.
                 self.transport.abort()
                 return
-            told = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"
-            error = ApiError(400, told, code="invalid_http")
+            text = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"
+            error = ApiError(400, text, code="invalid_http")
             body = bytes(error.response.body)
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
             for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):

@@ -206,21 +206,21 @@ class _Libav:
             frame = av.AudioFrame.from_ndarray(planes, format="fltp", layout=self._layout)
             frame.sample_rate = self._rate_hz
             self._file.mux(self._stream.encode(frame))
-        return self._sink.taken()
+        return self._sink.take_new()
 
     def finish(self) -> bytes:
         self._file.mux(self._stream.encode(None))
         self._file.close()
-        return self._sink.taken()
+        return self._sink.take_new()
 
 
 class _Sink:
-    """The file object that the library writes to; `taken` hands out the new bytes."""
+    """The file object that the library writes to; `take_new` hands out the new bytes."""
 
     def __init__(self) -> None:
         self._new = bytearray()
 
-    def taken(self) -> bytes:
+    def take_new(self) -> bytes:
         new, self._new = bytes(self._new), bytearray()
         return new
 

@@ -46,18 +46,18 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
         if named is None:
             text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
             raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
-        meant = {named.name: named}
+        pool = {named.name: named}
     else:
-        meant = dict(pipelines)
-    if len(meant) > 1:
+        pool = dict(pipelines)
+    if len(pool) > 1:
         asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {name: _lacks(pipeline, asked, given, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in meant.items()}
+        lacks = {name: _lacks(pipeline, asked, given, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()}
         able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
-        if not able and _only_drawing_is_meant(request, meant.values()):
-            able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
+        if not able and _only_drawing_is_meant(request, pool.values()):
+            able = [pipeline for pipeline in pool.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
         pipeline = _only_able(able, pipelines) if able else _refuse_all(request, lacks, pipelines)
     else:
-        (pipeline,) = meant.values()
+        (pipeline,) = pool.values()
     if pipeline.only_draws and _is_prompt(request):
         _draw(request, pipeline)
     return pipeline
@@ -173,9 +173,9 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
     film or a sound that the client did not name: each takes minutes, and is no answer to a question."""
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
-        told = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
+        text = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
         wanted = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
-        raise bad_request("outputs", f"{pipeline.name} {told} and does not answer: {wanted}")
+        raise bad_request("outputs", f"{pipeline.name} {text} and does not answer: {wanted}")
     thinker = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
     fields = [f"thinker.{name}" for name in thinker] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
     if fields:
@@ -185,8 +185,8 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
         raise bad_request(field, f"is for text and sound, and {pipeline.name} only draws: leave it out; it takes the fields of diffusion")
     if any(part.HasField("port") for part in turn.parts):
         port = next(part.port for part in turn.parts if part.HasField("port"))
-        told = f"{pipeline.name} only draws, and what it draws from is not streamed: ask for a drawing, whose pictures are in the message"
-        raise bad_request("thinker.messages.parts.port", told, port=port)
+        text = f"{pipeline.name} only draws, and what it draws from is not streamed: ask for a drawing, whose pictures are in the message"
+        raise bad_request("thinker.messages.parts.port", text, port=port)
     for part in turn.parts:
         if part.HasField("media"):
             request.diffusion.images.add().CopyFrom(part.media)

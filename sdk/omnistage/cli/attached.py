@@ -40,7 +40,7 @@ class Attaching(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, order = self.make_parser(ctx).parse_args(list(args))
         kinds = {f"--{kind}": kind for kind in KINDS}
-        mine = [(kinds[option.opts[0]], option.name) for option in order if option.opts[0] in kinds]
-        values = {name: iter(given[name]) for _, name in mine}
-        ctx.meta[ATTACHED] = [(kind, next(values[name])) for kind, name in mine]
+        media = [(kinds[option.opts[0]], option.name) for option in order if option.opts[0] in kinds]
+        values = {name: iter(given[name]) for _, name in media}
+        ctx.meta[ATTACHED] = [(kind, next(values[name])) for kind, name in media]
         return super().parse_args(ctx, args)

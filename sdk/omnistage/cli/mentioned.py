@@ -58,14 +58,14 @@ def find_files(text: str) -> tuple[list[MentionedFile], str]:
     the files."""
     if (alone := _media_file(text)) is not None:
         return [alone], ""
-    shown, words = list[MentionedFile](), list[str]()
+    files, words = list[MentionedFile](), list[str]()
     at = 0
     for match, one, path_end in _find_each(text):
-        shown.append(one)
+        files.append(one)
         is_at_end = not text[: match.start()].strip() or not text[path_end:].strip()
         words += [text[at : match.start()].rstrip() if is_at_end else text[at : match.start()], "" if is_at_end else Path(one.path).name]
         at = path_end
-    return shown, "".join([*words, text[at:]]).strip()
+    return files, "".join([*words, text[at:]]).strip()
 
 
 def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:

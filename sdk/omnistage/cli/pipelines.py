@@ -197,8 +197,8 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
-    if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == left), "")):
+    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
+    if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
         return found
     raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 

@@ -117,8 +117,8 @@ def choose_stack(stacks: list[Served], address: str | None) -> Served:
     if not stacks:
         raise RequestError("no stack of yours serves on this machine")
     there = ", ".join(served.address for served in stacks)
-    asked = reachable_address(address) if address and ":" in address else address
-    matching = [served for served in stacks if asked in (None, served.address, served.address.rpartition(":")[2])]
+    wanted = reachable_address(address) if address and ":" in address else address
+    matching = [served for served in stacks if wanted in (None, served.address, served.address.rpartition(":")[2])]
     if not matching:
         raise RequestError(f"no stack of yours serves at {address}", hint=f"There are: {there}.")
     if len(matching) > 1:

@@ -219,5 +219,5 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> N
     if unknown:
         own = known[1] if known[0] == "type" else known[0]  # The key for the contents: in a part it has the name of its type.
         meant = [OTHER_KEYS.get(key, "") or (own if key in OTHER_KEYS else near(key.lower(), known)) for key in unknown]
-        told = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
-        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {told}")
+        text = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
+        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {text}")

@@ -141,19 +141,19 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
-    found: Path | bytes
+    content: Path | bytes
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
-        found, name, named_type = bytes(file), "", None
-        size, head = len(found), found[:LOOK_BYTES]
+        content, name, named_type = bytes(file), "", None
+        size, head = len(content), content[:LOOK_BYTES]
     elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
-        found, name, named_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
-        size, head = _read_or_refuse(where, str(found), partial(_look, found))
+        content, name, named_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
+        size, head = _read_or_refuse(where, str(content), partial(_look, content))
     else:
         size = 0
     if size <= LEAST_BYTES:
         part, name = _read(source, kind, where)
         return Medium(part, where, name)
-    return Medium(Upload(found, size, _media_type(head, named_type, kind, where, name), use_audio, where), where, name)
+    return Medium(Upload(content, size, _media_type(head, named_type, kind, where, name), use_audio, where), where, name)
 
 
 def _look(path: Path) -> tuple[int, bytes]:

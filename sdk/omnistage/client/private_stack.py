@@ -288,10 +288,10 @@ class PrivateStack:
         if piece == b"":
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
-        for said in map(json.loads, lines):
-            answering = self._asked.pop(said["pipeline"], None)
+        for answer in map(json.loads, lines):
+            answering = self._asked.pop(answer["pipeline"], None)
             if answering is not None:
-                answering.set_result(said)
+                answering.set_result(answer)
 
     def _end_all_waiting(self) -> None:
         """Give all waiting callers the error that the launcher has ended."""

@@ -168,8 +168,8 @@ def for_conversation(conversation: Conversation, options: Options) -> Request:
     if not any(
         role == "user" and any(not isinstance(part, stage_pb2.Part) or part.text.strip() for part in parts) for role, parts in turns
     ):
-        told = "has no turn of the user with text or media in it; give one: {'role': 'user', 'content': 'Hello'}"
-        raise BadRequestError.of("conversation", told)
+        fault = "has no turn of the user with text or media in it; give one: {'role': 'user', 'content': 'Hello'}"
+        raise BadRequestError.of("conversation", fault)
     return _for_turns(turns, options)
 
 

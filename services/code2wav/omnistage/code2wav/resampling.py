@@ -117,8 +117,8 @@ def _resampled(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
     """Convert n sounds of equal length, [samples, n], each as if it were alone; returns [samples at rate_hz, n]."""
     import soxr  # Needed only if somebody asks for another rate.
 
-    made: Samples = soxr.resample(np.ascontiguousarray(columns), source_hz, rate_hz, QUALITY)
-    return made
+    columns_out: Samples = soxr.resample(np.ascontiguousarray(columns), source_hz, rate_hz, QUALITY)
+    return columns_out
 
 
 class Resampler:

@@ -92,13 +92,13 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         """Hold the generator of the sound from sample number `first` on, at the requested rate, and close it at the end of the block."""
         name = self._output.name
         if conversion is None:
-            async with aclosing(self._model.decode(prepared, frames, {name: first})) as made:
-                yield made
+            async with aclosing(self._model.decode(prepared, frames, {name: first})) as sounds:
+                yield sounds
             return
         needed = self._first_frame(prepared, conversion, first)
         async with (
-            aclosing(self._model.decode(prepared, frames, {name: conversion.first_needed(first)})) as made,
-            aclosing(convert_sounds(made, conversion, self._output.width, first, needed)) as resampled,
+            aclosing(self._model.decode(prepared, frames, {name: conversion.first_needed(first)})) as sounds,
+            aclosing(convert_sounds(sounds, conversion, self._output.width, first, needed)) as resampled,
         ):
             yield resampled
 

@@ -50,19 +50,19 @@ class StageMetrics:
         None: tensors do not go through shared memory."""
         self.registry.register(_Now(self._labels, load, sessions, lambda: description.max_sessions, arena))
         tokens, sound, pictures = stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_IMAGE
-        made = {port.payload for port in description.produces}
+        payloads = {port.payload for port in description.produces}
         counters: dict[stage_pb2.Payload, Counter] = {}
-        if tokens in made:
+        if tokens in payloads:
             counters[tokens] = self._counter("omnistage_stage_tokens_total", "Tokens of text made.")
-        if sound in made:
+        if sound in payloads:
             counters[sound] = self._counter("omnistage_stage_sound_seconds_total", "Seconds of sound made.")
             self._underruns = self._counter("omnistage_stage_sound_underruns_total", "Times a listener had nothing left to play.")
             self._starved = self._counter("omnistage_stage_sound_starved_seconds_total", "How long listeners had nothing left to play.")
         if description.kind == stage_pb2.STAGE_KIND_TALKER:
             self._unspoken = self._counter("omnistage_stage_unspoken_characters_total", "Characters that the voice has no sound for.")
-        if pictures in made:
+        if pictures in payloads:
             counters[pictures] = self._counter("omnistage_stage_pictures_total", "Pictures made.")
-        if stage_pb2.PAYLOAD_TENSOR in made:
+        if stage_pb2.PAYLOAD_TENSOR in payloads:
             self._tensors = self._by_transport("omnistage_connector_sent_tensors_total", "Tensors given to the next stage.")
             self._tensor_bytes = self._by_transport("omnistage_connector_sent_bytes_total", "Bytes of tensors given to the next stage.")
         for port in description.produces:

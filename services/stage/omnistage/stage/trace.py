@@ -101,7 +101,7 @@ class SessionTrace:
 def _attributes(session: Traced) -> dict[str, Value]:
     """Attributes of the span of a session."""
     request, report = session.opening.request, session.report()
-    told: dict[str, Value] = {
+    values: dict[str, Value] = {
         "session_id": request.session_id,
         "stage": kind_name(report.kind),
         "model": request.model,
@@ -114,7 +114,7 @@ def _attributes(session: Traced) -> dict[str, Value]:
         "unspoken": report.unspoken,
     }
     if report.HasField("prompt_tokens"):
-        told["prompt_tokens"] = report.prompt_tokens
-    told |= {f"input.{port}": items for port, items in report.input_items.items()}
-    told |= {f"output.{port}": items for port, items in report.output_items.items()}
-    return {f"omnistage.{name}": value for name, value in told.items()}
+        values["prompt_tokens"] = report.prompt_tokens
+    values |= {f"input.{port}": items for port, items in report.input_items.items()}
+    values |= {f"output.{port}": items for port, items in report.output_items.items()}
+    return {f"omnistage.{name}": value for name, value in values.items()}
