@@ -162,8 +162,7 @@ def caption(rng: random.Random, scene: Scene) -> str:
 
 
 def _words(rng: random.Random, scene: Scene) -> str:
-    # Usual properties may be left out, but only of one shape.
-    """A description in small letters, without a full stop."""
+    """A description in small letters, without a full stop. Usual properties may be left out, but only of one shape."""
     alone = len(scene.things) == 1
     silent_background = scene.background == "white" and rng.random() < 0.4
     things = [_thing(rng, thing, alone) for thing in scene.things]

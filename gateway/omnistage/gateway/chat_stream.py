@@ -80,7 +80,7 @@ class ChatStream:
 
 
 class _Choice:
-    """One of the answers while it is streamed; its methods give the `delta` of chunks."""
+    """One of the answers while it is streamed. Its methods return the `delta` of a chunk, or several."""
 
     def __init__(self, asked: ChatRequest, keep: Keep) -> None:
         self._keep = keep

@@ -234,7 +234,8 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def _told(value: Any, *, is_many: bool) -> Any:
-    """The value of an option in the form of the file. is_many: it is a list of [STAGE=]VALUE words."""
+    """The value of an option as the file writes it. is_many: `value` is a list of [STAGE=]VALUE words, which become one value or a
+    mapping."""
     if not is_many:
         return str(value) if isinstance(value, Path) else value
     pairs = {stage or ALL: _yaml_value(one) for stage, one in map(_pair, value or ())}

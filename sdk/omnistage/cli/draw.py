@@ -133,7 +133,7 @@ def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, s
 
 
 def numbers(text: str | None) -> list[float] | None:
-    """Read a text such as 1,0.7,0.3. Raises BadParameter."""
+    """Read a text such as 1,0.7,0.3; None stays None. Raises BadParameter."""
     try:
         return None if text is None else [float(each) for each in text.split(",")]
     except ValueError:
@@ -149,7 +149,7 @@ def own_options(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def sides(size: str | None, width: int | None, height: int | None) -> tuple[int | None, int | None, bool]:
-    """Width and height in pixels, and whether they were typed as one, such as 640x480. Raises BadParameter."""
+    """Width and height in pixels, None if not typed, and whether they were typed as one, such as 640x480. Raises BadParameter."""
     if size is None:
         return width, height, False
     if width is not None or height is not None:

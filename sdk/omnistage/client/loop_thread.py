@@ -136,8 +136,8 @@ class LoopThread:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle the reports of asyncio about callbacks, except two that mean nothing: gRPC's poller reads a byte that another event loop of
-    this process may have read already, or reads from a socket that it has just closed."""
+    """Pass reports about callbacks on to asyncio, except two that mean nothing: gRPC's poller reads a byte that another event loop of this
+    process may have read already, or reads from a socket that it has just closed."""
     if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
         return
     loop.default_exception_handler(context)

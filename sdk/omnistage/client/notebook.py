@@ -52,8 +52,8 @@ def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def films(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """HTML of players of films, each given as media type and bytes: those of types that browsers show, as far as they fit into
-    `MOST_FILM_BYTES`."""
+    """HTML of players of films, each given as media type and bytes. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a
+    type that browsers do not show, becomes a sentence."""
     html, left = "", MOST_FILM_BYTES
     for media_type, data in encoded:
         if media_type in FILM_TYPES and len(data) <= left:
