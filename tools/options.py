@@ -27,7 +27,8 @@ GROUPS = {
 
 
 def table(head: str, annotations: Mapping[str, Any]) -> str:
-    """A table with a row for each keyword. head: of its first column. annotations: by keyword, the type with its description."""
+    """A table of Markdown with a row for each keyword. head: the title of its first column. annotations: by keyword, its type with the
+    description."""
     rows = [
         (f"`{one.name}`", f"`{one.type_text}`", one.about.allowed_text, one.about.default, one.about.meaning)
         for one in keywords(annotations)

@@ -336,7 +336,7 @@ class Placement:
         replica.process.is_at(replica.description.pid, replica.boot_id)
 
     def _note_failure(self, replica: PlacedReplica, error: grpc.aio.AioRpcError) -> bool:
-        """Note that a call failed. True: try again only after a pause."""
+        """Note that a call to a replica failed. Returns True if the next try should wait for a pause."""
         self._note_refusal(replica, error)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             replica.silent = replica.silent or not replica.away

@@ -57,7 +57,8 @@ async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> A
 
 
 def _keys() -> KeyBindings:
-    """Enter ends a message, unless a block is open; Alt-Enter begins a new line. In a search Enter keeps its usual meaning."""
+    """The keys of the prompt: Enter ends a message, unless a block is open; Alt-Enter begins a new line. In a search Enter keeps its usual
+    meaning."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))

@@ -188,7 +188,8 @@ def _checked(content: Any) -> str | list[dict[str, str]]:
 
 
 def _between(kind: type[float], least: float, most: float) -> Callable[[str], float]:
-    """Reads a number in these bounds. kind: int: a whole number. The reader raises ValueError for any other text."""
+    """Make a function that reads a number in these bounds from a text; it raises ValueError for any other text. kind: int for a whole
+    number."""
 
     def read(text: str) -> float:
         value = kind(text)

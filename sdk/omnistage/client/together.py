@@ -57,8 +57,8 @@ class Together:
         self._step = FIRST
         """How much the room grows next; twice as much the time after."""
         self._turn = self._refused = 0
-        """How often the room has changed: a question from before the last change says nothing about the places now. And the turn after the
-        last refusal."""
+        """_turn: how often the room has changed; a question from before the last change says nothing about the places now. _refused: the
+        turn that the last refusal began."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
         """By task: the text's number, and the turn in which it was asked."""
         self._until: float | None = None

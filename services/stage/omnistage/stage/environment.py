@@ -62,8 +62,8 @@ class SessionEnvironment:
         self.kind = kind_name(description.kind)
 
     def new_senders(self) -> NewSender:
-        """Returns a function that makes the senders of one session, which report each tensor to this object's `on_post` too. All senders of
-        a session have one share of the arena: when a stream is replaced, its log lives on, so the new stream must not bring another
+        """Returns the function that makes the senders of one session, which report each tensor to this object's `on_post` too. All senders
+        of a session have one share of the arena: when a stream is replaced, its log lives on, so the new stream must not bring another
         share."""
         share = self.arena.share() if self.arena is not None else None
 
