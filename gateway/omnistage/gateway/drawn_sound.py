@@ -66,8 +66,8 @@ def routes(door: Door) -> APIRouter:
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     """Yield server-sent events: the pieces of the sound, its progress, lost servers, and at the end the account."""
-    async with aclosing(encode_sound(events, form, FORMAT)) as made:
-        async for piece in made:
+    async with aclosing(encode_sound(events, form, FORMAT)) as pieces:
+        async for piece in pieces:
             match piece:
                 case bytes():
                     yield as_event({"type": "audio.delta", "audio": base64.b64encode(piece).decode()})
