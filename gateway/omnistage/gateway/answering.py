@@ -85,8 +85,9 @@ Telling = Callable[[ApiError], bytes]
 async def stream_response(
     request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
 ) -> Response:
-    """A response that sends pieces as they come. An error before the first piece is raised; a later one is told by a last piece. fields:
-    as in `of_omni`. telling: makes the last piece; None: the form of the answer cannot carry an error, so the connection is broken off."""
+    """A response that sends pieces as they come. An error before the first piece is raised; a later one is reported in a last piece.
+    fields: as in `of_omni`. telling: makes the last piece; None: the form of the answer cannot carry an error, so the connection is broken
+    off."""
     account: HttpAccount = request.state.account
     with in_words_of(fields):
         first = await unless_gone(request, begin_pieces(pieces))
@@ -94,7 +95,7 @@ async def stream_response(
 
 
 async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
-    """The pieces; if an error ends them, note it in the account and tell it."""
+    """The pieces; if an error ends them, it is noted in the account and reported by the piece that `telling` makes."""
     try:
         async for piece in pieces:
             yield piece

@@ -19,14 +19,14 @@ Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra=
 
 
 def _check_loopback(address: str) -> str:
-    """Accept empty text, or HOST:PORT that only this host can reach. Raises ValueError."""
+    """Return `address` if it is empty, or HOST:PORT that only this host can reach. Raises ValueError."""
     if address and not is_loopback(host_and_port(check_address(address))[0]):
         raise ValueError(f"{address!r} can be reached from other hosts, and channelz names every connection; use 127.0.0.1:PORT")
     return address
 
 
 def _check_collector(url: str) -> str:
-    """Accept empty text, or http:// or https:// and HOST:PORT, without a path. Raises ValueError."""
+    """Return `url` if it is empty, or http:// or https:// and HOST:PORT without a path. Raises ValueError."""
     scheme, _, address = url.removesuffix("/").partition("://")
     if url and (scheme not in ("http", "https") or not address):
         raise ValueError(f"{url[:80]!r} is no collector: give http://HOST:PORT such as http://127.0.0.1:4317, or https:// for TLS")

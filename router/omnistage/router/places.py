@@ -99,7 +99,8 @@ class Places:
         return given
 
     def _may_take(self, client: Hashable, free: int) -> bool:
-        """Whether a client may have one of the `free` places, by the rule at the top of this file. The last one is for a client without."""
+        """Whether a client may have one of the `free` places, by the rule at the top of this file. The last one goes only to a client that
+        holds none."""
         held = self._held[client]
         if held == 0 or self._share >= 1:
             return True

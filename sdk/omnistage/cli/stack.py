@@ -429,8 +429,8 @@ class Stack:
         return task
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
-        """End the processes that no begun pipeline uses, and then report the error to those who wait in `gone`. If no pipeline is left, the
-        stack is broken."""
+        """End the stages that no begun pipeline uses, or that have no process left; then report the error to those who wait in `gone`. If
+        no pipeline is left, the stack is broken."""
         for servers in self._stages:
             if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
                 await self._end(servers)

@@ -94,8 +94,8 @@ CHAT = Wording(
 
 
 def word_error(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
-    """An error in the words of a place: its message, and its hint, which may be empty. A refusal names fields of the contract, which are
-    replaced; other messages are written for a shell already."""
+    """The message of an error and its hint, which may be empty, in the words of one place. Only a refusal of fields is reworded: other
+    messages are written for a shell already."""
     if not isinstance(error, BadRequestError):
         return error.message, wording.hint(error.advice)
     faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}

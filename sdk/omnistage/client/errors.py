@@ -56,7 +56,7 @@ class _Hint:
         return PYTHON.hint(kind.ADVICE if error is None else error.advice)
 
     def __set__(self, error: OmniError, advice: str) -> None:
-        """advice: as in OmniError."""
+        """Set the hint, and replace the note. advice: the hint with its places not filled."""
         before = f"hint: {error.hint}"
         error.advice = advice
         notes = [note for note in getattr(error, "__notes__", ()) if note != before]
@@ -339,7 +339,7 @@ def says_when(error: grpc.aio.AioRpcError) -> bool:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
-    """The exception of the tree for a failed call."""
+    """The exception of `errors` for a failed call: by its reason, or by its status code if a server of ours gave no reason."""
     status = _details_of(error)
     info = _unpack(status, error_details_pb2.ErrorInfo)
     if info.domain != DOMAIN and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or ""):

@@ -93,7 +93,7 @@ def media_type_of(text: str, field: str, example: str) -> str:
 
 
 def made_type_of(text: str, field: str, example: str) -> str:
-    """As `media_type_of`, for the type of what a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
+    """As `media_type_of`, for the media type of what a model is to make. It may also name codecs: video/mp4; codecs="avc1"."""
     plain, named, codecs = text.lower().partition(";")
     if named and not _CODECS.fullmatch(codecs):
         raise bad_request(

@@ -26,8 +26,8 @@ LOUDEST = 64.0
 
 
 async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> AsyncIterator[Piece]:
-    """The inputs as a model takes them; a piece without items says that a port has ended. Raises PROTOCOL for content that the port does
-    not carry, BAD_REQUEST for samples that cannot be sound."""
+    """Yield the inputs as models take them. A piece without items says that its port has ended. Raises PROTOCOL for content that the port
+    does not carry, BAD_REQUEST for samples that cannot be sound."""
     specs = {port.name: port for port in ports}
     async for given in inputs:
         yield Piece(given.port, given.first, given.last, _content(given, specs[given.port]))
