@@ -95,8 +95,8 @@ class Stream:
             async with opening:
                 channel = channels.get(address)
                 await _connect(channel, address, patience)
-                shown = (*metadata, *channels.metadata)
-                call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
+                headers = (*metadata, *channels.metadata)
+                call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=headers, wait_for_ready=False)
                 del request.offers[:]
                 request.offers.extend(sender.offers())
                 opened = await _ask(call, stage, request, deadline)

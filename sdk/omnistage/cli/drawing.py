@@ -178,12 +178,12 @@ def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> 
     """Read the pictures in `images`, and those that options name (GUIDES); - is standard input. Returns the bytes of the pictures, and the
     options with bytes in place of names. Raises RequestError."""
     sources = [medium("image") if image == STDIN else image for image in images]
-    given = dict(options)
+    complete = dict(options)
     for name in GUIDES:
-        if name in given:
-            source = medium("image") if given[name] == STDIN else given[name]
-            given[name] = to_part(source, "image", TYPED[name]).media.data
-    return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", given)
+        if name in complete:
+            source = medium("image") if complete[name] == STDIN else complete[name]
+            complete[name] = to_part(source, "image", TYPED[name]).media.data
+    return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", complete)
 
 
 async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, verbose: bool) -> None:

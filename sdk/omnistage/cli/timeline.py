@@ -335,5 +335,5 @@ def _figures(done: Done, played: Sequence[Played]) -> str:
     if timing.rtf is not None:
         silence_s = sum(chunk.gap_s for chunk in played)
         parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
-    parts.append(", ".join(told for told in (f"pipeline {done.pipeline}", seed_told(done)) if told))
+    parts.append(", ".join(text for text in (f"pipeline {done.pipeline}", seed_told(done)) if text))
     return "  ·  ".join(parts)

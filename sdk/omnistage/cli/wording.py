@@ -99,7 +99,7 @@ def word_error(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
     if not isinstance(error, BadRequestError):
         return error.message, wording.hint(error.advice)
     faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}
-    said = wording.message(error.message)
-    missing = [f"{field}: {fault}" for field, fault in faults.items() if wording.message(fault) not in said]
+    reworded = wording.message(error.message)
+    missing = [f"{field}: {fault}" for field, fault in faults.items() if wording.message(fault) not in reworded]
     message = wording.message("; ".join([error.message, *missing]), tuple(bad.field for bad in error.fields))
     return message, wording.hint(error.advice)

@@ -96,9 +96,9 @@ class Conversion:
             length = (first + 1) * self.block + self.context - begin
             part = held[begin - held_first :][: length + (count - 1) * self.block]
             windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]
-            made = _resampled(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
+            converted = _resampled(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
             before = (first * self.block - begin) * self.rate_hz // self.source_hz
-            blocks = made[before : before + self.output_block].reshape(self.output_block, count, channels)
+            blocks = converted[before : before + self.output_block].reshape(self.output_block, count, channels)
             parts.append(blocks.transpose(1, 0, 2).reshape(-1, channels))
             first += count
         return np.clip(np.concatenate(parts), -1, 1)

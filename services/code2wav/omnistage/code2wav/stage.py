@@ -70,16 +70,16 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         rate_hz = self._rate_hz if conversion is None else conversion.rate_hz
         player = Playhead()
         with refusals():
-            async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as made:
-                async for sound in made:
+            async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as sounds:
+                async for sound in sounds:
                     if len(sound.samples):
                         player.hear(time.monotonic(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
                         timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
-                    told = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
-                    for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, told):
-                        given = time.monotonic()
+                    prebuffer_ms = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
+                    for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, prebuffer_ms):
+                        yielded_at = time.monotonic()
                         yield output
-                        player.pause(time.monotonic() - given)
+                        player.pause(time.monotonic() - yielded_at)
                     if sound.needs >= kept + KEPT_FRAMES:
                         kept = sound.needs
                         yield Kept(self._input.name, kept)

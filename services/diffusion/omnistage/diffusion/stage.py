@@ -90,8 +90,8 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         wanted = start.wanted(self._model.info.produces)
         if any(port.name in wanted for port in self._model.info.produces if port.content is not Content.PROGRESS):
             with refusals():
-                async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
-                    async for drawn in made:
+                async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as drawings:
+                    async for drawn in drawings:
                         if isinstance(drawn, Note):
                             timing.note(drawn.text)
                             continue

@@ -61,12 +61,12 @@ class AllowList:
 
     async def _addresses(self, name: Name) -> Collection[str]:
         """The addresses that the name has now; if the lookup fails, those that it had last: DNS is down more often than a name moves."""
-        asked_at, found = self._known.get(name, (-KEPT_S, ()))
+        asked_at, addresses = self._known.get(name, (-KEPT_S, ()))
         if self._clock() < asked_at + KEPT_S:
-            return found
+            return addresses
         try:
-            found = frozenset(await self._resolve(name))
+            addresses = frozenset(await self._resolve(name))
         except SHORTAGES as error:
             log.warning("allow.name_not_found", name=str(name), why=str(error))
-        self._known[name] = (self._clock(), found)
-        return found
+        self._known[name] = (self._clock(), addresses)
+        return addresses

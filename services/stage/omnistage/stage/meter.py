@@ -49,7 +49,7 @@ class Meter:
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
         """The report of the session as of now. replica: address of this replica. failovers: how often the next hop was replaced."""
         first = self._first_output_at or self._last_output_at
-        told = stage_pb2.Report(
+        report = stage_pb2.Report(
             kind=kind,
             replica=replica,
             queued=duration(self.timing.queued_s),
@@ -67,5 +67,5 @@ class Meter:
             notes=self.timing.notes,
         )
         if self.timing.drew is not None:
-            told.drew = self.timing.drew
-        return told
+            report.drew = self.timing.drew
+        return report

@@ -94,13 +94,13 @@ def media_type_of(text: str, field: str, example: str) -> str:
 
 def made_type_of(text: str, field: str, example: str) -> str:
     """As `media_type_of`, for the media type of what a model is to make. It may also name codecs: video/mp4; codecs="avc1"."""
-    plain, named, codecs = text.lower().partition(";")
-    if named and not _CODECS.fullmatch(codecs):
+    plain, semicolon, codecs = text.lower().partition(";")
+    if semicolon and not _CODECS.fullmatch(codecs):
         raise bad_request(
             f"{field}.media_type",
             f'may name codecs behind it, and nothing else, such as {example.split(",")[0]} or video/mp4; codecs="avc1"',
         )
-    return media_type_of(plain.strip(), field, example) + named + codecs
+    return media_type_of(plain.strip(), field, example) + semicolon + codecs
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:

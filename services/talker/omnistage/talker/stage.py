@@ -49,8 +49,8 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         if not wanted and not self._model.info.tells_unspoken:
             return
         with refusals():
-            async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
-                async for piece in made:
+            async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), wanted)) as produced:
+                async for piece in produced:
                     match piece:
                         case Unspoken(runs):
                             timing.not_spoken(runs)

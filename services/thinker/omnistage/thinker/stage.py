@@ -60,8 +60,8 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
         if not wanted:
             return
         with refusals():
-            async with aclosing(self._model.generate(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
-                async for piece in made:
+            async with aclosing(self._model.generate(prepared, pieces(inputs, self._model.info.accepts), wanted)) as produced:
+                async for piece in produced:
                     match piece:
                         case TextPiece():
                             timing.queued_s += piece.queued_s
