@@ -55,8 +55,8 @@ class Example:
     folder: Path
 
     def start(self, address: str, *words: str) -> subprocess.Popen[str]:
-        # Without these, some languages would send calls to this machine through a proxy that the environment names.
         """Start the example. address: HOST:PORT of the router. words: further arguments after the question."""
+        # Without these, some languages would send calls to this machine through a proxy that the environment names.
         environment = {**os.environ, "PROTOS": str(PROTOS), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
         # If a shell runs this in the background, the example inherits that Ctrl-C is ignored; `env` undoes that.
         command = ["env", "--default-signal=INT", *self.command, address, QUESTION, *words]

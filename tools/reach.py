@@ -197,8 +197,8 @@ class _Builder:
                     self._modules[name].add(file)
 
     def build(self) -> Graph:
-        # The conftest.py files come first: the edges of a test need to know which fixtures there are.
         """Add the edges of all Python files, of READ and of STARTED; returns the graph."""
+        # The conftest.py files come first: the edges of a test need to know which fixtures there are.
         python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
         collects = gc.isenabled()
         gc.disable()  # It would take a third of the time: trees have many nodes and no cycles.
@@ -218,8 +218,8 @@ class _Builder:
         return self._graph
 
     def _read(self, file: str) -> None:
-        # As bytes, because a file may name its encoding on its first line.
         """Add the edges from one Python file. Raises SyntaxError."""
+        # As bytes, because a file may name its encoding on its first line.
         text, dotted = (self._root / file).read_bytes(), min(names_of(file), key=len)
         try:
             if file.endswith("/conftest.py"):

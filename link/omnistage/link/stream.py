@@ -259,7 +259,8 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
 
 
 async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
-    """Half-close, then wait for the status, at most for HANDSHAKE_TIMEOUT_S and not if the peer falls silent: it has said everything."""
+    """Half-close the call, then wait for its status: for HANDSHAKE_TIMEOUT_S at most, and no longer once the peer falls silent, because it
+    has said everything."""
     limit = _Limit(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
         attendance.now_tells(limit.give_up)

@@ -116,8 +116,8 @@ class Admission:
         place.queued_s = time.monotonic() - begun
 
     def _take_back(self) -> float:
-        """Take back the places of the clients that have stalled longest: one for each waiting request, less the places that are being left
-        already. Returns the seconds until another look makes sense."""
+        """Take back places from the clients that have stalled longest: as many as requests wait, less those that are being left already.
+        Returns the seconds until another look makes sense."""
         now = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
         leaving = sum(place.taken_back.done() for place in self._open.values())

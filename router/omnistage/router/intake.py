@@ -53,7 +53,7 @@ class ReplayRoom:
 
 
 class Intake:
-    """The input ports of one turn."""
+    """The input that the client streams in one turn, by port."""
 
     def __init__(self, ports: Iterable[stage_pb2.Port], tell: Tell, *, stall_s: float, replay_bytes: int) -> None:
         """ports: ports that the client fills. tell: sends the client credit. stall_s: seconds that the client may leave room unused.

@@ -119,7 +119,7 @@ class DrawingOrder(PictureOrder):
         return [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
 
     def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
-        """The opened files by path."""
+        """Open the files of all pictures and layers; returns them by path. Raises RequestError."""
         layers, count = self.options.get("layers", 0), self.options.get("results", 1)
         paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
         opened = {path: self.open_file(OutputFile, path, KINDS, files) for path in paths}

@@ -231,8 +231,8 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 
 
 def _cells(replica: Replica) -> dict[str, str]:
-    # A lost server's values are unknown, and its process has probably ended; a server that is starting has told nothing yet.
     """All cells of a server's row, by column."""
+    # A lost server's values are unknown, and its process has probably ended; a server that is starting has told nothing yet.
     pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),

@@ -130,7 +130,8 @@ def _less(asked: omni_pb2.GenerateRequest) -> str:
 
 
 def named_router() -> Found | None:
-    """The router that the variable names. Raises BadRequestError for a text that is no address."""
+    """The router that the variable names; None if it names none, or turns the search off. Raises BadRequestError for a text that is no
+    address."""
     name = os.environ.get(VARIABLE, "").strip()
     if not name or is_off():
         return None

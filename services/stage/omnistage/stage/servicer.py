@@ -207,8 +207,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def _stream(self, change: int) -> None:
-        """Count open streams. change: 1 or -1. A stream outlives its session by the closing handshake. A drain waits for the streams,
-        because a slow reader would lose the end of its answer."""
+        """Count one open stream more or less. change: 1 or -1. A stream outlives its session by the closing handshake. A drain waits for
+        the streams, because a slow reader would lose the end of its answer."""
         self._streams += change
         if self._streams:
             self._idle.clear()
