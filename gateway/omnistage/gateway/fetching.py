@@ -85,7 +85,7 @@ class Fetcher:
             raise ApiError(400, f"{where}: {named}", param=where, code="invalid_value", reason="BAD_REQUEST", hint=hint)
 
     async def _get(self, mine: _Mine, place: httpx2.URL, where: str) -> bytes | httpx2.URL:
-        """The bytes at this place, or the place that it redirects to."""
+        """The bytes at this URL, or the URL that it redirects to. Raises ApiError."""
         address = await _address_of(place, where)
         if self._trust is None:
             self._trust = httpx2.create_ssl_context()

@@ -137,7 +137,8 @@ class _Judge:
         self._step_s = 0.0
 
     def judge(self, look: _Look) -> str:
-        """Add up the time since the last look. Return why the thread hangs; empty if it does not."""
+        """Add up the times since the last look, or begin at 0 if a new step or new work has begun. Return why the thread hangs; empty if it
+        does not."""
         steps_before, self._steps = self._steps, self.thread.steps
         busy = self.thread.busy
         self.active = busy or self._steps != steps_before

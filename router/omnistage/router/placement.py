@@ -291,8 +291,8 @@ class Placement:
                 backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
 
     async def _listen(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
-        """Take in the reports of a replica until it may rest. False: the replica ended the reports, or sent something else. Raises
-        TimeoutError and AioRpcError."""
+        """Take in the reports of a replica until it may rest; then return True. Returns False if it ended the reports, or sent something
+        else. Raises TimeoutError and AioRpcError."""
         watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
         try:
             while (report := await _report(watch)) is not grpc.aio.EOF:

@@ -32,7 +32,7 @@ def _of_mp4(data: bytes) -> tuple[int, int] | None:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Name and content of each box of MP4 in these bytes."""
+    """Yield name and content of each box of MP4 in these bytes, one after the other."""
     at = 0
     while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "big")) >= 8:
         yield data[at + 4 : at + 8], data[at + 8 : at + size]

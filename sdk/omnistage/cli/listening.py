@@ -56,7 +56,8 @@ class Listening:
             self._player.stop()
 
     async def finish(self, work: Interruptible) -> None:
-        """Wait until all is read and heard; an interrupt silences it. Raises Interrupted, and OSError if the reader of the pipe is gone."""
+        """Wait until the pipe is read and the player has played everything; an interrupt silences the player. Raises Interrupted, and
+        OSError if the reader of the pipe is gone."""
         if self._pipe is not None:
             self._pipe.end()
             await work.unless_interrupted(self._pipe.taken())
@@ -74,8 +75,8 @@ class Listening:
 
 
 async def listening(order: HeardOrder, files: ExitStack) -> Listening:
-    """The sound of an order, which is silenced when `files` ends. Raises the errors of `find_loudspeaker` for a variable that names no
-    player, and RequestError if the sound would be written on a terminal."""
+    """Make the Listening for an order; it is silenced when `files` ends. Raises the errors of `find_loudspeaker` for a variable that names
+    no player, and RequestError if the sound would be written on a terminal."""
     pipe = SoundPipe() if order.is_sound_piped else None
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if order.is_to_be_heard else None
     hearing = Listening(Player(loudspeaker) if loudspeaker is not None else None, pipe)

@@ -344,8 +344,8 @@ def layout_for(
 
 
 def _default_for(choice: Choice) -> str:
-    """The name of the default pipeline for a call. If none can do what is asked, it is the first one that begins with the wanted kind of
-    stage: the error about that one names others."""
+    """The name of the default pipeline that can do what is asked. If none can, the first one that begins with the wanted kind of stage: the
+    error about that one names others."""
     pipelines = [_read(name) for name in DEFAULT_PIPELINES]
     of_kind = [pipeline for pipeline in pipelines if choice.kind in ("", pipeline.stages[0].kind)] or pipelines
     return next((one for one in of_kind if _is_able(one, one.stages[0].kind, choice)), of_kind[0]).name

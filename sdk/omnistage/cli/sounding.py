@@ -33,8 +33,8 @@ EXAMPLE = "rain on a tin roof"
 
 @dataclass(frozen=True, slots=True)
 class SoundOrder(HeardOrder):
-    """A sound of a prompt. prompt: until checked, - is standard input. out: None: the sound is heard, or written to a file named after the
-    prompt."""
+    """An order of the sound of a prompt. prompt: its words; - (standard input) until `checked` reads it. out: None: the sound is heard, or
+    written to a file named after the prompt."""
 
     prompt: str
     out: Path | None
@@ -59,7 +59,7 @@ class SoundOrder(HeardOrder):
 
 @dataclass(slots=True)
 class SoundSoFar:
-    """The chunks of a sound that have come."""
+    """The chunks of a sound that have come so far."""
 
     chunks: list[AudioChunk] = field(default_factory=list)
 

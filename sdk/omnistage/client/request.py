@@ -105,9 +105,9 @@ class Request:
         raise limit.passed("its media were not read by then")
 
     def named(self, error: RequestError) -> RequestError | None:
-        """The error to raise in place of a server's refusal of a medium: it has the caller's name of the medium, which the server knows
-        by its number or its port. None if no medium was refused. If a field was refused, its name in the text of `error` itself is
-        changed to the caller's name."""
+        """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It names the medium as the caller
+        does; the server knows only its number or its port. If a field was refused, its name in the text of `error` itself becomes the
+        caller's name."""
         named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
         for name, media in named.items():
             which = error.metadata.get(name, "")

@@ -79,8 +79,8 @@ class NextHop:
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
-        """Send the next hop the earlier output of the checkpoint ports as if it had just been made. Returns, by port, for ports that only
-        the next hop gets, the number of the item with which each goes on."""
+        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns, for ports that only
+        the next hop gets, the number of the item with which each goes on, by port."""
         takes = self._opening.takes
         begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
         for port, first in begins.items():
