@@ -18,22 +18,22 @@ def answering(fd: int) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    with socket.socket(fileno=fd) as asked:
-        asked.setblocking(False)
+    with socket.socket(fileno=fd) as connection:
+        connection.setblocking(False)
 
         def answer() -> None:
             try:
-                if asked.recv(_MAX_QUESTIONS):
-                    asked.send(b"!")
+                if connection.recv(_MAX_QUESTIONS):
+                    connection.send(b"!")
                     return
             except BlockingIOError:  # Nobody has read the answers for long: the asking process was stopped.
                 return
             except OSError:
                 pass
-            loop.remove_reader(asked)  # The asking process is gone.
+            loop.remove_reader(connection)  # The asking process is gone.
 
-        loop.add_reader(asked, answer)
+        loop.add_reader(connection, answer)
         try:
             yield
         finally:
-            loop.remove_reader(asked)
+            loop.remove_reader(connection)

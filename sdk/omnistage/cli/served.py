@@ -48,8 +48,8 @@ class Served:
 def folder() -> Path:
     """This user's folder for the stacks that serve. Raises NotAvailableError if another user may change it."""
     path = state_folder("run")
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise NotAvailableError(f"{path} is not a folder of yours alone", hint="Remove it, or set OMNISTAGE_STATE to another folder.")
     return path
 

@@ -108,13 +108,13 @@ class Request:
         """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It names the medium as the caller
         does; the server knows only its number or its port. If a field was refused, its name in the text of `error` itself becomes the
         caller's name."""
-        named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
-        for name, media in named.items():
+        by_name = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
+        for name, media in by_name.items():
             which = error.metadata.get(name, "")
             if which in media:
-                told = media[which].refused(error.message.partition(f": {name} {which}: ")[2])
-                told.metadata = error.metadata
-                return told
+                refusal = media[which].refused(error.message.partition(f": {name} {which}: ")[2])
+                refusal.metadata = error.metadata
+                return refusal
         for field, its_name in self._names.items():
             usual = PYTHON.name_of(field)
             if error.metadata.get("field") == field and its_name != usual and error.message.startswith(f"{usual}:"):

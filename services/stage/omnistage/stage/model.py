@@ -54,9 +54,9 @@ class ModelStage(ABC, Generic[M]):
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
-        told = self.description.settings
-        if measured := {name: value for name, value in self._model.info.settings.items() if told.get(name) != value}:
-            told.update(measured)
+        settings = self.description.settings
+        if measured := {name: value for name, value in self._model.info.settings.items() if settings.get(name) != value}:
+            settings.update(measured)
             log.info("model.measured", model=self._model.info.name, **measured)
 
     async def close(self) -> None:
