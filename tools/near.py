@@ -53,7 +53,7 @@ class ChoiceOfTests:
         for one in some:
             cost = self.cost(one)
             light += cost.wall_s if area(one.test) in WITHOUT_TORCH else 0.0
-            heavy.add(cost if area(one.test) not in WITHOUT_TORCH else Cost(cost.cpu_s))
+            heavy.add(cost if area(one.test) not in WITHOUT_TORCH else Cost(cost.cpu_s))  # They share the processor.
         return max(heavy.cpu_s / CORES, heavy.wall_s / WORKERS, light)
 
     def tests(self, some: Iterable[Reached]) -> int:

@@ -77,7 +77,7 @@ class Parcel:
         return list(inline.split(raw, self._layout))
 
     def drop(self) -> None:
-        """The tensor will not be sent again. Idempotent."""
+        """Give up the block in shared memory: the tensor will not be sent again. Idempotent."""
         arena, block, self._block = self._arena, self._block, None
         self._messages = []
         if arena is not None and block is not None:

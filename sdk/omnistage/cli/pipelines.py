@@ -78,8 +78,8 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """A line for each checkpoint that lacks models and is therefore served by another pipeline than the named one; if none was named, than
-    the one with the name of its family."""
+    """A line for each checkpoint that another pipeline serves, because it lacks models of the one that was named, or, without a name, of
+    its family's."""
     notes = list[str]()
     for one, made in zip(wanted, pipelines, strict=True):
         source = one.source or made.stages[0].family

@@ -20,8 +20,8 @@ STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
 def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
-    """The fault of a value for a keyword with this annotation, `Annotated[type, About]`; empty if there is none. of_kind: check only the
-    kind of value, and leave the range to a server."""
+    """The fault of a value for a keyword with this annotation, `Annotated[type, About]`; empty if there is none. of_kind: check the type
+    alone, and leave the range to a server."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
     return (

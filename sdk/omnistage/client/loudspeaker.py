@@ -60,7 +60,7 @@ def find_loudspeaker() -> Loudspeaker | None:
 
 
 def _chosen_player(chosen: str) -> Loudspeaker:
-    """The player that the variable asks for. wish: the name of a player, or a command. Raises as `find_loudspeaker`."""
+    """The player that the variable asks for. chosen: the name of a player, or a command. Raises as `find_loudspeaker`."""
     player = next((player for player in PLAYERS if player.name == chosen), None)
     if player is not None:
         found = player.installed()

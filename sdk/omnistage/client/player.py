@@ -208,7 +208,7 @@ class _Feed:
             return self._heard
 
     def heard(self, samples: int | None = None) -> Heard:
-        """samples: how many were heard; None: as many as can have been heard up to now."""
+        """How much was heard: as much as can have been heard up to now, unless `samples` is given."""
         with self._changed:
             if samples is None:
                 samples = self._now_heard() if self._heard is None else self._heard

@@ -18,7 +18,7 @@ _ELEMENT_TYPES = {
 
 
 def describe(kind: stage_pb2.StageKind, info: ModelInfo) -> stage_pb2.DescribeResponse:
-    """The description of a model as a stage of a kind."""
+    """The answer of Describe for a model that is served as a stage of this kind."""
     return stage_pb2.DescribeResponse(
         kind=kind,
         model=info.name,
