@@ -76,12 +76,12 @@ def _start_stack(address: str, pipelines: Sequence[str]) -> Served | None:
 def _wait_for_all(address: str) -> None:
     """Wait until no pipeline is starting: loading one would take the processor from the answer."""
     until = time.monotonic() + LOAD_LIMIT_S
-    told: list[str] = []
+    announced: list[str] = []
     with Omni(address=address) as omni:
         while (names := [one.name for one in omni.pipelines() if one.state == "starting"]) and time.monotonic() < until:
-            if names != told:
+            if names != announced:
                 print(f"The question is asked as soon as {' and '.join(names)} is there too.", flush=True)
-                told = names
+                announced = names
             time.sleep(LOOK_S)
 
 

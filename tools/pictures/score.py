@@ -128,10 +128,10 @@ def main() -> None:
 
         def draw(words: str, seed: int, guidance: float = guidance, drawn: list[NDArray[np.uint8]] = drawn) -> NDArray[np.uint8]:
             noise = torch.Generator().manual_seed(seed)
-            made = pipe(words, height=SIDE, width=SIDE, num_inference_steps=options.steps, guidance_scale=guidance, generator=noise).images[
-                0
-            ]
-            drawn.append(np.asarray(made))
+            picture = pipe(
+                words, height=SIDE, width=SIDE, num_inference_steps=options.steps, guidance_scale=guidance, generator=noise
+            ).images[0]
+            drawn.append(np.asarray(picture))
             return drawn[-1]
 
         one, two = (score_pictures(draw, scenes(options.count, things, 7)) for things in (1, 2))

@@ -86,7 +86,7 @@ class Intake:
         try:
             yield
         except StageError as error:
-            raise _said_to_clients(error, link.stage) from None
+            raise _for_clients(error, link.stage) from None
         finally:
             self._link = None
             let_go(granting)  # This task fails only if the call is over; then the reader of the call raises the error.
@@ -156,7 +156,7 @@ class Intake:
                 await link.feed.sends()
 
 
-def _said_to_clients(error: StageError, stage: str) -> StageError:
+def _for_clients(error: StageError, stage: str) -> StageError:
     """The error as a client needs it. REPLAY_EXPIRED becomes STAGE_LOST, because a client knows nothing of a link's log, and asking again
     helps. stage: the name of the first stage."""
     if error.reason != "REPLAY_EXPIRED":

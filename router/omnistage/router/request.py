@@ -113,7 +113,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
         if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
             _clear_replaced(getattr(values, kind).sampling)
         for field, _ in given.ListFields():
-            if field.name in _SAID_WHOLE:
+            if field.name in _REPLACED_WHOLE:
                 getattr(values, kind).ClearField(field.name)
         getattr(values, kind).MergeFrom(given)
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
@@ -123,7 +123,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
     return params
 
 
-_SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
+_REPLACED_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 """Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
 
 

@@ -195,16 +195,16 @@ def _mapping(path: Path) -> dict[Any, Any]:
     if len(data) > MAX_BYTES:
         raise typer.BadParameter(f"{path}: this is more than {MAX_BYTES >> 20} MiB, and no file of settings")
     try:
-        found = yaml.safe_load(data)
+        contents = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         place = getattr(error, "problem_mark", None)
         where = f", line {place.line + 1}" if place is not None else ""
         raise typer.BadParameter(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
-    if found is None:
+    if contents is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(contents, dict):
         raise typer.BadParameter(f"{path}: give settings, one a line, such as address: 127.0.0.1:50050")
-    return found
+    return contents
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:

@@ -122,16 +122,16 @@ class Layout:
     @property
     def groups(self) -> list[StageServers]:
         """The servers of all stages. Pipelines share the servers of a stage if it is equal in everything."""
-        found: list[StageServers] = []
+        servers: list[StageServers] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
-                same = next((index for index, group in enumerate(found) if group.stage == stage), None)
+                same = next((index for index, group in enumerate(servers) if group.stage == stage), None)
                 if same is None:
-                    found.append(StageServers(stage.kind, stage, (pipeline.name,)))
+                    servers.append(StageServers(stage.kind, stage, (pipeline.name,)))
                 else:
-                    found[same] = replace(found[same], pipelines=(*found[same].pipelines, pipeline.name))
-        kinds = [group.stage.kind for group in found]
-        return [group if kinds.count(group.name) == 1 else replace(group, name=f"{group.pipelines[0]}-{group.name}") for group in found]
+                    servers[same] = replace(servers[same], pipelines=(*servers[same].pipelines, pipeline.name))
+        kinds = [group.stage.kind for group in servers]
+        return [group if kinds.count(group.name) == 1 else replace(group, name=f"{group.pipelines[0]}-{group.name}") for group in servers]
 
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of the stage servers that it may connect

@@ -81,11 +81,11 @@ def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLa
     """A line for each checkpoint that another pipeline serves, because it lacks models of the one that was named, or, without a name, of
     its family's."""
     notes = list[str]()
-    for one, made in zip(wanted, pipelines, strict=True):
-        source = one.source or made.stages[0].family
-        if one.checkpoint and made.source != source and source in shipped_pipelines():
-            missing = lacking(Path(made.stages[0].checkpoint), _read(source).models)
-            line = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {made.name}"
+    for one, layout in zip(wanted, pipelines, strict=True):
+        source = one.source or layout.stages[0].family
+        if one.checkpoint and layout.source != source and source in shipped_pipelines():
+            missing = lacking(Path(layout.stages[0].checkpoint), _read(source).models)
+            line = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {layout.name}"
             notes += [line] if missing else []
     return notes
 

@@ -79,15 +79,15 @@ def register_stack(served: Served) -> Iterator[None]:
 def all_served() -> list[Served]:
     """The stacks that serve now, ordered by their addresses. Files of launchers that have ended are removed; a file that cannot be read,
     such as one of another version, is left out."""
-    found = []
+    stacks = []
     for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
             if not is_owned(file.fileno()):
                 path.unlink()
                 continue
             with suppress(ValueError, TypeError, KeyError):
-                found.append(_read(json.load(file)))
-    return sorted(found, key=lambda served: served.address)
+                stacks.append(_read(json.load(file)))
+    return sorted(stacks, key=lambda served: served.address)
 
 
 def served_here() -> list[Served]:

@@ -301,11 +301,11 @@ class Reader:
 
     def _not_spoken(self, pipeline: str, account: Usage) -> NotSpokenError:
         """The error for a text to speak of which no sound came, with the reason."""
-        told = f"nothing of this text could be spoken by {pipeline}"
+        message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
-            return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
+            return NotSpokenError(f"{message}: {unspoken_told(account) or 'no sound came'}")
         lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
-        return NotSpokenError(f"{told}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
+        return NotSpokenError(f"{message}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
 
 
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
