@@ -56,8 +56,8 @@ def speech_usage(usage: Usage) -> dict[str, int]:
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
-    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None: another event carries
-    the numbers, and these are 0."""
+    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None if another event carries
+    the numbers; these are then 0."""
     read = (usage.prompt_tokens if usage else None) or 0
     return {
         "input_tokens": read,

@@ -70,7 +70,7 @@ class EventLoop:
             self.answers += 1
 
     def _wait(self, answered: threading.Event) -> None:
-        """Wait for an answer that is late. Meanwhile the loop counts as busy. Here the answer itself wakes this thread."""
+        """Wait for an answer that is late, which wakes this thread as soon as it comes. Meanwhile the loop counts as busy."""
         self.busy = True
         self._tell()
         while not (answered.wait(PERIOD_S) or self._stopped.is_set()):

@@ -171,8 +171,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
-    """The output, a key of DRAW, of the pipelines that may have been asked, if all of them only draw; otherwise empty, also if the router
-    does not answer any more. pipeline: the one that was asked; empty: any."""
+    """The output, a key of DRAW, of the pipelines that may have been asked; empty if one of them does not only draw, or if the router does
+    not answer any more. pipeline: the one that was asked; empty: any."""
     with suppress(OmniError):
         meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in meant):

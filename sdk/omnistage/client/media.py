@@ -355,6 +355,7 @@ _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or 
 
 
 def _forms(kind: str) -> str:
+    """The forms in which media of a kind can be given, in words."""
     more = {
         "image": ", or an image of Pillow (Image.fromarray makes one)",
         "audio": ", or (samples, rate_hz)",

@@ -61,7 +61,7 @@ class SessionTiming:
     drew: bool | None = None
 
     def not_spoken(self, runs: Iterable[str]) -> None:
-        """Count characters of the text that have no sound. runs: each a text of neighbouring characters."""
+        """Count the characters of `runs`, which have no sound, and keep the first of them. A run is a text of neighbouring characters."""
         for run in runs:
             if told := run[: max(MOST_UNSPOKEN - self.unspoken, 0)]:
                 self.unspoken_runs.append(told)
