@@ -54,10 +54,10 @@ def new_tokenizer(seed: int) -> Qwen2Tokenizer:
     tokenizer.train_from_iterator([caption(rng, draw_scene(rng)) for _ in range(20_000)], trainer)
     state = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
-    made = Qwen2Tokenizer(vocab=state["vocab"], merges=merges, model_max_length=512)  # type: ignore[arg-type]
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    made.chat_template = TEMPLATE
-    return made
+    loaded = Qwen2Tokenizer(vocab=state["vocab"], merges=merges, model_max_length=512)  # type: ignore[arg-type]
+    loaded.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    loaded.chat_template = TEMPLATE
+    return loaded
 
 
 def new_text_encoder(vocabulary: int) -> Qwen3Model:

@@ -85,13 +85,13 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
     """Held-out scenes with this many things, each exactly in its place and size, with a caption."""
     rng = random.Random(seed)
-    made = list[tuple[Scene, str]]()
-    while len(made) < count:
+    chosen = list[tuple[Scene, str]]()
+    while len(chosen) < count:
         scene = draw_scene(rng, held_out=True)
         if len(scene.things) == things:
             scene = replace(scene, things=tuple(replace(thing, dx=0.0, dy=0.0, scale=1.0) for thing in scene.things))
-            made.append((scene, caption(rng, scene)))
-    return made
+            chosen.append((scene, caption(rng, scene)))
+    return chosen
 
 
 def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:

@@ -58,10 +58,10 @@ def speech_usage(usage: Usage) -> dict[str, int]:
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
     """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None if another event carries
     the numbers; these are then 0."""
-    read = (usage.prompt_tokens if usage else None) or 0
+    prompt_tokens = (usage.prompt_tokens if usage else None) or 0
     return {
-        "input_tokens": read,
+        "input_tokens": prompt_tokens,
         "output_tokens": 0,
-        "total_tokens": read,
-        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
+        "total_tokens": prompt_tokens,
+        "input_tokens_details": {"text_tokens": prompt_tokens, "image_tokens": 0},
     }

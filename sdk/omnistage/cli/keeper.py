@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from omnistage.cli.child import Child
-from omnistage.cli.liveness import no_answer
+from omnistage.cli.liveness import wait_until_silent
 from omnistage.client.errors import StackError
 
 FIRST_BACKOFF_S = 0.1
@@ -56,7 +56,7 @@ class Keeper:
     async def _end(self) -> tuple[str, str]:
         """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
         who = f"{self.child.name} (pid {self.child.pid})"
-        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.asking))
+        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(wait_until_silent(self.child.asking))
         either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

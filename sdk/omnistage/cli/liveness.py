@@ -21,9 +21,9 @@ _MAX_ANSWERS = 4096
 """Bytes read at a time: the answers of a slow process may come together."""
 
 
-async def no_answer(asking: socket.socket) -> str:
-    """Return when the process at the other end has left too many questions in a row unanswered, with a text about that. asking: a socket
-    that does not block."""
+async def wait_until_silent(connection: socket.socket) -> str:
+    """Return when the process at the other end has left too many questions in a row unanswered, with a text about that. connection: a
+    socket that does not block. """
     loop = asyncio.get_running_loop()
     unanswered = 0
     next_at = _moment_after(loop.time())
@@ -31,7 +31,7 @@ async def no_answer(asking: socket.socket) -> str:
         await asyncio.sleep(next_at - loop.time())
         # If this process itself is late, the other one still gets at least half a period.
         next_at = _moment_after(loop.time() + PERIOD_S / 2)
-        unanswered = 0 if await _answers(asking, next_at) else unanswered + 1
+        unanswered = 0 if await _answers(connection, next_at) else unanswered + 1
     return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"
 
 
@@ -40,12 +40,12 @@ def _moment_after(time_s: float) -> float:
     return (time_s // PERIOD_S + 1) * PERIOD_S
 
 
-async def _answers(asking: socket.socket, until_s: float) -> bool:
+async def _answers(connection: socket.socket, until_s: float) -> bool:
     """Ask, and return whether an answer comes before until_s; an answer to an earlier question counts as well."""
     loop = asyncio.get_running_loop()
     try:
-        asking.send(b"?")
+        connection.send(b"?")
         async with asyncio.timeout_at(until_s):
-            return bool(await loop.sock_recv(asking, _MAX_ANSWERS))
+            return bool(await loop.sock_recv(connection, _MAX_ANSWERS))
     except (OSError, TimeoutError):  # It was closed, or is full of questions that nobody has read.
         return False

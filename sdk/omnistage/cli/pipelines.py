@@ -367,13 +367,13 @@ def _device(stage: StageSpec, choice: Choice) -> str:
 def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
     """The settings of a stage, by name. A value for this stage always counts, and the stage may refuse it later; a value for all stages
     counts only if this one has a use for it."""
-    found = {}
+    settings = {}
     for name, values in choice.settings.items():
         if stage.kind in values:
-            found[name] = values[stage.kind]
+            settings[name] = values[stage.kind]
         elif "" in values and uses(stage.family, stage.kind, name, _device(stage, choice)):
-            found[name] = values[""]
-    return found
+            settings[name] = values[""]
+    return settings
 
 
 def _check_stages(layout: Layout, choice: Choice) -> None:

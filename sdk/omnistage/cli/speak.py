@@ -174,9 +174,9 @@ async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
     """The output, a key of DRAW, of the pipelines that may have been asked; empty if one of them does not only draw, or if the router does
     not answer any more. pipeline: the one that was asked; empty: any."""
     with suppress(OmniError):
-        meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
-        if all(one.only_draws for one in meant):
-            return next((port for port in DRAW if any(port in one.outputs for one in meant)), "")
+        asked = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
+        if all(one.only_draws for one in asked):
+            return next((port for port in DRAW if any(port in one.outputs for one in asked)), "")
     return ""
 
 

@@ -54,7 +54,7 @@ MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
 """The options that make a drawing smaller, by its output port."""
 
-OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
+ON_PRIVATE_STACK: Mapping[type[OmniError], str] = {
     UnavailableError: "Its processes may have been ended from outside: {anew}.",
     OverloadedError: "Ask again after the stated delay, or give it more places: {more_places}.",
     StartingError: "It starts: ask again in a while.",
@@ -107,8 +107,8 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
     request."""
     if isinstance(error, DeadlineError):
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
-    elif (router is None or router.is_own) and type(error) in OF_ONE_S_OWN:
-        error.hint = OF_ONE_S_OWN[type(error)]
+    elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
+        error.hint = ON_PRIVATE_STACK[type(error)]
     if named := error.metadata.get("candidates", ""):
         first, *_ = names = named.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."

@@ -42,7 +42,7 @@ FIRST_BYTE_LIMIT_S = 60.0
 
 ORIENTATION = 0x0112
 """The number of the EXIF tag."""
-SAID_OTHERWISE = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "RGB", "YCbCr": "RGB"}
+WRITTEN_AS = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "RGB", "YCbCr": "RGB"}
 """Modes of Pillow images that are converted before they are written, and the mode that each becomes."""
 ONLY_IN_TIFF = ("CMYK", "LAB", "F")
 """Modes of Pillow images that PNG lacks."""
@@ -327,8 +327,8 @@ def _picture_file(image: Any, where: str) -> bytes:
         raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
     try:
         exif = image.getexif() if hasattr(image, "getexif") else {}
-        if image.mode in SAID_OTHERWISE:
-            image = image.convert(SAID_OTHERWISE[image.mode])
+        if image.mode in WRITTEN_AS:
+            image = image.convert(WRITTEN_AS[image.mode])
         options: dict[str, Any] = {} if image.mode in ONLY_IN_TIFF else {"compress_level": 1}
         if ORIENTATION in exif:
             options["exif"] = type(exif)()
