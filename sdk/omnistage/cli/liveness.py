@@ -23,7 +23,7 @@ _MAX_ANSWERS = 4096
 
 async def wait_until_silent(connection: socket.socket) -> str:
     """Return when the process at the other end has left too many questions in a row unanswered, with a text about that. connection: a
-    socket that does not block. """
+    socket that does not block."""
     loop = asyncio.get_running_loop()
     unanswered = 0
     next_at = _moment_after(loop.time())
