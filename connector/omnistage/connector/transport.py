@@ -452,7 +452,7 @@ class Receiver:
         return raw
 
     def _lease(self, raw: Raw, key: _Key) -> _Lease:
-        # Every alias of the array (slices, torch tensors) keeps `raw` alive, so the lease calls `append` when the last alias is gone.
+        """Count the bytes `raw` until the last alias of the array is gone: each slice or torch tensor of it keeps `raw` alive."""
         lease = _Lease(raw, self._dropped.append)
         lease.key, lease.size = key, raw.nbytes
         self._held_bytes += lease.size

@@ -21,8 +21,8 @@ PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "inp
 
 
 def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
-    """The turns; and the client's name of each turn and of its content, by the client library's name, such as input[0] by
-    conversation[1]. Raises ApiError."""
+    """The turns; and the names for errors: by the client library's name of a turn or its content, such as conversation[1], its name in the
+    body, such as input[0]. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
     if asked.instructions:

@@ -84,7 +84,7 @@ def _about_http(asked: str, http: str) -> str:
 
 def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
     """Further lines, each with its name and its text. named: the option that names the router; empty if commands find it by themselves."""
-    if layout.only_draws:  # A question would be drawn; only the checkpoint says of what kind.
+    if layout.only_draws:  # A question would be drawn; only the checkpoint tells what it draws.
         yield "ask it", f'omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
     else:
         yield "ask it", f'omnistage ask "What is a kite?"{named}'

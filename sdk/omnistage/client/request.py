@@ -241,8 +241,8 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
 
 
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
-    """An `Unread`. read: gives the medium. place: the empty part of the request for it; a streamed medium has only the name of its port
-    there."""
+    """Read a medium into the request; an `Unread`. read: gives the medium. place: the empty part of the request for it; a streamed medium
+    has only the name of its port there."""
     medium, port = read(), len(_streamed(media))
     part = medium.part
     media.append(medium)
@@ -350,7 +350,7 @@ def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _check_size(size: int) -> None:
-    """size: in bytes. Raises BadRequestError if a message cannot be so large."""
+    """Raises BadRequestError if a message cannot have this size, in bytes."""
     if size > MAX_MESSAGE_BYTES:
         what = (
             f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."

@@ -64,6 +64,7 @@ class Outbox:
             self._task.cancel()
 
     async def _put(self, message: stage_pb2.RunResponse) -> None:
+        """Wait for room, and hand the message to the task that writes. Raises as `put`."""
         while len(self._waiting) >= MAX_WAITING and self._over is None:
             await self._move()
         self._check()
