@@ -95,19 +95,19 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     package as a link to this checkout. An environment with another torch than the chosen one is made anew. Raises SetupError; if no torch
     can be had, before anything has changed."""
     lists_of(extras)
-    python, digest, made, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
+    python, digest, stamp, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
     chosen = None
-    if "models" in extras and not (usable and torch_build.can_stay(python, made, device, require_hash=require_torch_hash)):
+    if "models" in extras and not (usable and torch_build.can_stay(python, stamp, device, require_hash=require_torch_hash)):
         usable = usable and not torch_build.find_installed(python)
-        with python_with_pip(python if usable else sys.executable) as asking:
-            chosen = torch_build.choose(asking, device, require_hash=require_torch_hash)
-    elif usable and made.get("device", device) == device and made.get("digest") == digest and set(extras) <= set(made["extras"]):
+        with python_with_pip(python if usable else sys.executable) as with_pip:
+            chosen = torch_build.choose(with_pip, device, require_hash=require_torch_hash)
+    elif usable and stamp.get("device", device) == device and stamp.get("digest") == digest and set(extras) <= set(stamp["extras"]):
         return
     if not usable:
         with step(f"virtual environment {venv.name} with Python {platform.python_version()}"):
             run([sys.executable, "-m", "venv", "--clear", str(venv)])
     # Until the end the environment is half made: its stamp has no digest, so the next run goes over it again instead of trusting it.
-    about: dict[str, Any] = {"device": device, "torch": made.get("torch") if usable else None}
+    about: dict[str, Any] = {"device": device, "torch": stamp.get("torch") if usable else None}
     write_stamp(venv, about)
     with step("build tools"):
         install_hashed(python, [list_of("build")])

@@ -65,8 +65,8 @@ async def encode_sound(events: AsyncGenerator[Event, None], form: str, param: st
 
 async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of the file of an answer's sound, without the other events."""
-    async with aclosing(encode_sound(events, form, param)) as made:
-        async for piece in made:
+    async with aclosing(encode_sound(events, form, param)) as encoded:
+        async for piece in encoded:
             if isinstance(piece, bytes):
                 yield piece
 

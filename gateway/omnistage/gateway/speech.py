@@ -82,8 +82,8 @@ def routes(door: Door) -> APIRouter:
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     """Yield server-sent events: the pieces of the sound, and at the end the usage and the text that was not spoken."""
-    async with aclosing(encode_sound(events, form, FORMAT)) as made:
-        async for piece in made:
+    async with aclosing(encode_sound(events, form, FORMAT)) as encoded:
+        async for piece in encoded:
             if isinstance(piece, bytes):
                 yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
             elif isinstance(piece, Done):

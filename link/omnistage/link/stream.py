@@ -205,7 +205,7 @@ class _Opening(_Limit):
         self._look: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
-        self._look = asyncio.get_running_loop().call_later(self._answer_s, self._is_slow)
+        self._look = asyncio.get_running_loop().call_later(self._answer_s, self._on_late)
         await super().__aenter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -214,13 +214,13 @@ class _Opening(_Limit):
             self._look = None
         await super().__aexit__(kind, error, trace)
 
-    def _is_slow(self) -> None:
+    def _on_late(self) -> None:
         """Called when the answer is late: give the replica up, or ask again soon whether that is allowed."""
         why = f"no answer within {self._answer_s:g} s"
         if self._patience.may_leave(why):
             self.give_up(why)
         else:
-            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._is_slow)
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._on_late)
 
 
 async def _connect(channel: grpc.aio.Channel, address: str, patience: Patience) -> None:

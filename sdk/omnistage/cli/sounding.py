@@ -127,5 +127,5 @@ def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one silent.
     count = len(padded) * new_hz // rate_hz
     whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
-    made: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
-    return made
+    resampled: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
+    return resampled

@@ -32,8 +32,8 @@ class ApiKey:
         if len(secret) > MAX_CHARACTERS:
             raise BadRequestError.of(called, f"has {len(secret)} characters; give at most {MAX_CHARACTERS}")
         if not (secret.isascii() and secret.isprintable()) or secret != secret.strip():
-            told = "has characters that a key cannot have; give printable ASCII without spaces at its ends, and without a line end"
-            raise BadRequestError.of(called, told)
+            fault = "has characters that a key cannot have; give printable ASCII without spaces at its ends, and without a line end"
+            raise BadRequestError.of(called, fault)
         self._secret = secret
 
     @property

@@ -352,10 +352,10 @@ def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
 def _check_size(size: int) -> None:
     """Raises BadRequestError if a message cannot have this size, in bytes."""
     if size > MAX_MESSAGE_BYTES:
-        what = (
+        fault = (
             f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
         )
-        raise BadRequestError.of("request", what)
+        raise BadRequestError.of("request", fault)
 
 
 def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:

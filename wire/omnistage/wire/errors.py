@@ -112,10 +112,10 @@ class StageError(Exception):
     def for_log(self) -> dict[str, str]:
         """The fields that a log may show: `reason`; the field or stage that it is about; and `message`, except for BAD_REQUEST and
         UNKNOWN_MODEL, which may quote the request."""
-        told = {"reason": self.reason or "INTERNAL"}
+        fields = {"reason": self.reason or "INTERNAL"}
         if self.reason not in ("BAD_REQUEST", "UNKNOWN_MODEL"):
-            told["message"] = self.message
-        return told | {name: self.metadata[name] for name in ("field", "stage") if name in self.metadata}
+            fields["message"] = self.message
+        return fields | {name: self.metadata[name] for name in ("field", "stage") if name in self.metadata}
 
     @classmethod
     def from_ended(cls, ended: stage_pb2.Ended) -> StageError:
