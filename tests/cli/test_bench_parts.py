@@ -18,7 +18,7 @@ from omnistage.cli.bench.arrivals import due_times_s
 from omnistage.cli.bench.distribution import Distribution
 from omnistage.cli.bench.level import Closed, Extent, Level, Open, pause_s
 from omnistage.cli.bench.objectives import Objectives
-from omnistage.cli.bench.prompts import QUESTIONS, WORDS, BenchPrompt, NumberRange, RandomWords, built_in, of_file
+from omnistage.cli.bench.prompts import QUESTIONS, WORDS, BenchPrompt, NumberRange, RandomWords, built_in_prompts, of_file
 from omnistage.cli.bench.question import LAST_SEED, Questions
 from omnistage.cli.bench.sample import Failure, Measured, Sample, TokenArrival, per_token_s, take
 from omnistage.cli.bench.summary import Summary
@@ -76,7 +76,7 @@ async def test_what_came_in_one_message_came_at_one_time() -> None:
     batches = [omni_pb2.GenerateResponse() for _ in range(2)]
     for place, chunk in enumerate(chunks):
         batches[place * 2 // len(chunks)].chunks.chunks.append(chunk)
-    question = Questions("ask", built_in(to_draw=False), {}).at(0)
+    question = Questions("ask", built_in_prompts(to_draw=False), {}).at(0)
     router = peer.PlayingPeer(None, [peer.event(peer.STARTED), *batches, peer.event(peer.USAGE)])
     async with peer.listening(router) as wire, AsyncOmni(address=wire.address) as omni:
         one_by_one, together = [(await take(omni, question, 0.0, 0.0)).outcome for _ in range(2)]
@@ -275,7 +275,7 @@ def test_words_are_the_same_for_the_same_seed_and_number() -> None:
 
 def test_built_in_prompts_differ() -> None:
     assert len(set(QUESTIONS)) == len(QUESTIONS) >= 30
-    assert {built_in(to_draw=True).at(number).text for number in range(100)}.isdisjoint(QUESTIONS)
+    assert {built_in_prompts(to_draw=True).at(number).text for number in range(100)}.isdisjoint(QUESTIONS)
 
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
@@ -310,6 +310,6 @@ def test_a_file_without_prompts_says_where(tmp_path: Path, text: str, told: str)
 
 
 def test_each_answer_is_made_as_long_as_was_said() -> None:
-    asked = Questions("ask", built_in(to_draw=False), {"max_tokens": 3}, tokens=NumberRange(10, 12))
+    asked = Questions("ask", built_in_prompts(to_draw=False), {"max_tokens": 3}, tokens=NumberRange(10, 12))
     options = [asked.at(number).options for number in range(100)]
     assert {(one["max_tokens"], one["min_tokens"], one["ignore_eos"]) for one in options} == {(n, n, True) for n in (10, 11, 12)}

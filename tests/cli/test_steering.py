@@ -23,7 +23,7 @@ from helpers.lengths import draw_of, some_or_all
 from helpers.terminal import Terminal
 from omnistage.cli.console import Console
 from omnistage.cli.main import app
-from omnistage.host.terminal import Guarded, shown
+from omnistage.host.terminal import Guarded, escape_text
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 STEERING = (
@@ -223,13 +223,13 @@ def test_servers_on_a_terminal_guard_it_too() -> None:
 
 @pytest.mark.parametrize("text", STEERING)
 def test_what_steers_is_shown_as_an_escape(text: str) -> None:
-    assert not OBEYED.search(shown(text))
-    assert shown(shown(text)) == shown(text)
+    assert not OBEYED.search(escape_text(text))
+    assert escape_text(escape_text(text)) == escape_text(text)
 
 
 def test_words_of_all_scripts_are_shown_as_they_are() -> None:
     words = "Grüße, 你好, שלום, مرحبا, नमस्ते, e\u0301, 👩\u200d🚀\ttab\nline"
-    assert shown(words) == words
+    assert escape_text(words) == words
 
 
 def test_what_is_drawn_and_what_is_printed_come_out_in_order() -> None:

@@ -33,7 +33,7 @@ def maker() -> Iterator[Omni]:
 def film_file(shown: int = 0) -> bytes:
     """The film that the toy must make: a byte for each pixel."""
     begun = formulas.noise(SEED, np.arange(FRAMES), np.arange(SIDE), np.arange(SIDE))
-    return formulas.drawn(begun, formulas.steer(PROMPT, "", toy.GUIDANCE, shown), STEPS).astype(np.uint8).tobytes()
+    return formulas.latent_after(begun, formulas.steer(PROMPT, "", toy.GUIDANCE, shown), STEPS).astype(np.uint8).tobytes()
 
 
 def sound_samples() -> Any:

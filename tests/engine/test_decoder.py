@@ -28,7 +28,7 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.materials import DecoderConfig, Materials
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.rope import contiguous, rotary
+from omnistage.engine.rope import contiguous_axes, rotary
 from omnistage.engine.scheduler import SchedulerLimits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
@@ -206,7 +206,7 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
 
 
 def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -> None:
-    model, sections = thinker(), DecoderParts(rope=rotary(axis_of_pair=contiguous((2, 3, 3))))
+    model, sections = thinker(), DecoderParts(rope=rotary(axis_of_pair=contiguous_axes((2, 3, 3))))
     decoder = PackedDecoder(SIZES, weights_of(model).get, sections)
     assert decoder.spec.axes == 3
     generator = torch.Generator().manual_seed(seed)
@@ -223,4 +223,4 @@ def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -
 
 def test_sections_that_are_no_head_are_refused() -> None:
     with pytest.raises(ValueError, match="the sections of positions are 9 pairs of components, and a head has 8"):
-        PackedDecoder(SIZES, weights_of(thinker()).get, DecoderParts(rope=rotary(axis_of_pair=contiguous((2, 3, 4)))))
+        PackedDecoder(SIZES, weights_of(thinker()).get, DecoderParts(rope=rotary(axis_of_pair=contiguous_axes((2, 3, 4)))))

@@ -36,7 +36,7 @@ from omnistage.engine.linear import Linears, build_exact
 from omnistage.engine.materials import Materials
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
-from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.rope import interleaved_axes, rotary
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.tap import embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.types import Sampling, Unfit
@@ -182,7 +182,9 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
     )
     made = replace(MIXED, query_heads=3, kv_heads=1, head_size=size)
     weights = PLAIN.weights(seed).get
-    rope = rotary(500.0, interleaved(sections))(replace(materials(PLAIN, PLAIN.weights(seed), torch.float32), config=made, weight=weights))
+    rope = rotary(500.0, interleaved_axes(sections))(
+        replace(materials(PLAIN, PLAIN.weights(seed), torch.float32), config=made, weight=weights)
+    )
     assert rope.axes == 3
     generator = torch.Generator().manual_seed(seed)
     positions, heads = torch.randint(0, 300, (3, 20), generator=generator), torch.randn(20, 5, size, generator=generator)

@@ -226,7 +226,7 @@ async def it_makes_films(place: GatewayInUse) -> None:
         saved = await (await downloading.value).path()
         steer = formulas.steer("A cat", "", film.GUIDANCE)
         begun = formulas.noise(SEED, *(np.arange(side) for side in (FRAMES, film.SIDE, film.SIDE)))
-        assert saved.read_bytes() == formulas.drawn(begun, steer, film.STEPS).astype(np.uint8).tobytes()
+        assert saved.read_bytes() == formulas.latent_after(begun, steer, film.STEPS).astype(np.uint8).tobytes()
         await page.get_by_text(f"{FRAMES} frames").wait_for()
         assert await serious_faults(page) == []
         await page.locator("#steps").fill("1000")

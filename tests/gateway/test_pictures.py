@@ -48,7 +48,7 @@ def drawn(
 ) -> NDArray[np.uint8]:
     """A finished picture as it must be. shown: the sum of the pixels that were given."""
     begun = formulas.noise(seed, np.array([result]), np.arange(side), np.arange(side))[0]
-    return formulas.layer(formulas.drawn(begun, formulas.steer(PROMPT, negative, film.GUIDANCE, shown), steps), layer)
+    return formulas.layer(formulas.latent_after(begun, formulas.steer(PROMPT, negative, film.GUIDANCE, shown), steps), layer)
 
 
 def pixels(b64_json: str | None) -> NDArray[np.uint8]:

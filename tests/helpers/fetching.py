@@ -8,7 +8,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetch_folder
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import ShowProgress, Unit
 
@@ -69,4 +69,4 @@ class NotedProgress:
 
 
 if __name__ == "__main__":
-    print(fetched(recipe(sys.argv[2], sys.argv[3]), Path(sys.argv[1])))
+    print(fetch_folder(recipe(sys.argv[2], sys.argv[3]), Path(sys.argv[1])))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.models.family import Family, ModelEntry
-from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.options import LoadOptions, validate_options
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 
 FAMILY = Family(models={"thinker": ModelEntry("helpers.loading:load_thinker", options="helpers.loading:LoadingOptions")})
@@ -24,7 +24,7 @@ class LoadingOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> LoadingOptions:
-        return cls(**checked_options(options, cls(), "the model that waits"))
+        return cls(**validate_options(options, cls(), "the model that waits"))
 
 
 def load_thinker(folder: Path | None, options: LoadOptions) -> ToyThinker:

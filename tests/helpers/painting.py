@@ -25,7 +25,7 @@ from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, planned
+from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, plan_drawing
 from omnistage.models.interface import DrawRequest
 
 CLOSE = 1e-5
@@ -77,7 +77,7 @@ class PipelinePair:
         request = replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked)
         if not self.edits and not request.width:
             request = replace(request, width=SIDE, height=SIDE)
-        plan = planned(request, self.painter.limits, self.name)
+        plan = plan_drawing(request, self.painter.limits, self.name)
         given = tuple(self.painter.edited(plan, self._shown(image)) for image in images)
         made = self.painter.sized(replace(plan, images=given, sources=tuple(SourcePicture(image.tobytes()[:999]) for image in images)))
         self.painter.check_steps(made)

@@ -17,7 +17,7 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.engine.materials import DecoderConfig, Materials
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.rope import interleaved_axes, rotary
 from omnistage.engine.tap import Tap
 from omnistage.engine.types import Sampling
 from omnistage.models.common.slices import config_of_part, weights_of_part
@@ -124,7 +124,7 @@ def mixed_prompt(tokens: int, rng: random.Random) -> Prompt:
 MIX = ToyPart(
     MIXED,
     DecoderParts(
-        rope=rotary(5000.0, interleaved(SECTIONS)),
+        rope=rotary(5000.0, interleaved_axes(SECTIONS)),
         head_norm=head_rms_norm,
         feed_forward=experts(EXPERTS),
         after=deepstack(STACKED),

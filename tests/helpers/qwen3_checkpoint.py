@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from omnistage.models.common.progress import unseen
+from omnistage.models.common.progress import show_nothing
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
@@ -87,7 +87,7 @@ def made(folder: Path, variant: str, seed: int) -> Path:
     """An empty folder, filled."""
     size, layer, change = VARIANTS[variant]
     values = config(Size(size, layer, TalkerSize()), write_tokenizer(folder, build_vocabulary()), "float32")
-    fill(folder, changed(values, change), seed, torch.float32, unseen)
+    fill(folder, changed(values, change), seed, torch.float32, show_nothing)
     if values["thinker_config"].get("tie_word_embeddings"):
         change_weights(folder, _without_head)
     return folder

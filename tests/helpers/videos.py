@@ -19,7 +19,7 @@ ASKED = {"prompt": PROMPT, "seed": SEED, "frames": FRAMES}
 def frames(seed: int = SEED, count: int = FRAMES, *, shown: int = 0, steps: int = film.STEPS, side: int = film.SIDE) -> bytes:
     """The file of a film: a byte for each pixel. shown: the sum of the pixels that were given."""
     begun = formulas.noise(seed, np.arange(count), np.arange(side), np.arange(side))
-    return formulas.drawn(begun, formulas.steer(PROMPT, "", film.GUIDANCE, shown), steps).astype(np.uint8).tobytes()
+    return formulas.latent_after(begun, formulas.steer(PROMPT, "", film.GUIDANCE, shown), steps).astype(np.uint8).tobytes()
 
 
 def ask(url: str, key: str = "ann", **body: Any) -> httpx2.Response:

@@ -29,7 +29,7 @@ from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
-from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, planned
+from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, plan_drawing
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import DrawRequest
 
@@ -61,7 +61,7 @@ class Wan:
 
     def plan(self, prompt: str, images: Sequence[Image.Image] = (), **asked: Any) -> DrawingPlan:
         media = tuple(Media("image/png", b"-") for _ in images)
-        plan = planned(replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked), self.painter.limits, "wan")
+        plan = plan_drawing(replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked), self.painter.limits, "wan")
         given = tuple(self.painter.edited(plan, image) for image in images)
         made = self.painter.sized(replace(plan, images=given, sources=tuple(SourcePicture(image.tobytes()[:999]) for image in images)))
         self.painter.check_steps(made)

@@ -18,7 +18,7 @@ from helpers.package_index import CutAnswer, PackageIndex, package_index
 from helpers.processes import StartedProcess
 from helpers.waiting import until
 from omnistage.models.common import download
-from omnistage.models.common.fetch import fetched, verify
+from omnistage.models.common.fetch import fetch_folder, verify
 from omnistage.models.common.lock import WAITING
 from omnistage.models.common.progress import Unit
 from omnistage.models.errors import FetchError
@@ -89,7 +89,7 @@ def check_whole(root: Path) -> None:
 
 def test_bytes_are_told_as_they_come(index: PackageIndex, cache: Path) -> None:
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     came = [(done, total) for label, done, total, unit in seen.told if (label, unit) == (LABEL, "bytes")]
     assert came[:2] == [(0, None), (0, SIZE)] and came[-1] == (SIZE, SIZE)
     assert came[1:] == sorted(came[1:]) and len(set(came)) > 10
@@ -99,7 +99,7 @@ def test_bytes_are_told_as_they_come(index: PackageIndex, cache: Path) -> None:
 def test_goes_on_after_breaks_of_the_connection(index: PackageIndex, cache: Path) -> None:
     index.stops[FILE] = [CutAnswer(FIRST), CutAnswer(SECOND)]
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     assert ranges(index) == ["", f"bytes={FIRST}-", f"bytes={SECOND}-"]
     assert {total for label, _, total, _ in seen.told if label == LABEL} == {None, SIZE}
 
@@ -110,7 +110,7 @@ async def test_goes_on_after_it_was_killed_in_the_middle(index: PackageIndex, ca
         await until(lambda: size(partial(cache)) == FIRST)
         run.kill()
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     assert ranges(index) == ["", f"bytes={FIRST}-"]
     assert seen.told[0] == (LABEL, FIRST, None, "bytes"), "the bar begins where it stopped"
 
@@ -119,10 +119,10 @@ def test_whole_wheels_outlive_a_later_failure(index: PackageIndex, cache: Path) 
     name, content = fetching.wheel(OTHER)
     recipe = fetching.recipe(SHA256, "r1", more=(fetching.package(hashlib.sha256(content).hexdigest(), OTHER),))
     with pytest.raises(FetchError, match=f"could not fetch {OTHER}==1.0"):
-        fetched(recipe, cache)
+        fetch_folder(recipe, cache)
     assert size(partial(cache)) == SIZE
     index.files[name] = content
-    check_whole(fetched(recipe, cache))
+    check_whole(fetch_folder(recipe, cache))
     assert ranges(index) == [""]
     assert len(index.gets(name)) == 1
 
@@ -132,9 +132,9 @@ def test_gives_up_after_many_breaks_and_goes_on_next_time(index: PackageIndex, c
     stops = [CutAnswer(FIRST + number) for number in range(1 + download.BREAKS)]
     index.stops[FILE] = list(stops)
     with pytest.raises(FetchError, match=r"the connection to 127\.0\.0\.1 broke off 6 times .* 2\.861 MiB are there and are kept"):
-        fetched(fetching.recipe(SHA256, "r1"), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1"), cache)
     assert size(partial(cache)) == stops[-1].after
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert ranges(index)[-1] == f"bytes={stops[-1].after}-"
 
 
@@ -142,7 +142,7 @@ def test_what_an_earlier_revision_left_is_removed(index: PackageIndex, cache: Pa
     begin(cache, WHEEL[:FIRST], "0" * 64)
     index.files.clear()
     with pytest.raises(FetchError):
-        fetched(fetching.recipe(SHA256, "r1"), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1"), cache)
     assert list(partial(cache).parent.iterdir()) == []
 
 
@@ -150,10 +150,10 @@ def test_what_is_there_needs_no_room(index: PackageIndex, cache: Path) -> None:
     begin(cache, WHEEL)
     free = os.statvfs(cache).f_bavail * os.statvfs(cache).f_frsize
     with pytest.raises(FetchError, match=r"free and .* are needed: make room"):
-        fetched(fetching.recipe(SHA256, "r1", space=free + (1 << 30)), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1", space=free + (1 << 30)), cache)
     assert size(partial(cache)) == SIZE
     index.files.clear()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert index.asked == [], "a whole wheel needs no index"
 
 
@@ -171,7 +171,7 @@ def test_what_is_there_needs_no_room(index: PackageIndex, cache: Path) -> None:
 )
 def test_a_wrong_beginning_is_thrown_away_once(index: PackageIndex, cache: Path, left: bytes, asked: list[str]) -> None:
     begin(cache, left)
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert (ranges(index), index.by_pip(FILE)) == (asked, 0)
 
 
@@ -179,7 +179,7 @@ def test_a_server_without_ranges_gives_all_of_it(index: PackageIndex, cache: Pat
     index.has_ranges = False
     begin(cache, WHEEL[:FIRST])
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     assert (ranges(index), index.by_pip(FILE)) == ([f"bytes={FIRST}-"], 0)
     assert (LABEL, 0, SIZE, "bytes") in seen.told, "the bar begins anew"
 
@@ -187,21 +187,21 @@ def test_a_server_without_ranges_gives_all_of_it(index: PackageIndex, cache: Pat
 def test_a_part_from_elsewhere_is_not_taken(index: PackageIndex, cache: Path) -> None:
     index.is_shifted = True
     begin(cache, WHEEL[:FIRST])
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert (ranges(index), index.by_pip(FILE)) == ([f"bytes={FIRST}-", ""], 0)
 
 
 def test_a_server_that_tells_no_size(index: PackageIndex, cache: Path) -> None:
     index.has_sizes = False
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     assert [told for told in seen.told if told[0] == LABEL][-1] == (LABEL, SIZE, SIZE, "bytes")
     assert index.by_pip(FILE) == 0
 
 
 def test_no_more_is_written_than_a_recipe_may_need(index: PackageIndex, cache: Path) -> None:
     with pytest.raises(FetchError, match="more than 1 MiB came, which cannot be the right file"):
-        fetched(fetching.recipe(SHA256, "r1", space=1 << 20), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1", space=1 << 20), cache)
     assert size(partial(cache)) == 0
 
 
@@ -211,11 +211,11 @@ def test_a_wrong_file_is_refused_before_its_download_or_after_it(index: PackageI
     index.hashes[FILE] = hashlib.sha256(wrong).hexdigest()
     refused = f"{FILE} has sha256 {index.hashes[FILE]}, expected {SHA256}"
     with pytest.raises(FetchError, match=refused):
-        fetched(fetching.recipe(SHA256, "r1"), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1"), cache)
     assert ranges(index) == [], "the index says already that it is another"
     index.hashes[FILE] = ""
     with pytest.raises(FetchError, match=refused):
-        fetched(fetching.recipe(SHA256, "r1"), cache)
+        fetch_folder(fetching.recipe(SHA256, "r1"), cache)
     assert not partial(cache).exists()
 
 
@@ -225,7 +225,7 @@ def test_a_wrong_file_is_refused_before_its_download_or_after_it(index: PackageI
 def test_an_index_without_metadata_is_asked_for_the_end_of_the_wheel(index: PackageIndex, cache: Path) -> None:
     index.has_metadata = index.has_redirects = False
     begin(cache, WHEEL[:FIRST])
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert (ranges(index), index.by_pip(FILE)) == ([f"bytes={FIRST}-"], 0)
 
 
@@ -238,7 +238,7 @@ def test_a_pip_that_cannot_ask_for_the_end_of_a_wheel(
     (shim / "__main__.py").write_text(PIP_OF_ANOTHER_TIME)
     monkeypatch.setenv("PYTHONPATH", str(shim.parent))
     begin(cache, WHEEL[:FIRST])
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache))
     assert (ranges(index), index.by_pip(FILE)) == ([f"bytes={FIRST}-"], 0)
 
 
@@ -253,7 +253,7 @@ def test_pip_downloads_what_we_cannot(index: PackageIndex, cache: Path, tmp_path
     monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
     seen = NotedProgress()
-    check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
+    check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, seen))
     assert seen.told[0] == (LABEL, 0, None, "bytes") and (LABEL, SIZE, SIZE, "bytes") in seen.told
     assert index.by_pip(FILE) >= 1
     assert [asked.range for asked in index.gets(FILE)] == ([""] if why == "login" else []), "refused, or its address unknown"
@@ -293,7 +293,7 @@ async def test_who_waits_for_another_sees_what_that_one_has_and_takes_over(index
             if seen.told[-1] == (WAITING, FIRST, None, "bytes"):
                 first.kill()
 
-        check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, show))
+        check_whole(fetch_folder(fetching.recipe(SHA256, "r1"), cache, show))
     labels = [label for label, *_ in seen.told]
     assert labels[0] == WAITING and (WAITING, 1.0, 1.0, "share") in seen.told
     assert seen.told[labels.index(LABEL)] == (LABEL, FIRST, None, "bytes")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omnistage.models.smol.phrase import MAX_CHARACTERS, Pause, Phrase, PhraseCutter
 from omnistage.models.smol.plain_text import PlainText
 from omnistage.models.smol.spoken.quotes import CLOSING
-from omnistage.models.smol.spoken.reader import spoken
+from omnistage.models.smol.spoken.reader import read_aloud
 
 MARKDOWN = "ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=+\"é😀漢"
 
@@ -272,4 +272,4 @@ def test_a_number_may_end_a_quotation_that_began_in_an_earlier_phrase(text: str,
     cutter = PhraseCutter(plain=True)
     phrases = [*cutter.feed(text), *cutter.flush()]
     assert len(phrases) > 1
-    assert " ".join(spoken(phrase.text).text for phrase in phrases).endswith(words)
+    assert " ".join(read_aloud(phrase.text).text for phrase in phrases).endswith(words)

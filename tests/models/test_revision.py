@@ -20,7 +20,7 @@ from helpers.tiny import tiny_decoder
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 
 OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
 
@@ -143,5 +143,5 @@ def test_the_number_of_the_engine_counts(files: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_result_is_computed_with_the_threads_of_the_worker() -> None:
-    assert computed(torch.get_num_threads, 3) == 3
-    assert computed(torch.get_num_threads, 1) == 1
+    assert compute_on_thread(torch.get_num_threads, 3) == 3
+    assert compute_on_thread(torch.get_num_threads, 1) == 1

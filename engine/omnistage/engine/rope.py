@@ -28,13 +28,13 @@ class Rope(Protocol):
         """The function that turns the heads of these rows. positions: int64 [axes, rows]."""
 
 
-def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
+def contiguous_axes(sections: Sequence[int]) -> tuple[int, ...]:
     """The axis of each pair of components, if the first pairs belong to the first axis, the next ones to the second, and so on (Wang et al.
     2024). sections: pairs of each axis."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
+def interleaved_axes(sections: Sequence[int]) -> tuple[int, ...]:
     """The axis of each pair of components, if the axes take turns as long as each has pairs left, and the first axis has the rest (Bai et
     al. 2025). sections: pairs of each axis."""
     axes = len(sections)
@@ -43,8 +43,8 @@ def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
 
 
 def rotary(theta: float = 10_000.0, axis_of_pair: Sequence[int] = ()) -> Callable[[Materials], Rope]:
-    """Returns a function that builds rotary positions. theta: base of the frequencies. axis_of_pair: from `contiguous` or `interleaved`;
-    empty: there is one axis."""
+    """Returns a function that builds rotary positions. theta: base of the frequencies. axis_of_pair: from `contiguous_axes` or
+    `interleaved_axes`; empty: there is one axis."""
     return lambda materials: Rotary(materials, theta, axis_of_pair)
 
 

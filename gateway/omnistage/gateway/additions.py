@@ -33,7 +33,7 @@ def account(done: Done) -> dict[str, Any]:
         "first_text_s": usage.first_text_s,
         "first_audio_s": usage.first_audio_s,
         "total_s": usage.total_s,
-        **unspoken(usage),
+        **unspoken_fields(usage),
         "notes": list(usage.notes),
         "drew": usage.drew,
         "stages": [_stage(report) for report in usage.stages],
@@ -41,7 +41,7 @@ def account(done: Done) -> dict[str, Any]:
     return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
 
 
-def unspoken(usage: Usage) -> dict[str, Any]:
+def unspoken_fields(usage: Usage) -> dict[str, Any]:
     """How many characters of a text were not spoken, and the first of them."""
     return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
 

@@ -41,7 +41,7 @@ def routes(door: Door) -> APIRouter:
         visitor = visitor_of(request)
         fields = names_of(asked)
         with in_words_of(fields):
-            pipeline = await unless_gone(request, door.offer.chat_model(asked.model))
+            pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
             answers = await unless_gone(request, _asked(door, visitor, asked, pipeline, transcripts))
             frame = _frame(visitor, asked, pipeline)
             if not asked.stream:

@@ -48,7 +48,7 @@ def routes(door: Door) -> APIRouter:
         check_format(asked.response_format, 0, FORMAT)
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.model_that_can(SOUND, asked.model)),
+            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SOUND, asked.model)),
             seconds=asked.seconds,
             begin_s=asked.begin_s or None,
             **asked.drawn,

@@ -132,7 +132,7 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
     width, height = sides_of(asked.size)
     if asked.seed is None:
         asked.seed = secrets.randbelow(MOST_SEED + 1)
-    pipeline = await unless_gone(request, door.offer.model_that_can(FILM, asked.model))
+    pipeline = await unless_gone(request, door.offer.pipeline_that_can(FILM, asked.model))
     options = door.options(
         visitor,
         pipeline=pipeline,

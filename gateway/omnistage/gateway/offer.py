@@ -107,14 +107,14 @@ class Offer:
                 model = self._model_names[model]
         return await self.pipeline(model)
 
-    async def chat_model(self, model: str) -> str:
+    async def chat_pipeline(self, model: str) -> str:
         """The name of the pipeline that answers for a model. Raises ApiError: 404, or 400 if the pipeline does not answer."""
         found = await self._resolved(model)
         if found is None:  # The name is one for speech or for pictures.
             raise self._unknown(model)
         return self._able(found, ANSWER).name
 
-    async def model_that_can(self, ability: Ability, model: str | None) -> str | None:
+    async def pipeline_that_can(self, ability: Ability, model: str | None) -> str | None:
         """The name of the pipeline that does this for a model; None: the router chooses. Raises ApiError: 404, or 400 if the pipeline lacks
         the ability, or no pipeline has it."""
         found = None if model is None else await self._resolved(model)

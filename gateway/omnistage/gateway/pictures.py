@@ -117,7 +117,7 @@ async def _drawn(
     width, height = asked.sides
     options = door.options(
         visitor,
-        pipeline=await unless_gone(request, door.offer.model_that_can(DRAW, asked.model)),
+        pipeline=await unless_gone(request, door.offer.pipeline_that_can(DRAW, asked.model)),
         outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
         width=width,
         height=height,

@@ -48,7 +48,7 @@ def routes(door: Door) -> APIRouter:
         turns, names = turns_of(asked)
         fields = {**FIELDS, **names}
         with in_words_of(fields):
-            pipeline = await unless_gone(request, door.offer.chat_model(asked.model))
+            pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
             events = await unless_gone(request, _asked(door, visitor, asked, pipeline, turns, names))
             making = _Making(asked)
             if not asked.stream:

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from omnistage.client.events import Done, Event
-from omnistage.gateway.additions import unspoken
+from omnistage.gateway.additions import unspoken_fields
 from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
@@ -63,7 +63,7 @@ def routes(door: Door) -> APIRouter:
             rate_hz = RATE_HZ
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.model_that_can(SPEAK, asked.model)),
+            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SPEAK, asked.model)),
             voice=await unless_gone(request, door.offer.voice(asked.voice)),
             speed=asked.speed,
             seed=asked.seed,
@@ -87,5 +87,5 @@ async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
             if isinstance(piece, bytes):
                 yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
             elif isinstance(piece, Done):
-                ours = {"omnistage": unspoken(piece.usage)} if piece.unspoken else {}
+                ours = {"omnistage": unspoken_fields(piece.usage)} if piece.unspoken else {}
                 yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece.usage), **ours})

@@ -12,7 +12,7 @@ import structlog
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # The types of grpcio leave its core out.
 
 from omnistage.host.log_writer import LogWriter, plain_words
-from omnistage.host.terminal import shown
+from omnistage.host.terminal import escape_text
 
 STDERR = 2
 UNREAD_STATUS = "SendStatusFromServerOperation"
@@ -49,7 +49,7 @@ def configure_logs(level: str, style: str) -> None:
 def _words_shown(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """A processor of structlog that escapes control characters in the texts of an event, so that text from others does not steer the
     terminal which shows the line. A log in JSON, and the `repr` of a value that is not text, escape them anyway."""
-    return {shown(name): shown(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {escape_text(name): escape_text(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def somebody_is_there(record: logging.LogRecord) -> bool:

@@ -23,7 +23,7 @@ ESCAPES: Mapping[int, str] = {
 """Characters that steer a terminal or turn the direction of a line, and their replacements."""
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     """The text in the form that a terminal may get."""
     return text.translate(ESCAPES)
 
@@ -40,7 +40,7 @@ class Guarded(io.TextIOWrapper):
         self.below = below
 
     def write(self, text: str) -> int:
-        super().write(shown(text))
+        super().write(escape_text(text))
         return len(text)
 
 
@@ -53,7 +53,7 @@ def guard_standard_streams() -> None:
             os.environ["PYTHON_COLORS"] = "0"  # From 3.13 on Python would colour tracebacks, and the colours would be shown as escapes.
 
 
-def steered(stream: TextIO) -> TextIO:
+def stream_below(stream: TextIO) -> TextIO:
     """The stream below a guarded one, for code that draws: its control sequences steer the terminal. Such code must pass text from others
-    through `shown`. Any other stream is returned as it is."""
+    through `escape_text`. Any other stream is returned as it is."""
     return stream.below if isinstance(stream, Guarded) else stream

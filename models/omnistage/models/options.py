@@ -94,7 +94,7 @@ class LoadOptions:
         return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
 
 
-def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
+def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
     """The options of a family, each of the type of its default. of: name of the family, for humans. Raises LoadError."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
     unknown = sorted(options.keys() - known.keys())

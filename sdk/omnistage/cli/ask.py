@@ -109,7 +109,7 @@ def ask(
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
-    sound = given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    sound = options_of(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
     if text_only and sound:
         raise typer.BadParameter(
             "--voice, --speed, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out"
@@ -130,8 +130,8 @@ def ask(
     from omnistage.cli.orders import carry_out
     from omnistage.cli.speak import Question, speak
 
-    options = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
-    options |= sound | given(background=background, seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options = options_of(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
+    options |= sound | options_of(background=background, seed=seed, timeout_s=timeout, max_retries=max_retries)
     if text_only:
         options["outputs"] = ["text"]
     elif captions is not None:
@@ -180,8 +180,8 @@ def say(
     from omnistage.cli.orders import carry_out
     from omnistage.cli.speak import Question, speak
 
-    options = given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options |= given(seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options = options_of(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
@@ -203,6 +203,6 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
             raise typer.BadParameter("--out - is for the program that reads it; leave --play out")
 
 
-def given(**typed: object) -> Options:
+def options_of(**typed: object) -> Options:
     """The options that were typed, by their names in a call."""
     return cast("Options", {name: value for name, value in typed.items() if value is not None})

@@ -10,7 +10,7 @@ from rich.errors import MarkupError
 from rich.segment import Segment
 from rich.text import Text
 
-from omnistage.host.terminal import Guarded, shown, steered
+from omnistage.host.terminal import Guarded, escape_text, stream_below
 
 
 class Console(rich.console.Console):
@@ -20,7 +20,7 @@ class Console(rich.console.Console):
     @property
     def file(self) -> IO[str]:
         """The stream that it writes to."""
-        return steered(super().file)  # type: ignore[arg-type]
+        return stream_below(super().file)  # type: ignore[arg-type]
 
     @file.setter
     def file(self, new_file: IO[str]) -> None:
@@ -42,4 +42,4 @@ class Console(rich.console.Console):
 
     def _clean(self, text: str) -> str:
         """Make a text harmless for a terminal; a pipe or a file gets every character as it is."""
-        return shown(text) if self.is_terminal or isinstance(super().file, Guarded) else text
+        return escape_text(text) if self.is_terminal or isinstance(super().file, Guarded) else text

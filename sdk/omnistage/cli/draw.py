@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from omnistage.cli.ask import given
+from omnistage.cli.ask import options_of
 from omnistage.cli.options import Address, ApiKey, Background, DrawingSeed, Json, MaxRetries, PipelineName, Timeout, Verbose
 
 MAX_SIDE = 16384
@@ -106,16 +106,16 @@ def draw(
     if (prompt, *(images or ()), mask, control).count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     width, height, sized = sides(size, width, height)
-    options = given(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
-    options |= given(step_cache=step_cache, previews=previews, preview_side=preview_side, sigmas=numbers(sigmas), strength=strength)
-    options |= given(mask_image=mask, control_image=control, options=own_options(own or ()), seed=seed, results=count, layers=layers)
-    options |= given(timeout_s=timeout, max_retries=max_retries)
+    options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
+    options |= options_of(step_cache=step_cache, previews=previews, preview_side=preview_side, sigmas=numbers(sigmas), strength=strength)
+    options |= options_of(mask_image=mask, control_image=control, options=own_options(own or ()), seed=seed, results=count, layers=layers)
+    options |= options_of(timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.drawing import MEDIA_TYPES, DrawingOrder, draw_order
     from omnistage.cli.orders import carry_out
 
     path = out or Path("picture.png")
-    options |= given(media_type=MEDIA_TYPES.get(path.suffix.lower()))
+    options |= options_of(media_type=MEDIA_TYPES.get(path.suffix.lower()))
     order = DrawingOrder(prompt, path, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None, preview_dir=preview_dir)
     carry_out(order, draw_order, address, pipeline, api_key, verbose, devices)
 

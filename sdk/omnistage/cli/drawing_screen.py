@@ -15,7 +15,7 @@ from rich.text import Text
 from omnistage.cli.console import Console
 from omnistage.cli.picture_cells import cells
 from omnistage.cli.screen import ERASE_BELOW, Below
-from omnistage.host.terminal import steered
+from omnistage.host.terminal import stream_below
 
 BAR_CELLS = 24
 TOLD_PARTS = 4
@@ -133,6 +133,6 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 def _write(text: str) -> None:
     """Write text to stderr with control sequences that the terminal is to obey. Only the colours of pictures in it come from others."""
     with suppress(OSError):
-        terminal = steered(sys.stderr)
+        terminal = stream_below(sys.stderr)
         terminal.write(text)
         terminal.flush()

@@ -12,7 +12,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.rescue import as_object
 from omnistage.cli.screen import Spoken
 from omnistage.cli.wrap import Wrap
-from omnistage.client.events import Done, unspoken_told
+from omnistage.client.events import Done, unspoken_text
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 SEPARATOR = " · "
@@ -61,7 +61,7 @@ def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
 def remarks(done: Done) -> Iterator[str]:
     """The server's remarks that people want to know, a line each."""
     yield from done.notes
-    if unspoken := unspoken_told(done.usage):
+    if unspoken := unspoken_text(done.usage):
         yield f"not spoken: {unspoken}"
 
 

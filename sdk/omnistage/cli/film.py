@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from omnistage.cli.ask import given
+from omnistage.cli.ask import options_of
 from omnistage.cli.draw import (
     Control,
     Device,
@@ -93,10 +93,12 @@ def film(
     if (prompt, *(images or ()), mask, control).count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     width, height, sized = sides(size, width, height)
-    options = given(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
-    options |= given(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
-    options |= given(step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(own or ()), mask_image=mask, control_image=control)
-    options |= given(seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
+    options |= options_of(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
+    options |= options_of(
+        step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(own or ()), mask_image=mask, control_image=control
+    )
+    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.filming import FilmOrder, make_film, out_of
     from omnistage.cli.orders import carry_out

@@ -30,7 +30,7 @@ Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
 
 
 @asynccontextmanager
-async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
+async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
     """Inside this block call `end` when there has been no request for limit_s; 0: never. addresses: returns HOST:PORT of the metrics of all
     processes, by name."""
     watching = asyncio.create_task(_watch(limit_s, addresses, end)) if limit_s else None

@@ -19,7 +19,7 @@ from rich.text import Text
 from omnistage.cli.console import Console
 from omnistage.cli.wrap import Wrap
 from omnistage.client.events import AudioChunk, SpokenWord
-from omnistage.host.terminal import steered
+from omnistage.host.terminal import stream_below
 
 ERASE_BELOW = "\x1b[J"
 DOWN = "\x1bD"
@@ -287,7 +287,7 @@ def _is_file(stream: TextIO) -> bool:
 def _draw(terminal: TextIO, drawn: str) -> None:
     """Write text with control sequences, which the terminal is to obey. Texts of models and users in it have gone through `Wrap` or a
     Console."""
-    _write(steered(terminal), drawn)
+    _write(stream_below(terminal), drawn)
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from omnistage.cli import interrupt
 from omnistage.cli.announcement import announce, warn
 from omnistage.cli.ending import Ending
-from omnistage.cli.idleness import ended_when_idle
+from omnistage.cli.idleness import end_when_idle
 from omnistage.cli.layout import Layout, reachable_address
 from omnistage.cli.notices import Notices
 from omnistage.cli.owner import Owner, error_line
@@ -80,7 +80,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
-                async with ended_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
+                async with end_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
                     raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.came:

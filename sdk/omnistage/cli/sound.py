@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from omnistage.cli.ask import Play, check_play, given
+from omnistage.cli.ask import Play, check_play, options_of
 from omnistage.cli.draw import Device, Guidance, Own, Steps, devices_of, own_options
 from omnistage.cli.options import Address, ApiKey, Json, MaxRetries, PipelineName, Timeout, Verbose
 
@@ -54,8 +54,8 @@ def sound(
     It takes a checkpoint that makes sound, such as Stable Audio Open: --pipeline.
     """
     check_play(play, out, json)
-    options = given(seconds=seconds, begin_s=begin, steps=steps, guidance_scale=guidance, negative_prompt=negative)
-    options |= given(options=own_options(own or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options = options_of(seconds=seconds, begin_s=begin, steps=steps, guidance_scale=guidance, negative_prompt=negative)
+    options |= options_of(options=own_options(own or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.orders import carry_out
     from omnistage.cli.sounding import SoundOrder, make_sound

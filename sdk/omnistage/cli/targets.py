@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.notices import Notices
-from omnistage.cli.where import Where, named, typed_key
+from omnistage.cli.where import Where, typed_key, where_of
 from omnistage.client import found
 from omnistage.client.address import LOOKUP_S, is_unknown, split
 from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
@@ -44,7 +44,7 @@ def target_for(
     Raises an OmniError if there can be neither.
     """
     if address is not None:
-        return named(address, api_key, pipeline)
+        return where_of(address, api_key, pipeline)
     key = typed_key(api_key)
     notices = Notices()
     is_shown = not is_quiet and notices.is_terminal
@@ -110,7 +110,7 @@ def running() -> Found | None:
 def must_run(address: str | None = None, api_key: str | None = None) -> Where:
     """The router that was typed, or the one that runs. Raises UnavailableError if there is none."""
     if address is not None:
-        return named(address, api_key)
+        return where_of(address, api_key)
     if (router := running()) is not None:
         return Where(router, typed_key(api_key))
     where = found.LOCAL_ADDRESS

@@ -34,6 +34,6 @@ def typed_key(typed: str | None) -> ApiKey | None:
     return key_of(typed, "--api-key")
 
 
-def named(address: str, api_key: str | None, pipeline: str = "") -> Where:
+def where_of(address: str, api_key: str | None, pipeline: str = "") -> Where:
     """The router that `--address` names. Raises BadRequestError for a text that is no key."""
     return Where(Found(address, is_named=True), typed_key(api_key), pipeline=pipeline)

@@ -265,7 +265,7 @@ class Usage:
         return f"Usage({figures(self, *tokens, 'queued_s', 'first_text_s', 'first_audio_s', 'total_s')}, stages: {stages})"
 
 
-def unspoken_told(account: Usage) -> str:
+def unspoken_text(account: Usage) -> str:
     """The characters that were not spoken and their number, in words for people; empty if all were spoken."""
     if not account.unspoken:
         return ""

@@ -33,7 +33,7 @@ from omnistage.client.events import (
     TokenLogprob,
     Usage,
     VideoDelta,
-    unspoken_told,
+    unspoken_text,
 )
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
@@ -303,7 +303,7 @@ class Reader:
         """The error for a text to speak of which no sound came, with the reason."""
         message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
-            return NotSpokenError(f"{message}: {unspoken_told(account) or 'no sound came'}")
+            return NotSpokenError(f"{told}: {unspoken_text(account) or 'no sound came'}")
         lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
         return NotSpokenError(f"{message}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
 

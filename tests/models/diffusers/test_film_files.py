@@ -15,7 +15,7 @@ from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.moving import FILM_SIDE, frames_of
 from omnistage.models.diffusers.films import Clips
-from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, planned
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, plan_drawing
 from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, no_inputs
 from omnistage.models.steps.session import MAX_UNREAD
 
@@ -31,7 +31,7 @@ def film_plan(frames: int, media_type: str = "") -> DrawingPlan:
     limits = DrawingLimits(
         multiple=8, width=64, height=64, steps=1, guidance=1.0, frames=frames, max_frames=1000, frame_multiple=1, rate_hz=16
     )
-    return planned(DrawRequest(seed=0, prompt="a dog", frames=frames, media_type=media_type), limits, "a model")
+    return plan_drawing(DrawRequest(seed=0, prompt="a dog", frames=frames, media_type=media_type), limits, "a model")
 
 
 @pytest.mark.parametrize(

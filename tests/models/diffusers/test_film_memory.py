@@ -18,7 +18,7 @@ from omnistage.models.diffusers.films import FilmPainter
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
-from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, planned
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, plan_drawing
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
 
@@ -35,7 +35,7 @@ def painter_of(name: str, size: str) -> FilmPainter:
 
 
 def plan_of(painter: FilmPainter, **asked: Any) -> DrawingPlan:
-    return planned(replace(DrawRequest(seed=0, prompt="a dog"), **asked), painter.limits, "m")
+    return plan_drawing(replace(DrawRequest(seed=0, prompt="a dog"), **asked), painter.limits, "m")
 
 
 @pytest.mark.parametrize("size", ["tiny", "odd"])
@@ -127,9 +127,9 @@ async def test_a_model_of_which_no_film_fits_is_not_loaded() -> None:
 )
 def test_too_much_work_names_the_field_that_is_furthest_above_the_usual(asked: dict[str, Any], field: str, told: str) -> None:
     limits = replace(FILM, max_work=832 * 480 * 81 * 50)
-    planned(DrawRequest(seed=0, prompt="x"), limits, "m")
+    plan_drawing(DrawRequest(seed=0, prompt="x"), limits, "m")
     with pytest.raises(BadRequest, match=f"pixels times frames times steps.*{told}") as refused:
-        planned(replace(DrawRequest(seed=0, prompt="x"), **asked), limits, "m")
+        plan_drawing(replace(DrawRequest(seed=0, prompt="x"), **asked), limits, "m")
     assert refused.value.field == f"diffusion.{field}"
 
 
@@ -143,7 +143,7 @@ def test_options_bound_frames_seconds_and_work() -> None:
     assert (bounded.frames, bounded.max_frames) == (29, 30)
     assert applied(FILM, max_frames=5000).max_frames == 1024
     with pytest.raises(BadRequest, match="at most 30 frames"):
-        planned(DrawRequest(seed=0, prompt="x", frames=33), bounded, "m")
+        plan_drawing(DrawRequest(seed=0, prompt="x", frames=33), bounded, "m")
     sound = replace(FILM, width=0, height=0, frames=0, max_frames=0, sized=False, seconds=10.0, max_seconds=47.0)
     assert applied(sound, max_seconds=5.0).seconds == applied(sound, max_seconds=5.0).max_seconds == 5.0
     assert applied(sound, max_seconds=90.0).max_seconds == 47.0

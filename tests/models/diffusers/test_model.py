@@ -28,9 +28,9 @@ from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.output import encode_picture, parameters
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, DrawingPlan, planned
+from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, DrawingPlan, plan_drawing
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows, Wanted
 from omnistage.models.options import LoadOptions
@@ -280,9 +280,9 @@ async def test_a_thin_picture_beside_another_is_refused_with_its_number() -> Non
 
 def test_a_long_prompt_fits_into_a_jpeg() -> None:
     limits = DrawingLimits(multiple=8, width=32, height=32, steps=1, guidance=2.0)
-    plan = planned(DrawRequest(seed=3, prompt="é😀" * 10_000, negative_prompt="ü" * 20_000), limits, "m")
+    plan = plan_drawing(DrawRequest(seed=3, prompt="é😀" * 10_000, negative_prompt="ü" * 20_000), limits, "m")
     for media_type in MEDIA_TYPES:
-        image = opened(encoded(Image.new("RGB", (8, 8)), media_type, parameters(plan, 0, "m")))
+        image = opened(encode_picture(Image.new("RGB", (8, 8)), media_type, parameters(plan, 0, "m")))
         said = json.loads(image.text["parameters"] if media_type == PNG else image.getexif()[0x010E])  # type: ignore[attr-defined]
         assert said["seed"] == 3 and said["prompt"].startswith("é😀" * 500)
         assert (said["prompt"] == plan.prompt) is (media_type == PNG)

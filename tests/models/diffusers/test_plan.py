@@ -12,7 +12,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import check_kind
-from omnistage.models.diffusers.plan import DrawingLimits, planned
+from omnistage.models.diffusers.plan import DrawingLimits, plan_drawing
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
 
@@ -65,7 +65,7 @@ def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Draw
     request = replace(DrawRequest(seed=0, prompt="a hill"), **asked)
     with pytest.raises(BadRequest) as refused:
         check_kind(request, "m")
-        planned(request, limits, "m")
+        plan_drawing(request, limits, "m")
     assert refused.value.field == f"diffusion.{field}"
     assert len(refused.value.description) > 10
 
@@ -83,7 +83,7 @@ def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Draw
 )
 def test_a_film_of_so_many_seconds_has_as_many_frames_as_fit_into_them(asked: dict[str, Any], frames: int) -> None:
     film = replace(WHOLE, frames=81, frame_multiple=4, max_frames=200, rate_hz=16.0)
-    plan = planned(DrawRequest(seed=0, prompt="x", **asked), film, "m")
+    plan = plan_drawing(DrawRequest(seed=0, prompt="x", **asked), film, "m")
     assert (plan.frames, plan.seconds) == (frames, 0)
 
 
@@ -98,29 +98,29 @@ def test_a_film_of_so_many_seconds_has_as_many_frames_as_fit_into_them(asked: di
 def test_a_film_is_not_as_long_as_two_things_say(rate_hz: float, asked: dict[str, Any], told: str) -> None:
     film = replace(WHOLE, frames=81, frame_multiple=4, max_frames=200, rate_hz=rate_hz)
     with pytest.raises(BadRequest, match=told) as refused:
-        planned(DrawRequest(seed=0, prompt="x", **asked), film, "m")
+        plan_drawing(DrawRequest(seed=0, prompt="x", **asked), film, "m")
     assert refused.value.field == "diffusion.duration_s"
 
 
 def test_a_size_that_is_no_multiple_is_told_the_nearest_one() -> None:
     with pytest.raises(BadRequest, match="ask for 64"):
-        planned(DrawRequest(seed=0, prompt="x", width=65), WORDS, "m")
+        plan_drawing(DrawRequest(seed=0, prompt="x", width=65), WORDS, "m")
 
 
 def test_what_is_not_said_is_the_default() -> None:
-    plan = planned(DrawRequest(seed=7, prompt="a hill"), WORDS, "m")
+    plan = plan_drawing(DrawRequest(seed=7, prompt="a hill"), WORDS, "m")
     assert (plan.width, plan.height, plan.steps, plan.guidance, plan.negative) == (128, 96, 20, 4.0, " ")
     assert (plan.results, plan.pictures, plan.layers, plan.media_type) == (1, 1, 0, "")
 
 
 def test_without_guidance_there_is_nothing_to_lead_away_from() -> None:
-    assert planned(DrawRequest(seed=0, prompt="x", guidance_scale=1.0), WORDS, "m").negative is None
-    assert planned(DrawRequest(seed=0, prompt="x", guidance_scale=1.01, negative_prompt="y"), WORDS, "m").negative == "y"
+    assert plan_drawing(DrawRequest(seed=0, prompt="x", guidance_scale=1.0), WORDS, "m").negative is None
+    assert plan_drawing(DrawRequest(seed=0, prompt="x", guidance_scale=1.01, negative_prompt="y"), WORDS, "m").negative == "y"
 
 
 def test_previews_are_no_more_than_steps_and_layers_count_as_pictures() -> None:
-    assert planned(DrawRequest(seed=0, prompt="x", steps=3, previews=16), WORDS, "m").previews == 3
-    assert planned(DrawRequest(seed=0, prompt="x", images=(IMAGE,), results=2), LAYERED, "m").pictures == 8
+    assert plan_drawing(DrawRequest(seed=0, prompt="x", steps=3, previews=16), WORDS, "m").previews == 3
+    assert plan_drawing(DrawRequest(seed=0, prompt="x", images=(IMAGE,), results=2), LAYERED, "m").pictures == 8
 
 
 def test_a_checkpoint_may_say_its_own_defaults_and_options_say_more(tmp_path: Any) -> None:

@@ -28,7 +28,7 @@ from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.spread import PIPELINES, cut, placed, team_of
+from omnistage.models.diffusers.spread import PIPELINES, cut, place_pipeline, team_of
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
 from omnistage.models.options import LoadOptions
@@ -67,7 +67,7 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pipelin
     team = team_of(folder, options)
     processes = team.processes if team else ()
     try:
-        pipe = placed(load_pipeline(folder, torch.float32), memory, team)
+        pipe = place_pipeline(load_pipeline(folder, torch.float32), memory, team)
         painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))
         assert isinstance(painter, PicturePainter)
         yield PipelinePair(name, pipe, painter), team

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import FilmPreprocessing, sampled_frames
+from omnistage.models.media.preprocessing import FilmPreprocessing, sample_frames
 
 SMALL = FilmPreprocessing(min_pixels=4 * 784, max_pixels=16 * 784)
 FORMATS = [
@@ -48,7 +48,7 @@ def test_frames_are_taken_as_the_published_processor_takes_them(seed: int) -> No
     chance = random.Random(seed)
     for frames in [*range(2, 300), *(chance.randrange(300, 40_000) for _ in range(1000))]:
         rate_hz = chance.choice([10, 24_000 / 1001, 25, 29.97, 30, 60, chance.uniform(1, 120)])
-        ours, theirs = sampled_frames(frames, rate_hz, FilmPreprocessing()), published_sample(frames, rate_hz)
+        ours, theirs = sample_frames(frames, rate_hz, FilmPreprocessing()), published_sample(frames, rate_hz)
         if frames <= SINGLE_PRECISION:
             assert ours == theirs, (frames, rate_hz)
         else:
@@ -59,7 +59,7 @@ async def test_every_format_gives_the_frames_that_were_to_be_taken(decoder: Medi
     for form, codec, pixel_format in FORMATS:
         data = media_files.film(0, 45, form=form, codec=codec, pixel_format=pixel_format, rate_hz=10, numbered=True)
         film = await decoder.film(data, SMALL)
-        wanted = sampled_frames(45, 10, SMALL)
+        wanted = sample_frames(45, 10, SMALL)
         assert len(wanted) == 8
         assert media_files.numbers(film.frames) == wanted, (form, codec)
         assert film.frame_s == pytest.approx(4.5 / 8, rel=0.01), (form, codec)
@@ -74,7 +74,7 @@ async def test_each_frame_has_the_bits_that_the_published_processor_makes_of_it(
         data = media_files.film(seed, frames, height, width, rate_hz=8)
         with av.open(io.BytesIO(data), mode="r") as container:
             decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        taken = sampled_frames(frames, 8, ask)
+        taken = sample_frames(frames, 8, ask)
         share = min(ask.max_pixels, ask.total_pixels * 2 // len(taken))
         size = SizeDict(shortest_edge=ask.min_pixels, longest_edge=max(share, int(ask.min_pixels * 1.05)))
         resize = Qwen2VLImageProcessorPil().resize

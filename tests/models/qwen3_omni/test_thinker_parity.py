@@ -16,7 +16,7 @@ from helpers.omni_parity import KINDS, TOKENS, agreement, requests
 from helpers.qwen3_checkpoint import TINY, VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.entry import deepstack
-from omnistage.engine.rope import interleaved
+from omnistage.engine.rope import interleaved_axes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni import loading
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
@@ -67,7 +67,7 @@ async def test_greedy_text_is_that_of_transformers(variant: str, rounds: int, tm
 
 def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
     """Height and width have each other's parts of a head."""
-    patch.setattr(loading, "interleaved", lambda sections: tuple((0, 2, 1)[axis] for axis in interleaved(sections)))
+    patch.setattr(loading, "interleaved_axes", lambda sections: tuple((0, 2, 1)[axis] for axis in interleaved_axes(sections)))
 
 
 def _wrong_layer(patch: pytest.MonkeyPatch) -> None:

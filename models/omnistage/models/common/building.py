@@ -40,7 +40,7 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
 
 
 @contextmanager
-def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
+def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
     """While the context is open, bounds the modules that this thread builds: raises BadCheckpoint when they have many times more weights
     than the files."""
     thread = threading.get_ident()

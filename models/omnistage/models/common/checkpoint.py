@@ -123,7 +123,7 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             )
 
 
-def called(checkpoint: Path) -> str:
+def checkpoint_name(checkpoint: Path) -> str:
     """The name that people use for a checkpoint: the name of its folder, or NAME if the folder is models--OWNER--NAME/snapshots/COMMIT, as
     in the cache of a hub."""
     folder = checkpoint.resolve()
@@ -134,7 +134,7 @@ def called(checkpoint: Path) -> str:
 def name_of(folder: Path) -> str:
     """The name that people use for the model of a folder: the one in its config, if there is one."""
     named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()
+    return (named if isinstance(named, str) and named else checkpoint_name(folder)).rpartition("/")[2].lower()
 
 
 def read_config(directory: Path, model_type: str) -> Config:

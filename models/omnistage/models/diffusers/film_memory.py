@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from omnistage.models.common.memory import free_bytes
-from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
+from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.humans import bytes_told
@@ -127,7 +127,7 @@ def _measure_decoding(vae: Any, height: int, width: int) -> int:
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
         with TensorBytes() as count:
-            for _ in decoded_in_turn(empty, latents):
+            for _ in decode_frames(empty, latents):
                 pass
     return int(count.most)
 

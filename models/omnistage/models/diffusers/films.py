@@ -175,9 +175,10 @@ def check_rate(rate_hz: float, field: str) -> None:
         raise BadRequest(field, f"films have {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g} frames a second, {rate_hz:g} were asked for")
 
 
-def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
-    """Yields [1, 3, frames, height, width] for each frame of latents [1, channels, frames, height, width], equal to the output of a causal
-    VAE (Wan et al. 2025) for all frames. The past of its convolutions is kept here, so several films can be decoded in turns."""
+def decode_frames(vae: Any, latents: Tensor) -> Iterator[Tensor]:
+    """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
+    et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
+    turns."""
     if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As `decode` does it: a VAE that is offloaded whole is fetched.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]

@@ -19,9 +19,9 @@ from safetensors import safe_open
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
-from omnistage.models.common.building import bounded, check_numbers, check_stored, check_tensors
+from omnistage.models.common.building import bound_building, check_numbers, check_stored, check_tensors
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.common.header import Stored, check_says_unpacked, check_unpacked, stored_in, tell_unread
+from omnistage.models.common.header import Stored, check_says_unpacked, check_unpacked, tell_unread, weights_in
 from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 
@@ -195,7 +195,7 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
     check_says_unpacked(values, str(folder / "config.json"))
     word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
     try:
-        with _translated(folder), bounded(header, folder):
+        with _translated(folder), bound_building(header, folder):
             model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     except BadCheckpoint:
         check_unpacked(header, folder)  # For packed weights a library names the symptom, not the packing.
@@ -245,7 +245,7 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
             raise BadCheckpoint(f"{path} is missing: weights are read from safetensors only")
         try:
             with safe_open(path, "pt") as file:
-                header |= stored_in(file)
+                header |= weights_in(file)
                 absent = sorted(names.difference(file.keys()))
         except Exception as error:  # the library's errors have no other base than Exception
             raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None

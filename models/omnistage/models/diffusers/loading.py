@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.group import RanksApart
-from omnistage.models.common.checkpoint import BadCheckpoint, called
+from omnistage.models.common.checkpoint import BadCheckpoint, checkpoint_name
 from omnistage.models.common.lru import TensorCache
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
@@ -36,7 +36,16 @@ from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.plan import PNG, DrawingLimits, DrawingPlan, EditedPicture, SourcePicture, planned, smallest, with_guides
+from omnistage.models.diffusers.plan import (
+    PNG,
+    DrawingLimits,
+    DrawingPlan,
+    EditedPicture,
+    SourcePicture,
+    plan_drawing,
+    smallest,
+    with_guides,
+)
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -44,7 +53,7 @@ from omnistage.models.diffusers.qwen_image import (
     QwenImageLayeredPainter,
     QwenImagePainter,
 )
-from omnistage.models.diffusers.spread import placed, team_of
+from omnistage.models.diffusers.spread import place_pipeline, team_of
 from omnistage.models.diffusers.stable_audio import StableAudioPainter
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.wan import WanPainter
@@ -113,7 +122,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
     silence()
-    name = called(folder).rpartition("/")[2].lower()
+    name = checkpoint_name(folder).rpartition("/")[2].lower()
     vocabulary = Vocabulary.of(folder)
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
     loras, unused = _loras(folder, chosen)
@@ -134,7 +143,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
             dtype=dtype,
             device=hardware(options.device),
             threads=options.threads,
-            results=computed(partial(_trial, artist, name), options.threads),
+            results=compute_on_thread(partial(_trial, artist, name), options.threads),
             # In bfloat16 results of this small size are equal on processors that differ in larger ones.
             settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
@@ -181,7 +190,7 @@ def _make_artist(
     kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
     pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
     add_loras(pipe, loras)
-    pipe = placed(pipe, memory, team)
+    pipe = place_pipeline(pipe, memory, team)
     defaults = Defaults.of(folder, chosen)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
@@ -235,7 +244,7 @@ def _trial_plan(
     request = with_guides(smallest(request, limits) if is_smallest else request, limits, Media(PNG, b"-"))
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
-    plan = planned(request, limits, name)
+    plan = plan_drawing(request, limits, name)
     size = (plan.width or 64, plan.height or 64) if limits.sized else (64, 64)
     grey = pillow.new("RGB", size, (127, 127, 127))
     images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))

@@ -21,7 +21,7 @@ from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 from safetensors import safe_open
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.header import check_finite, check_unpacked, stored_in
+from omnistage.models.common.header import check_finite, check_unpacked, weights_in
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.errors import LoadError
 
@@ -151,7 +151,7 @@ def _check_file(path: Path) -> None:
         raise BadCheckpoint(f"{path} is no file of safetensors: give a LoRA as FILE.safetensors, nothing else is read")
     try:
         with safe_open(path, "pt") as file:
-            header, said = stored_in(file), file.metadata() or {}
+            header, said = weights_in(file), file.metadata() or {}
     except Exception as error:  # its errors have no base of their own but Exception
         raise BadCheckpoint(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
     check_unpacked(header, path)

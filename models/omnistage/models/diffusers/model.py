@@ -17,7 +17,7 @@ from PIL.Image import Image
 from omnistage.models.common.requests import check_medium
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.output import encoded
+from omnistage.models.diffusers.output import encode_picture
 from omnistage.models.diffusers.plan import (
     GUIDES,
     PNG,
@@ -28,7 +28,7 @@ from omnistage.models.diffusers.plan import (
     check_size,
     draws_nothing,
     mask_of,
-    planned,
+    plan_drawing,
     smallest,
     with_guides,
 )
@@ -139,7 +139,7 @@ class DrawnModel(Generic[J]):
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         self._artist.product.check(request)
-        plan = planned(request, limits, self._info.name)
+        plan = plan_drawing(request, limits, self._info.name)
         for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
             try:
                 await asyncio.to_thread(self._artist.check_text, text)
@@ -232,7 +232,7 @@ class DrawnModel(Generic[J]):
     async def warm_up(self) -> None:
         """Draw a picture in the fewest steps, which also fits the map from latents to previews."""
         limits = self._artist.limits
-        image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
+        image = Media(PNG, encode_picture(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
         plan = await self.prepare(with_guides(smallest(request, limits), limits, image))
         async with aclosing(self.draw(plan, no_inputs(), {self._artist.product.ports[0].name: 0})) as pieces:

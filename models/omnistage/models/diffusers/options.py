@@ -11,7 +11,7 @@ from typing import Any
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
 from omnistage.models.diffusers.plan import DrawingLimits
 from omnistage.models.errors import LoadError
-from omnistage.models.options import checked_options
+from omnistage.models.options import validate_options
 
 DEFAULTS_FILE = "omnistage.json"
 """A file in the folder of a checkpoint with the defaults of drawings, such as {"width": 128, "height": 128, "steps": 16}. Published
@@ -87,8 +87,7 @@ class DiffusersOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> DiffusersOptions:
-        """The options from their texts or values, by name. Raises LoadError for options that are unknown or impossible."""
-        made = cls(**checked_options(options, cls(), "pipelines of pictures"))
+        made = cls(**validate_options(options, cls(), "pipelines of pictures"))
         for each in fields(made):
             value = getattr(made, each.name)
             least = UNSAID if each.name == "vae_tiling_above" else 0

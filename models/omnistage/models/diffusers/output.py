@@ -54,8 +54,8 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
     )
 
 
-def encoded(image: Image, media_type: str, said: str = "") -> bytes:
-    """The picture as a file. JPEG has no transparency: transparent pixels become white. said: the parameters to write into it."""
+def encode_picture(image: Image, media_type: str, said: str = "") -> bytes:
+    """The file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()

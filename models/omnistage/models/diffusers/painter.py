@@ -347,8 +347,8 @@ def with_images(row: BatchRow) -> Tensor:
     return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)
 
 
-def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The texts as one tensor [n, tokens of the longest, width], and their mask, bool [n, tokens]; None if all are equally long."""
+def pad_texts(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """[n, most tokens, width], and bool [n, most tokens], which is None if all are equally long."""
     most = max(len(text) for text in texts)
     if all(len(text) == most for text in texts):
         return torch.stack(list(texts)), None

@@ -12,10 +12,10 @@ import torch
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.output import encode_picture, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import MEDIA_TYPES, DrawingPlan
-from omnistage.models.diffusers.previews import LinearMap, is_due, sized
+from omnistage.models.diffusers.previews import LinearMap, is_due, resize_preview
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -137,8 +137,8 @@ class Pictures:
         assert canvas.estimate is not None
         grid = self._painter.preview_grid(canvas.estimate, plan)
         image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
-        image = sized(image, plan.preview_side, plan.width, plan.height)
-        return [Preview(encoded(image, plan.picture_type), plan.picture_type, sampler.step)]
+        image = resize_preview(image, plan.preview_side, plan.width, plan.height)
+        return [Preview(encode_picture(image, plan.picture_type), plan.picture_type, sampler.step)]
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
         """Yields the latents, files and pixels of each result that is drawn, from the wanted items on."""
@@ -160,7 +160,7 @@ class Pictures:
             if layers == 1 and _is_blank(image):
                 yield Note(BLANK)
             if IMAGE in asked and layer >= asked[IMAGE]:
-                yield EncodedPicture(encoded(image, plan.picture_type, said), plan.picture_type, layer)
+                yield EncodedPicture(encode_picture(image, plan.picture_type, said), plan.picture_type, layer)
             yield from self._rows(plan, wanted, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
 
     def _rows(

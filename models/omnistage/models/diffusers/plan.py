@@ -191,8 +191,8 @@ class DrawingPlan:
         return dict(self.options).get(name, usual)
 
 
-def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
-    """The plan of a request, still without its images. name: that of the model. Raises BadRequest."""
+def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
+    """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")

@@ -59,8 +59,8 @@ def _with_one(grid: Tensor) -> Tensor:
     return torch.cat([places, torch.ones(len(places), 1, dtype=torch.float64)], dim=1)
 
 
-def sized(image: Image, side: int, width: int, height: int) -> Image:
-    """The preview, resized to the shape width by height. Its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
+def resize_preview(image: Image, side: int, width: int, height: int) -> Image:
+    """The preview, resized so that its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
     longest = min(side or SIDE, max(width, height))
     scale = longest / max(width, height)
     return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)

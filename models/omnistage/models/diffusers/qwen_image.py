@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, Painter, linear_shift, padded, with_images
+from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, Painter, linear_shift, pad_texts, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, in_shape
 from omnistage.models.diffusers.sampler import min_steps
@@ -109,8 +109,8 @@ class QwenImagePainter(PicturePainter):
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """The transformer's output for each row, in the shape of its latents. Words are padded and masked; pictures are equally long."""
-        texts, mask = padded([row.text for row in rows])
+        """Words are padded and masked; pictures of a group are equally long."""
+        texts, mask = pad_texts([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
             timestep=torch.stack([row.canvas.sampler.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,

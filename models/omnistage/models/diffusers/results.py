@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.films import VIDEO, Clips, check_film
-from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.output import encode_picture, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
@@ -104,7 +104,9 @@ class WholePictures:
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
         for number in range(wanted.get(IMAGE, plan.results), plan.results):
-            yield EncodedPicture(encoded(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type)
+            yield EncodedPicture(
+                encode_picture(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type
+            )
 
 
 class WholeFilm:

@@ -102,8 +102,8 @@ def is_spread(transformer: Any) -> bool:
     return isinstance(transformer.forward, Spread)
 
 
-def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
-    """The pipeline, loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
+def place_pipeline(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
+    """A pipeline that was loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
     if team is None:
         return memory.placed(pipe)
     sharing = memory.ranks if memory.chosen.context_parallel else 1

@@ -24,7 +24,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
+from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.memory_plan import is_tiled
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions
@@ -310,7 +310,7 @@ class WanPainter(FilmPainter):
         # In this order of operations: another one is another film by a bit.
         latents = latents / (1.0 / std) + mean
         if not is_tiled(vae, latents):
-            return decoded_in_turn(vae, latents)
+            return decode_frames(vae, latents)
         return iter(torch.split(vae.decode(latents, return_dict=False)[0], 1, dim=2))
 
 

@@ -85,9 +85,9 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
         if faults.is_memory(error):
             os._exit(OUT_OF_MEMORY)  # memory that a failed library held is freed with the process
         if faults.is_shortage(error):
-            return {"short": faults.told(error)}
+            return {"short": faults.describe_error(error)}
         if faults.is_refusal(error):
-            return {"broken": faults.told(error)}
+            return {"broken": faults.describe_error(error)}
         return {"bad": f"it is damaged ({faults.words(error)}): send all of it, or encode it anew"}
 
 
@@ -96,15 +96,15 @@ def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile,
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)
-        image = pictures.checked(file, limits)
+        image = pictures.open_checked(file, limits)
         with image:
             _allow(limits.picture_cpu_s(size, image.width * image.height))
-            pixels = pictures.decoded(file, image, PicturePreprocessing(**ask))
+            pixels = pictures.decode(file, image, PicturePreprocessing(**ask))
         output.put(pixels)
         return {"shape": pixels.shape}
     if kind == "audio":
         _allow(limits.sound_cpu_s(size))
-        samples = sounds.decoded(file, SoundPreprocessing(**ask), limits)
+        samples = sounds.decode(file, SoundPreprocessing(**ask), limits)
         output.put(samples)
         return {"samples": len(samples)}
     return asdict(films.decode(file, FilmPreprocessing(**ask), limits, output))

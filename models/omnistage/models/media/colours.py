@@ -39,20 +39,21 @@ class ColoursAndOpacity:
     opacity: Image.Image | None
 
     def laid_on(self, background: Colour) -> Image.Image:
-        """The picture in mode RGB, on a ground of that colour."""
-        return self.colours if self.opacity is None else laid(self.colours, self.opacity, background)
+        """RGB: the picture over a ground of that colour."""
+        return self.colours if self.opacity is None else lay_on_ground(self.colours, self.opacity, background)
 
 
-def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Image.Image:
-    """The picture on a ground of one colour, in mode RGB, as viewers and qwen-omni-utils lay it. Do it before anything is resized, so that
-    colours under transparent pixels never mix into the result."""
+def lay_on_ground(colours: Image.Image, opacity: Image.Image, background: Colour) -> Image.Image:
+    """The picture on a ground, as viewers and qwen-omni-utils lay it, before anything is resized: colours under transparent pixels never
+    mix into the result."""
     ground = Image.new("RGB", colours.size, background)
     ground.paste(colours, mask=opacity)
     return ground
 
 
-def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
-    """The picture in sRGB, and its opacity. image: opened from the file, not loaded yet. Raises BadMedia, or errors of Pillow."""
+def load_colours(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
+    """The shown form of a picture that was opened from the file and not loaded yet. Raises BadMedia, or any error that Pillow raises for
+    damaged files."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)

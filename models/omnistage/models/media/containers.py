@@ -49,8 +49,8 @@ UNDECODED = 0.1
 """The part of such frames that may fail."""
 
 
-def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
-    """Open the file from its beginning; None if it has no known format. Close the result."""
+def open_container(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
+    """The file from its beginning; None for a file of no known format. Close the result."""
     file.seek(0)
     options = {
         "protocol_whitelist": "none",

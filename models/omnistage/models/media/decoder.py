@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from omnistage.models.media.decoded import DecodedFilm, DecodedPicture, DecodedSound
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, NoRoom, NotTaken
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import SEALS, aligned
+from omnistage.models.media.output import SEALS, align
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.media.turns import WaitingPlaces
@@ -84,9 +84,9 @@ class MediaDecoder:
         """Evenly spaced frames of the film, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
 
-        def film(said: dict[str, Any], memory: mmap.mmap) -> DecodedFilm:
-            frames = _pixels(memory, said["shape"], 4)
-            sound = DecodedSound(_samples(memory, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
+        def film(said: dict[str, Any], made: mmap.mmap) -> DecodedFilm:
+            frames = _pixels(made, said["shape"], 4)
+            sound = DecodedSound(_samples(made, align(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
             return DecodedFilm(frames, _seconds(said["frame_s"]), sound)
 
         return await self._decode("video", source, ask, client, film)

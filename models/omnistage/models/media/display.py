@@ -12,7 +12,7 @@ from av.sidedata.sidedata import Type
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnistage.models.media.colours import laid
+from omnistage.models.media.colours import lay_on_ground
 from omnistage.models.media.preprocessing import Colour
 
 STRAIGHT = math.tan(math.radians(1.0))
@@ -63,4 +63,4 @@ def _laid(frame: Any, background: Colour) -> NDArray[np.uint8]:
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
     seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
-    return np.asarray(laid(seen.convert("RGB"), seen.getchannel("A"), background))
+    return np.asarray(lay_on_ground(seen.convert("RGB"), seen.getchannel("A"), background))

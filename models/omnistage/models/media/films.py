@@ -1,9 +1,9 @@
 """A film decoded by FFmpeg. The file is read once for the times of its frames, which headers state wrongly or not at all, then decoded
 frame by frame.
 
-From a film with an even rate the frames with the numbers of `sampled_frames` are taken, in the order in which they are shown. From other
-films those frames are taken that are shown at the same number of evenly spaced moments. Moments are whole numbers of ticks; a tick is the
-unit of the stream."""
+From a film with an even rate the frames with the numbers of `sample_frames` are taken, in the order in which they are shown. From other
+films those frames are taken that are shown at the same number of evenly spaced moments.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from omnistage.models.media import containers, display, sounds
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import BoundedFile
-from omnistage.models.media.pictures import resized
-from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sampled_frames, smart_resize
+from omnistage.models.media.pictures import resize_picture
+from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sample_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
 """The rate of frames if a file says nothing about time."""
@@ -83,7 +83,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         height, width = stream.height or 1, round((stream.width or 1) * display.pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
-        plan = planned(lasting, times.unit, times.rate_hz, ask)
+        plan = plan_frames(lasting, times.unit, times.rate_hz, ask)
         check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
     with _open(file, limits) as container:
         stream = _stream(container, limits)
@@ -112,9 +112,8 @@ def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
         return float(first.time or 0.0)
 
 
-def _open(file: BinaryIO, limits: MediaLimits) -> Any:
-    """The file, opened by FFmpeg. Raises UnknownFormat."""
-    container = containers.opened(file, limits)
+def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
+    container = containers.open_container(file, limits)
     if container is None:
         raise UnknownFormat("it is no film in a format that is known here, or it is damaged at its beginning: convert it to MP4 or WebM")
     return container
@@ -176,15 +175,16 @@ def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
     return [round(first - gap * number) for number in range(again, 0, -1)] + times.shown
 
 
-def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
-    """The frames to take. times: when each frame is shown, rising, in ticks of `unit` s. rate_hz: frames a second in the header, or 0."""
+def plan_frames(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
+    """times: when each frame is shown, rising, in units of so many seconds. rate_hz: frames per second as the header says, 0 if it does
+    not."""
     frames = len(times)
     gap = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 0.0
     found_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ
     even = all(abs(time - times[0] - number * gap) <= gap / 2 for number, time in enumerate(times))
     if even and rate_hz and abs(rate_hz / found_hz - 1) < CLOSE:
         found_hz = rate_hz
-    numbers = sampled_frames(frames, found_hz, ask)
+    numbers = sample_frames(frames, found_hz, ask)
     frame_s = frames / found_hz / len(numbers)
     if even:
         return FramePlan([times[number] for number in numbers], frame_s)
@@ -232,7 +232,7 @@ def _put_frames(
         if not height:
             height, width = smart_resize(*size, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             output.expect(count * height * width * 3)
-        output.put(resized(picture, height, width), begin=False)
+        output.put(resize_picture(picture, height, width), begin=False)
     return count, height, width, 3
 
 

@@ -18,12 +18,12 @@ def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
     if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
         return "it is a picture in HEIF, which is not known here: convert it to JPEG"
     is_avif = head[4:8] == b"ftyp" and head[8:] in AVIF_BRANDS
-    if (picture := pictures.opened(file)) is not None:
+    if (picture := pictures.open_picture(file)) is not None:
         with picture:
             return f"it is a picture ({picture.format}): send it as image/*"
     if is_avif:
         return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
-    if (container := containers.opened(file, limits)) is not None:
+    if (container := containers.open_container(file, limits)) is not None:
         with container:
             if containers.video_stream(container) is not None:
                 return f"it is a film ({container.format.name}): send it as video/*"

@@ -51,16 +51,16 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields places from `begin` on that match a head, until MOST were looked at. most_bytes: length of the longest match."""
-        for at in found(file, begin, head, most_bytes):
+        """Yields places that match a head, until enough of them were looked at. most_bytes: most bytes of a match."""
+        for at in find_heads(file, begin, head, most_bytes):
             if not self._left:
                 return
             self._left -= 1
             yield at
 
 
-def found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-    """Yields all places from `begin` on that match a head. most_bytes: length of the longest match."""
+def find_heads(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
+    """Yields places that match a head. most_bytes: most bytes of a match."""
     block = FIRST_BLOCK
     while True:
         file.seek(begin)

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from omnistage.models.media import chunks, mp3
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.heads import HEAD, HEAD_BYTES, HeadSearch, begins, found
+from omnistage.models.media.heads import HEAD, HEAD_BYTES, HeadSearch, begins, find_heads
 from omnistage.models.media.wholeness import EBML, boxes, cut_off, matroska_bytes
 
 PAGE = struct.Struct("<4sBBqIIIB")
@@ -131,7 +131,7 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
         if mark != b"OggS":
             if begins(file, at):
                 return at
-            at = next(found(file, at, OGG, len(b"OggS")), end)
+            at = next(find_heads(file, at, OGG, len(b"OggS")), end)
             continue
         if flags & BEGINS and begun:
             return at

@@ -16,7 +16,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_S
 """Nobody can change a result that the stage has mapped, or cut it short under the stage, which would kill it."""
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     """The next place where an array may begin."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -37,8 +37,8 @@ class BoundedFile:
             )
 
     def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:
-        """Add an array. begin: whether at the next aligned place, or right after the array before."""
-        start = aligned(self._size) if begin else self._size
+        """Add an array; `begin` at the next aligned place, or right behind the one before."""
+        start = align(self._size) if begin else self._size
         self.expect(start + array.nbytes)
         self._size = start + array.nbytes
         data = memoryview(np.ascontiguousarray(array).data).cast("B")

@@ -32,9 +32,9 @@ UPRIGHT = {
 Image.MAX_IMAGE_PIXELS = None  # our own limit is an error; Pillow's would only be a warning for some sizes
 
 
-def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
-    """Open a picture, and check all that its header and its parts show before it is decoded. Close the result. Raises BadMedia."""
-    image = opened(file)
+def open_checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
+    """A picture that may be decoded, as far as its header and its parts tell. Close the result. Raises BadMedia."""
+    image = open_picture(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
     if image.width * image.height > limits.picture_pixels:
@@ -45,10 +45,9 @@ def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
     return image
 
 
-def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """The pixels, [height, width, 3] or with `alpha` 4, upright and resized. image: of this file, checked. Raises BadMedia, or errors of
-    Pillow."""
-    shown = colours.shown(image, file)
+def decode(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
+    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of Pillow for damaged files, and BadMedia."""
+    shown = colours.load_colours(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()
         made.putalpha(255 if shown.opacity is None else shown.opacity)
@@ -57,12 +56,12 @@ def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessin
     if (turn := _turn(image)) is not None:
         made = made.transpose(turn)
     sizes = smart_resize(made.height, made.width, ask.factor, ask.min_pixels, ask.max_pixels)
-    return resized(made.convert("RGBA") if ask.alpha else made, *sizes)
+    return resize_picture(made.convert("RGBA") if ask.alpha else made, *sizes)
 
 
-def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
-    """Open a picture and read its header; None if the file is no picture. A picture that moves gives its first frame. Raises BadMedia for a
-    picture of too many parts, some of which are read with the header."""
+def open_picture(file: BinaryIO) -> ImageFile.ImageFile | None:
+    """A picture whose header has been read; None if the file is no picture. A picture that moves gives its first frame. Raises BadMedia for
+    a picture of too many parts, some of which are read with the header."""
     check_hidden_work(file)
     file.seek(0)
     try:
@@ -79,6 +78,6 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None  # Pillow raises these for broken notes. The pixels are whole, and nobody sees the notes.
 
 
-def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
+def resize_picture(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
     """[height, width, samples] of a picture of 8 bits a sample, as Transformers' processors without torchvision do it: to the bit."""
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))

@@ -138,9 +138,8 @@ def grown_to(most: int, factor: int) -> int:
     return max(int(((math.sqrt(sides**2 + 4 * (most - 1)) - sides) / 2 * factor) ** 2), 1)
 
 
-def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
-    """The numbers of the frames to take of a film that has so many: evenly from the first on, `ask.fps` a second. rate_hz: frames a second
-    of the film.
+def sample_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
+    """The numbers of the frames that are taken of so many: evenly from the first on, `fps` a second of a film with rate_hz.
 
     It follows `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for
     some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by

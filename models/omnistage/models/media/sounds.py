@@ -28,12 +28,12 @@ GAP_S = 0.1
 """Times of packets are rounded: less than this between two of them is no gap. FFmpeg's command has the same bound."""
 
 
-def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
-    """The sound of a file, mono, float32 [n]. Raises BadMedia, or any error that the libraries raise for damaged files."""
+def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
+    """[n] mono. Raises BadMedia, or any error that the libraries raise for damaged files."""
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
-        container = containers.opened(_with_count(part, limits), limits)
+        container = containers.open_container(_counted(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
@@ -52,9 +52,9 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
 def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
-    header = mp3.header(part)
-    container = containers.opened(part, limits) if header else None
-    if header is None or container is None:
+    said = mp3.header(part)
+    container = containers.open_container(part, limits) if said else None
+    if said is None or container is None:
         return part
     with container:
         there = sum(bool(packet.size) for packet in container.demux(audio=0))

@@ -11,7 +11,7 @@ from transformers import Qwen2_5OmniTextConfig
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.group import Group
 from omnistage.engine.linear import LinearMaker
-from omnistage.engine.rope import contiguous, rotary
+from omnistage.engine.rope import contiguous_axes, rotary
 from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
@@ -58,7 +58,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
     """The decoder, or a rank's part of it."""
     weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=BIASED)
-    parts = DecoderParts(rope=rotary(config.rope.theta, contiguous(config.rope.sections)), tap=last_and_embedding)
+    parts = DecoderParts(rope=rotary(config.rope.theta, contiguous_axes(config.rope.sections)), tap=last_and_embedding)
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
     plan = {**Qwen2_5OmniTextConfig.base_model_tp_plan, **HEAD_PLAN}

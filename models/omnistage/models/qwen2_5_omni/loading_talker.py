@@ -10,7 +10,7 @@ from omnistage.engine.decoder import EMBEDDING, DecoderParts, PackedDecoder
 from omnistage.engine.entry import Enter
 from omnistage.engine.head import TokenHead
 from omnistage.engine.materials import Materials
-from omnistage.engine.rope import contiguous, rotary
+from omnistage.engine.rope import contiguous_axes, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.config import RENAMED
@@ -81,5 +81,5 @@ def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device:
         projection = materials.linear(matrix, bias)
         return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
 
-    rope = rotary(config.rope.theta, contiguous(config.rope.sections))
+    rope = rotary(config.rope.theta, contiguous_axes(config.rope.sections))
     return PackedDecoder(config.decoder, weight, DecoderParts(entry=entry, rope=rope))

@@ -14,7 +14,7 @@ from omnistage.engine.experts import experts
 from omnistage.engine.group import Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.norm import head_rms_norm
-from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.rope import interleaved_axes, rotary
 from omnistage.engine.tap import embedding_or_hidden
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.config import RENAMED
@@ -77,7 +77,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
         weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=config.biased
     )
     parts = DecoderParts(
-        rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
+        rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
         head_norm=head_rms_norm,
         feed_forward=experts(config.experts),
         after=deepstack(len(config.vision.deepstack)),

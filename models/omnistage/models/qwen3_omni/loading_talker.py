@@ -18,12 +18,12 @@ from omnistage.engine.feed_forward import activated_product
 from omnistage.engine.linear import build_exact
 from omnistage.engine.materials import Materials
 from omnistage.engine.norm import head_rms_norm
-from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.rope import interleaved_axes, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
 from omnistage.models.common.experts import check_experts
-from omnistage.models.common.revision import computed
+from omnistage.models.common.revision import compute_on_thread
 from omnistage.models.common.speech.ports import codes_port, row_ports
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
@@ -69,7 +69,9 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     )
     info = ModelInfo(
         name=name_of(folder) + "-talker",
-        revision=started.revision(CODE_REVISION, results=computed(predictor.fixed_results, options.threads), settings=str(cache.context)),
+        revision=started.revision(
+            CODE_REVISION, results=compute_on_thread(predictor.fixed_results, options.threads), settings=str(cache.context)
+        ),
         accepts=row_ports(config.row_size, started.dtype, place=PLACE),
         produces=(codes_port(config.groups, config.rate_hz),),
         max_sessions=options.sessions,
@@ -146,7 +148,7 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
 
     parts = DecoderParts(
         entry=_entry(config, further),
-        rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
+        rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
         head_norm=head_rms_norm,
         feed_forward=experts(config.experts),
     )

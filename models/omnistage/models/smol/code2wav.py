@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, speakers_text
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -339,7 +339,7 @@ def load_code2wav(folder: Path, options: LoadOptions | None = None) -> SmolCode2
     net = SpectrumNet()
     load_weights(net, folder)
     net.to(options.device)
-    heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], options.threads)
+    heard = compute_on_thread(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], options.threads)
     info = ModelInfo(
         name="hibari-code2wav",
         revision=revision(folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=heard),

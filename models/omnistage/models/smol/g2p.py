@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from omnistage.models.smol.spoken.reader import spoken
+from omnistage.models.smol.spoken.reader import read_aloud
 
 PAD = 0
 MAX_PHONEMES = 400
@@ -53,8 +53,8 @@ class Phonemizer:
         self._symbols = dict(symbols)
 
     def read(self, text: str) -> Reading:
-        """Read one phrase: its words, their phonemes, and the characters that are not spoken."""
-        read = spoken(text)
+        """Read one phrase."""
+        read = read_aloud(text)
         normal = read.text
         letters = [""]
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(normal)) if normal else ():

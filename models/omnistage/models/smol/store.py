@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetch_folder
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
@@ -29,8 +29,10 @@ SPACE = 700 << 20
 
 def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
     """The converted default model: a folder with `thinker`, `talker` and `code2wav`, fetched and converted first if it is not in the cache.
-    Safe to call from several processes at once. Raises FetchError, which says what to do."""
-    return fetched(_recipe(), cache or cache_directory(), progress)
+
+    Safe to call from several processes at once. Raises FetchError, which says what to do.
+    """
+    return fetch_folder(_recipe(), cache or cache_directory(), progress)
 
 
 def _recipe() -> Recipe:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, speakers_text
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
@@ -246,7 +246,7 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
         net = FeatureNet(config.size("embeddings"), config.size("heads"))
     load_weights(net, folder)
     phonemizer = Phonemizer(config.table("symbols", int))
-    spoken = computed(partial(_first_rows, net, phonemizer), options.threads)
+    spoken = compute_on_thread(partial(_first_rows, net, phonemizer), options.threads)
     info = ModelInfo(
         name="hibari-talker",
         revision=revision(folder, CODE_REVISION, dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from omnistage.models.common.owned import LOCK, OwnFolder, sweep
-from omnistage.models.common.progress import ShowProgress, unseen
+from omnistage.models.common.progress import ShowProgress, show_nothing
 from omnistage.models.errors import LoadError
 
 TOKENIZERS = ("built", "qwen")
@@ -91,7 +91,7 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     own = OwnFolder("partial", directory if exists else directory.parent)
     work = own.path
     try:
-        _named(maker.make)(work, order, progress or unseen)
+        _named(maker.make)(work, order, progress or show_nothing)
         umask = _umask()
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)

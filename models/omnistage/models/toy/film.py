@@ -29,7 +29,7 @@ from omnistage.models.interface import (
     TensorRows,
     Wanted,
 )
-from omnistage.models.options import LoadOptions, check_counts, checked_options
+from omnistage.models.options import LoadOptions, check_counts, validate_options
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas
@@ -64,7 +64,7 @@ class FilmOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> FilmOptions:
-        made = cls(**checked_options(options, cls(), "the toy models"))
+        made = cls(**validate_options(options, cls(), "the toy models"))
         check_counts(made, ("max_chunk", "budget", "step_budget", "experts", "workers"), "the toy models")
         return made
 

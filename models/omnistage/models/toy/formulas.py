@@ -201,7 +201,7 @@ def expert(number: int) -> int:
     return 3 + 2 * number
 
 
-def drawn(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
+def latent_after(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
     """The latent after `steps` steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
     total = sum(pow(3, steps - step, 256) * (added + step) for step in range(1, steps + 1))
     latent: NDArray[np.int64] = (pow(3, steps, 256) * begun + total) % 256

@@ -39,7 +39,7 @@ from omnistage.models.interface import (
     TextRequest,
     Wanted,
 )
-from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.options import LoadOptions, validate_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import MAX_BYTES, Unreadable, pixels_of, samples_of
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions
@@ -70,7 +70,7 @@ class OmniOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> Self:
-        return cls(**checked_options(options, cls(), cls.of))
+        return cls(**validate_options(options, cls(), cls.of))
 
     @property
     def common(self) -> ToyOptions:

@@ -39,7 +39,7 @@ from omnistage.models.interface import (
     Wanted,
     WaveRequest,
 )
-from omnistage.models.options import LoadOptions, check_counts, checked_options
+from omnistage.models.options import LoadOptions, check_counts, validate_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
@@ -77,7 +77,7 @@ class ToyOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
-        made = cls(**checked_options(options, cls(), "the toy models"))
+        made = cls(**validate_options(options, cls(), "the toy models"))
         check_counts(made, ("max_chunk", "width", "samples_per_frame", "length"), "the toy models")
         return made
 

@@ -137,7 +137,7 @@ class RandomWords:
         return BenchPrompt(" ".join(WORDS[place] for place in rng.integers(len(WORDS), size=self.count.draw(rng))))
 
 
-def built_in(*, to_draw: bool) -> Listed:
+def built_in_prompts(*, to_draw: bool) -> Listed:
     """The built-in prompts: questions, or scenes if they are to be drawn."""
     return Listed([BenchPrompt(text) for text in (SCENES if to_draw else QUESTIONS)], "built-in prompts")
 

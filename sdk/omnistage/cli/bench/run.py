@@ -14,7 +14,7 @@ from omnistage.cli.bench.question import Questions
 from omnistage.cli.bench.sample import Failure, Sample, take
 from omnistage.cli.bench.stop import Stop
 from omnistage.cli.bench.summary import Summary
-from omnistage.cli.bench.watching import watched
+from omnistage.cli.bench.watching import watch_level
 from omnistage.cli.connect import connect_client
 from omnistage.cli.interruptible import Interrupted
 from omnistage.cli.where import Where
@@ -102,7 +102,7 @@ async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audie
 
     for load in plan.loads:
         level = Level(load, plan.extent_of(load), ask, number + plan.warmup, plan.questions.seed)
-        async with watched(level, is_quiet=plan.is_quiet):
+        async with watch_level(level, is_quiet=plan.is_quiet):
             await stop.unless_stopped(_level(plan, omni, level, number))
         number += plan.warmup + level.started
         if level.offered:

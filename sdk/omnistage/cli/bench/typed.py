@@ -9,7 +9,7 @@ import typer
 
 from omnistage.cli.bench.arrivals import Process
 from omnistage.cli.bench.level import Closed, Extent, Load, Open
-from omnistage.cli.bench.prompts import NumberRange, Prompts, RandomWords, built_in, of_file
+from omnistage.cli.bench.prompts import NumberRange, Prompts, RandomWords, built_in_prompts, of_file
 
 MOST_LEVELS, MOST_AT_ONCE, HIGHEST_RATE = 32, 4096, 10_000.0
 MOST_WORDS = 100_000
@@ -75,7 +75,7 @@ def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw
         raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
     if input_words is not None:
         return RandomWords(span_of("--input-words", input_words, MOST_WORDS), seed)
-    return of_file(file) if file is not None else built_in(to_draw=to_draw)
+    return of_file(file) if file is not None else built_in_prompts(to_draw=to_draw)
 
 
 def extent_of(load: Load, requests: int | None, seconds: float | None) -> Extent:

@@ -20,7 +20,7 @@ BAR = 24
 
 
 @asynccontextmanager
-async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
+async def watch_level(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
     """Inside this block show how far the level is."""
     notices = Notices()
     if is_quiet or not notices.is_terminal:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from omnistage.models.options import checked_options, not_negative
+from omnistage.models.options import not_negative, validate_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +28,4 @@ class ThinkerOptions:
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
         """The options, from the settings of a server. Raises LoadError."""
         of = f"the thinker of {cls.family}"
-        return not_negative(cls(**checked_options(options, cls(), of)), of)
+        return not_negative(cls(**validate_options(options, cls(), of)), of)

@@ -41,7 +41,7 @@ from omnistage.models.common.encoders.sizes import Sizes
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.engine_model import Started, choose_dtype, limits_of
 from omnistage.models.common.lru import LruCache
-from omnistage.models.common.revision import computed
+from omnistage.models.common.revision import compute_on_thread
 from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.common.team import Team
 from omnistage.models.common.weights import Weights
@@ -155,7 +155,7 @@ class Ready:
         sizes = Sizes.choose(config, wanted, options, cache)
         limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
         started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
-        together, encoded = computed(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
+        together, encoded = compute_on_thread(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
         info = ModelInfo(
             name=name_of(folder),
             revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows}"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from omnistage.models.errors import LoadError
-from omnistage.models.options import checked_options, not_negative
+from omnistage.models.options import not_negative, validate_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TalkerOptions:
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
         """The options, from the settings of a server. Raises LoadError."""
         of = f"the talker of {cls.family}"
-        return not_negative(cls(**checked_options(options, cls(), of)), of)
+        return not_negative(cls(**validate_options(options, cls(), of)), of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Code2WavOptions:
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
         """The options, from the settings of a server. Raises LoadError."""
         of = f"the code2wav of {cls.family}"
-        made = not_negative(cls(**checked_options(options, cls(), of)), of)
+        made = not_negative(cls(**validate_options(options, cls(), of)), of)
         for name, most in cls.most.items():
             if getattr(made, name) > most:
                 raise LoadError(f"option {name} of {of} is {getattr(made, name)}; {most} is the most")

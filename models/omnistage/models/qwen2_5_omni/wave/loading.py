@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from omnistage.engine.scratch import kernels_kept
-from omnistage.models.common.building import bounded
+from omnistage.models.common.building import bound_building
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
 from omnistage.models.common.speech.trial import try_windows
@@ -58,7 +58,9 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     count = workers_of(chosen.workers, options, device)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
-    trial = computed(partial(try_windows, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads)
+    trial = compute_on_thread(
+        partial(try_windows, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads
+    )
     sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
@@ -96,7 +98,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bounded(stored, folder):  # Its sizes are checked only when it is filled.
+        with torch.device("meta"), bound_building(stored, folder):  # Its sizes are checked only when it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()

@@ -10,7 +10,7 @@ import torch
 from omnistage.engine.linear import LinearMaker, build_exact
 from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.checkpoint import name_of
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import compute_on_thread, revision
 from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
 from omnistage.models.common.speech.ports import codes_port
@@ -45,7 +45,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         windows = Windows(net)
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
-    trial = computed(partial(try_windows, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
+    trial = compute_on_thread(partial(try_windows, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
     # The state before a window is kept until the window is done, and so is the state after it.
     sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(

@@ -48,8 +48,8 @@ _PIECES = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+|\d+|.")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-def spelled(text: str) -> str:
-    """Read the name of a machine, a file or an account: words as words, each sign by its name."""
+def spell(text: str) -> str:
+    """A name of a machine, a file or an account: every sign by its name."""
     words = []
     pieces = _PIECES.findall(text)
     for place, piece in enumerate(pieces):
@@ -65,34 +65,35 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """Read the host, port and path of a web address, without the query after a question mark and the place after a hash. The user's part is
-    left out too: it may hold a password."""
-    words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
+    """The host, port and path of a web address, without the query after a question mark and the place after a hash.
+
+    The user's part is left out too: it may hold a password."""
+    words = spell(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"
     path = match["path"] or ""
-    return words if path == "/" else f"{words} {spelled(path)}".rstrip()
+    return words if path == "/" else f"{words} {spell(path)}".rstrip()
 
 
 def _text(match: re.Match[str]) -> str:
-    return spelled(match.group())
+    return spell(match.group())
 
 
 def _glob(match: re.Match[str]) -> str | None:
-    """A pattern of file names: *.log, **/*.py. None for other stars."""
-    return spelled(match.group()) if re.search(r"\*\.\w|\*/", match.group()) else None
+    """*.log, **/*.py."""
+    return spell(match.group()) if re.search(r"\*\.\w|\*/", match.group()) else None
 
 
 def _handle(match: re.Match[str]) -> str:
-    return f"at {spelled(match['name'])}"
+    return f"at {spell(match['name'])}"
 
 
 def _hashtag(match: re.Match[str]) -> str:
-    return f"hashtag {spelled(match['name'])}"
+    return f"hashtag {spell(match['name'])}"
 
 
 def _snake(match: re.Match[str]) -> str:
-    return spelled(match.group()).replace(" underscore", "")
+    return spell(match.group()).replace(" underscore", "")
 
 
 _END = r"(?=[.,;:!?)\"'”*]*(?:\s|\x00|$))"

@@ -178,7 +178,7 @@ def _forms(character: str) -> Sequence[Form]:
     return _DIGIT_FORMS if character.isdecimal() else _SIGN_FORMS.get(character, ())
 
 
-def spoken(text: str) -> SpokenText:
+def read_aloud(text: str) -> SpokenText:
     """Read a text aloud. Linear in its length."""
     cleaned = clean(text)
     return _Reading(cleaned.text).result(cleaned.unspoken)
