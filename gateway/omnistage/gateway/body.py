@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.failure import invalid, unsupported
@@ -14,6 +14,9 @@ MAX_MESSAGES = 1024
 
 MAX_KEYS = 128
 """Most keys of an object whose fields are validated."""
+
+MOST_OPTIONS = 64
+"""Most options of one pipeline alone."""
 
 MOST_SEED = (1 << 64) - 1
 
@@ -72,10 +75,19 @@ def _not_called(given: object) -> object:
     return None if given in ("none", "auto") else given
 
 
+def value_of_json(given: object) -> object:
+    """A value from a form's field, which is JSON as a text; any other value as it is."""
+    try:
+        return from_json(given) if isinstance(given, str) else given
+    except ValueError:
+        raise PydanticCustomError("json", "give it as JSON") from None
+
+
 Voice = Annotated[str, BeforeValidator(_named, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
 Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
+PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MOST_OPTIONS)]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
@@ -100,6 +112,21 @@ class ConversationBody(StrictBody):
     moderation: Refused = None
     tools: Refused = None
     tool_choice: ToolChoice = None
+
+
+class DrawnBody(Body):
+    """Options of pictures, films and sound of a prompt that have the same names in the client library."""
+
+    steps: int | None = None
+    seed: Seed | None = None
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    options: PipelineOptions | None = None
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """These options by name; None: not given."""
+        return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
 
 def refuse(asked: Body, *names: str) -> None:

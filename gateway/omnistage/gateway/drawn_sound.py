@@ -14,12 +14,12 @@ from starlette.responses import Response
 from omnistage.client.events import Done, Event, Failover, Progress
 from omnistage.gateway import additions
 from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
+from omnistage.gateway.body import DrawnBody
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.offer import SOUND
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_schema import DrawnBody
 from omnistage.gateway.sound import MEDIA_TYPES, check_format, encode_sound, file_of
 
 MOST_SECONDS = 3600

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from omnistage.gateway.body import Ignored
-from omnistage.gateway.pictures_schema import FILE, SIZE, DrawnBody, PictureReference, size_of
+from omnistage.gateway.body import DrawnBody, Ignored
+from omnistage.gateway.pictures_schema import FILE, SIZE, PictureReference, size_of
 
 MOST_SECONDS = 3600
 MOST_FRAMES = 1 << 16

@@ -6,16 +6,15 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.body import Body, Ignored, Seed
+from omnistage.gateway.body import Body, DrawnBody, Ignored, value_of_json
 
 MOST_PICTURES = 8
 """Most pictures of one answer, layers not counted."""
 MOST_GIVEN = 16
 """Most pictures to draw from."""
 MOST_SIGMAS = 1000
-MOST_OPTIONS = 64
 
 
 SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
@@ -45,31 +44,7 @@ class PictureReference(Body):
     file_id: str | None = None
 
 
-def _of_json(given: object) -> object:
-    """A value from a form's field, which is JSON as a text; any other value as it is."""
-    try:
-        return from_json(given) if isinstance(given, str) else given
-    except ValueError:
-        raise PydanticCustomError("json", "give it as JSON") from None
-
-
-Sigmas = Annotated[list[float], BeforeValidator(_of_json), Field(min_length=1, max_length=MOST_SIGMAS)]
-PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(_of_json), Field(max_length=MOST_OPTIONS)]
-
-
-class DrawnBody(Body):
-    """Options of pictures, films and sound of a prompt that have the same names in the client library."""
-
-    steps: int | None = None
-    seed: Seed | None = None
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
-    options: PipelineOptions | None = None
-
-    @property
-    def drawn(self) -> dict[str, Any]:
-        """These options by name; None: not given."""
-        return {name: getattr(self, name) for name in DrawnBody.model_fields}
+Sigmas = Annotated[list[float], BeforeValidator(value_of_json), Field(min_length=1, max_length=MOST_SIGMAS)]
 
 
 class PictureRequest(DrawnBody):
