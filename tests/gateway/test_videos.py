@@ -98,6 +98,7 @@ async def test_a_picture_in_json_begins_it(url: str) -> None:
 
 async def test_without_a_seed_there_is_one_that_makes_the_same_again(url: str) -> None:
     first, other = (ask(url, seed=None).json() for _ in range(2))
+    assert first["seed"] < 10**9 > other["seed"]  # A page in JavaScript shows it exactly.
     again = ask(url, seed=first["seed"]).json()
     files = []
     for one in (first, other, again):

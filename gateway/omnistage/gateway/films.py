@@ -16,7 +16,6 @@ from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_part
 from omnistage.client.options import OPTIONS
 from omnistage.gateway.answering import begin_pieces, stream_response, unless_gone
-from omnistage.gateway.body import MOST_SEED
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
 from omnistage.gateway.film_growing import ask_for_film
@@ -36,6 +35,9 @@ NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "g
 
 RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 """The first and the last byte of a range; either may be empty."""
+
+DRAWN_SEEDS = 10**9
+"""A drawn seed is below this number, as those of a router are: people type it again, and JavaScript reads it exactly."""
 
 AUTO = "auto"
 """Shown as size or length while the model chooses them; a whole film shows its own."""
@@ -131,7 +133,7 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
     picture = None if reference is None else await unless_gone(request, _picture(door, visitor, reference))
     width, height = sides_of(asked.size)
     if asked.seed is None:
-        asked.seed = secrets.randbelow(MOST_SEED + 1)
+        asked.seed = secrets.randbelow(DRAWN_SEEDS)
     pipeline = await unless_gone(request, door.offer.pipeline_that_can(FILM, asked.model))
     options = door.options(
         visitor,
