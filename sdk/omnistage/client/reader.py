@@ -303,7 +303,7 @@ class Reader:
         """The error for a text to speak of which no sound came, with the reason."""
         message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
-            return NotSpokenError(f"{told}: {unspoken_text(account) or 'no sound came'}")
+            return NotSpokenError(f"{message}: {unspoken_text(account) or 'no sound came'}")
         lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
         return NotSpokenError(f"{message}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
 

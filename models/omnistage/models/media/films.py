@@ -112,7 +112,7 @@ def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
         return float(first.time or 0.0)
 
 
-def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
+def _open(file: BinaryIO, limits: MediaLimits) -> Any:
     container = containers.open_container(file, limits)
     if container is None:
         raise UnknownFormat("it is no film in a format that is known here, or it is damaged at its beginning: convert it to MP4 or WebM")

@@ -33,7 +33,7 @@ def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDAr
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
-        container = containers.open_container(_counted(part, limits), limits)
+        container = containers.open_container(_with_count(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
@@ -52,9 +52,9 @@ def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDAr
 def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     """The file with its real number of frames in the header, if it is an MP3 that states a number: FFmpeg leaves out samples after the
     stated end. Raises BadMedia for a file that was cut off."""
-    said = mp3.header(part)
-    container = containers.open_container(part, limits) if said else None
-    if said is None or container is None:
+    header = mp3.header(part)
+    container = containers.open_container(part, limits) if header else None
+    if header is None or container is None:
         return part
     with container:
         there = sum(bool(packet.size) for packet in container.demux(audio=0))
