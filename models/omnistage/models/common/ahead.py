@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yields the items of `source`. The source runs in a task of its own, makes one item while the caller looks at the one before, and
-    waits then. When this generator is closed, it returns after the source is closed. Raises the source's error after all items that the
-    source yielded."""
+    """Yields the items of `source`. The source runs in a task of its own and makes one item while the caller looks at the one before;
+    then it waits. When this generator is closed, it closes the source first. Raises the source's error after all items that the source
+    yielded."""
     made: list[T] = []
     there, taken = asyncio.Event(), asyncio.Event()
 
@@ -44,12 +44,12 @@ async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]
             del thing
     finally:
         await _ended(making)
-        del making  # Its error leads to this frame.
+        del making  # Its error refers to this frame: a cycle.
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end, whatever is cancelled meanwhile. The caller has looked at its error already, or does not need
-    it any more."""
+    """Cancel the task and wait for its end, even if the waiting task itself is cancelled; then raises CancelledError at the end. The error
+    of the ended task is dropped: the caller has seen it, or does not need it any more."""
     task.cancel()
     cancelled = False
     while not task.done():

@@ -1,7 +1,8 @@
-"""The text of a Thinker's answer: it takes tokens and rows as an engine makes them, and gives pieces. No torch and no thread.
+"""The text of a Thinker's answer: takes the tokens and rows that an engine makes, and returns the pieces for the ports. No torch and no
+thread.
 
-Text goes out when its characters are final. A row goes out when the text of its token does, so that a Talker that speaks rows says what the
-client reads: text that a stop string may still cut has no rows yet, and cut text has none at all.
+Text is final when no stop string can cut it any more; only final text goes out. A row goes out together with the text of its token, so that
+a Talker, which speaks the rows, says what the client reads. Text that a stop string has cut off gets no rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Span(NamedTuple):
 
 
 class AnswerAssembler:
-    """One answer. Call `take` after every step until the answer is `complete`."""
+    """Makes the pieces of one answer. Call `take` after every step until the answer is `complete`."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class AnswerAssembler:
         ready: Sequence[TensorRows] = (),
         thought: ThoughtLike | None = None,
     ) -> None:
-        """history: tokens of the answer so far, whose text is out. finished: the reason with which the answer ended after them; None: it
-        goes on. most: the most tokens that the answer may have. row_port: the port with one row for each token; empty for a model without
-        one. last_row: whether the last token has a row even if no end token follows it, because there was no room for one or a stop string
-        was met. row_of: makes the row of a token, [1, width], from its id; None: rows come from the engine. prompt_port: the port with the
-        rows of the prompt, which has `prompt_rows`. prompt_slots: int64, ascending: this port has only the rows of these slots; None: of
-        all. ready: rows that are known already and go out first. thought: the thought before the answer, which has no rows; None: there is
-        none. Raises BadRequest if the first wanted row lies beyond the rows of the prompt, or beyond the tokens so far."""
+        """history: tokens of the answer that went out earlier. finished: why the answer ended after them; None: it goes on. most: largest
+        number of tokens of the answer. row_port: the port with one row for each token; empty for a model without one. last_row: whether the
+        last token has a row although no end token follows it, because there was no room for one or a stop string was met. row_of: makes the
+        row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port with the rows of the prompt.
+        prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this port has; None: all. ready:
+        rows that are known already and go out first. thought: the thought before the answer, which has no rows; None: there is none. Raises
+        BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so far."""
         self._detokenizer = detokenizer
         self._wants_text = "text" in wanted
         self._wants_rows = row_port in wanted
@@ -66,12 +67,12 @@ class AnswerAssembler:
         self._thought_text: str | None = None
         """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
         self._cut: list[TextPiece] = []
-        """The last piece of a thought, put aside when the answer begins."""
+        """The last piece of a thought that has ended; it waits for the next `take`."""
         self._sayable = 0
-        """How many tokens have final text, are to have a row, and wait for it to go out."""
+        """Number of tokens whose text is final and whose row has not gone out yet."""
         self._rows: deque[Array] = deque()
         self._arrived = 0
-        """How many rows have come and not gone out."""
+        """Number of rows that have come and not gone out."""
         self._rows_ended = not self._wants_rows
         self._most = most
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
@@ -94,7 +95,7 @@ class AnswerAssembler:
         check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
         for token_id in history:
             self._push(token_id)
-        self._thought_text = None  # The text is out, as the text of a history is.
+        self._thought_text = None  # The text of a history went out earlier.
         check_place(wanted, row_port, self._count - self._thoughts, "tokens so far")
         if finished is not None:
             self._detokenizer.finish()
@@ -104,7 +105,7 @@ class AnswerAssembler:
 
     @property
     def ended(self) -> bool:
-        """Whether the text is all there: further tokens are of no use."""
+        """Whether the text is complete, so that further tokens are dropped."""
         return self._reason is not None
 
     @property
@@ -117,8 +118,8 @@ class AnswerAssembler:
 
     @property
     def items(self) -> int:
-        """How many items to request from an engine, including the history: no more than the wanted ports need. An engine computes a row
-        only in order to draw the item after it, so a wanted row of the last token takes one item more."""
+        """Number of items to request from an engine, including the history: no more than the wanted ports need. An engine makes the row of
+        a token only to draw the next one, so a wanted row of the last token takes one item more."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1
         return self._most + (self._wants_rows and self._last_row)
@@ -131,16 +132,17 @@ class AnswerAssembler:
         return self._prompt_rows + self._thoughts + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
-        """Note the figures that are known when the first step begins; see TextPiece."""
+        """Set two figures of the next piece, known when the first step begins: seconds of waiting, and tokens of the prompt found in the
+        cache."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
 
     def asked_with(self, prompt_tokens: int) -> None:
-        """Note the length of the prompt; see TextPiece."""
+        """Set the number of tokens of the prompt, for the next piece."""
         self._prompt_tokens = prompt_tokens
 
     def token(self, token_id: int, logprob: float | None = None, *, top: Sequence[tuple[int, float]] = (), complete: bool = False) -> None:
-        """Take the next token. Tokens after a stop string are dropped. top: the likeliest tokens in its place, with their logprobs.
-        complete: the text is complete with this token."""
+        """Add the next token. Tokens after a stop string are dropped. top: the likeliest tokens at its place as (id, logprob). complete:
+        the text is complete with this token."""
         if self.ended:
             return
         text = self._push(token_id)
@@ -159,7 +161,8 @@ class AnswerAssembler:
             self.end(FinishReason.LENGTH)
 
     def rows_at(self, slot: int, rows: Array) -> None:
-        """Take the rows [n, width] of consecutive slots, beginning with the prompt; unwanted rows are dropped."""
+        """Add the rows [n, width] of consecutive slots. slot: number of the first one, counted from the start of the prompt. Unwanted rows
+        are dropped."""
         split = max(self._prompt_rows - slot, 0)
         end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
         places = self._prompt_slots[self._next_prompt_row : end] - slot
@@ -174,14 +177,15 @@ class AnswerAssembler:
             self.rows(rows[split:][max(self._thoughts + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
-        """Take the next rows [n, width] (kept, not copied), beginning with the first wanted row. They may come later than their tokens."""
+        """Add the next rows of the answer [n, width], beginning with the first wanted one. They are kept without a copy, and may come later
+        than their tokens."""
         if self._wants_rows and len(rows):
             self._rows.append(rows)
             self._arrived += len(rows)
             self._next_row += len(rows)
 
     def end(self, reason: FinishReason) -> None:
-        """No more tokens come; rows may."""
+        """Note that no more tokens come, and why; rows may still come."""
         if self.ended:
             return
         if self._thought is not None and (rest := self._thought.finish()):
@@ -190,8 +194,8 @@ class AnswerAssembler:
         self._reason = FinishReason.STOP if self._detokenizer.stopped else reason
 
     def take(self) -> list[TextPiece | TensorRows]:
-        """The pieces that became final since the last call: rows of the prompt first, and text before its rows, because nobody may have
-        anything that was made from a token before the caller has the token."""
+        """The pieces that became final since the last call: rows of the prompt, then text, then the rows of this text. Text comes before
+        its rows, so that no reader of the rows is ahead of the reader of the text."""
         pieces: list[TextPiece | TensorRows] = [*self._ready, *self._joined_prompt()]
         self._ready = []
         ends = self.ended and not self._told
@@ -206,7 +210,7 @@ class AnswerAssembler:
         return pieces
 
     def _piece(self, reason: FinishReason | None = None) -> TextPiece:
-        """A piece with the tokens since the last piece."""
+        """The tokens and text since the last piece, as a piece, and forgets them. reason: why the answer ended; None: it goes on."""
         told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
         tokens = (tuple(self._ids), tuple(self._logprobs), tuple(self._top_logprobs))
         piece = TextPiece(self._text, *tokens, reason, *told, pieces=tuple(self._pieces), thought=self._thought_text)
@@ -221,14 +225,15 @@ class AnswerAssembler:
         return 0 if self._thought is None else self._thought.count
 
     def _joined_prompt(self) -> list[TensorRows]:
-        """The new rows of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
+        """The new rows of the prompt, joined to one piece: an engine makes rows page by page, and sending many small pieces costs more."""
         pieces, self._prompt_pieces = self._prompt_pieces, []
         if len(pieces) < 2:
             return pieces
         return [TensorRows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
 
     def _push(self, token_id: int) -> str:
-        """Text of the answer that became final with a token; text of a thought is put aside."""
+        """Add a token. Returns the text of the answer that became final with it. Text of a thought is added to `_thought_text` instead, and
+        empty text is returned."""
         if self._thought is not None and (thought := self._thought.take(token_id)) is not None:
             self._thought_text = (self._thought_text or "") + thought
             self._count += 1
@@ -260,7 +265,7 @@ class AnswerAssembler:
         return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
 
     def _is_final(self, span: _Span) -> bool:
-        """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole:
+        """Whether the text of a token is final. If a stop string cuts a token in the middle, the token counts as final and is spoken whole:
         otherwise its visible part would not be heard."""
         given = self._detokenizer.given
         if span.end <= given:
@@ -268,7 +273,7 @@ class AnswerAssembler:
         return self.ended and (span.begin < given or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
-        """The rows that have come for tokens with final text, as one piece; an empty last piece if the port ends without any."""
+        """The rows of tokens whose text is final, as one piece. If the port ends without any, the piece is an empty last one; else none."""
         self._settle()
         left = count = min(self._sayable, self._arrived)
         taken: list[Array] = []
@@ -331,7 +336,7 @@ class EngineEvent(Protocol[T]):
 
 
 class EngineStream(Protocol[T]):
-    """The outputs of an engine for one request. `take` waits for events; there are none after the end."""
+    """The outputs of an engine for one request. `take` waits for events; it returns none after the end."""
 
     async def take(self) -> Sequence[EngineEvent[T]]: ...
 
@@ -339,8 +344,8 @@ class EngineStream(Protocol[T]):
 async def answer_pieces(
     stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]
 ) -> AsyncGenerator[TextPiece | TensorRows, None]:
-    """The pieces of an answer whose tokens are the first codes of a stream's items. array: turns the engine's rows into rows of the port.
-    Ends when all wanted output has come, which may be before the stream ends: then close the stream."""
+    """The pieces of an answer whose tokens are the first codes of a stream's items. array: converts the engine's rows to an array for the
+    port. Ends when all wanted output has come, perhaps before the stream ends: the caller then closes the stream."""
     while True:
         for piece in answer.take():
             yield piece

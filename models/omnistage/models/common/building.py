@@ -25,7 +25,7 @@ TIMES = 4
 """A model may have more weights than the files: tied weights, and weights that it computes."""
 
 DEPTH = 32
-"""Parts of a weight's name that are considered."""
+"""Largest number of dots in a weight's name at which names are compared."""
 
 MODULES = 64
 """Modules that a model may have for each weight: some modules have no weights of their own."""
@@ -40,9 +40,9 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
 
 
 @contextmanager
-def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
-    """While the context is open, bounds the modules that this thread builds: raises BadCheckpoint when they have many times more weights
-    than the files."""
+def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
+    """While the context is open, raises BadCheckpoint as soon as the modules that this thread builds have many times more weights, numbers
+    or modules than the files have weights for. header: the weights in the files."""
     thread = threading.get_ident()
     most = TIMES * len(header) + SPARE_WEIGHTS
     most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
@@ -75,11 +75,11 @@ def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]
 
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadCheckpoint for packed weights: tensors of whole numbers that are named like weights of the model, and tensors of types with
-    few bits. Positions and masks, which are whole numbers in the model too, may be there, and so may tensors that the model has no place
-    for, if it lacks nothing.
+    """Raises BadCheckpoint for packed weights, which are recognised by their types: whole numbers under the name of a weight of the model,
+    or a type with few bits. Positions and masks, which are whole numbers in the model too, are accepted. If the model lacks no weight,
+    tensors that it has no place for are accepted as well.
 
-    report: report of a library on its loading. Libraries name weights as in the whole model, or as in a part of it.
+    report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it.
     """
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
     numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
@@ -91,20 +91,20 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
 
 
 def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:
-    """The names that equal a wanted name, or would with some leading parts more or fewer."""
+    """The names that equal a wanted name, or become equal when leading parts of either name are left out."""
     ends = {end for name in wanted for end in _ends(name)}
     return {name for name in names if name in ends or any(end in wanted for end in _ends(name))}
 
 
 def _ends(name: str) -> Iterator[str]:
-    """The name, and its rest after each dot."""
+    """The name itself, and the rest of the name after each dot."""
     parts = name.rsplit(".", DEPTH)
     return (".".join(parts[at:]) for at in range(len(parts)))
 
 
 def check_tensors(model: torch.nn.Module, folder: Path) -> None:
-    """Raises BadCheckpoint for a weight with a number that is not finite in the type of computing. Weights that the loader packs by choice
-    are no plain tensors any more, and are left out. A buffer may be a mask, which is infinite."""
+    """Raises BadCheckpoint for a weight with a number that is not finite in the type of computing. Weights that the loader packs at the
+    user's wish are no plain tensors any more, and are not checked. Buffers may be infinite, because masks are."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in model.state_dict().items():
         if type(value) is torch.Tensor:

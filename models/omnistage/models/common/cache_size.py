@@ -22,8 +22,8 @@ LEAST_CONTEXT = 1024
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The memory of a model on the engine. context: most rows of a sequence. kv_bytes: bytes of keys and values. free: bytes that were free
-    before these. why: reasons in words, by name of the setting."""
+    """The memory of a model on the engine. context: rows that a sequence may have. kv_bytes: bytes of all keys and values. free: bytes that
+    were free before these were allocated. why: name of each setting -> its reason, for the user."""
 
     context: int
     kv_bytes: int
@@ -32,9 +32,9 @@ class CacheSize:
 
     @classmethod
     def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
-        """Choose the sizes. row_bytes: keys and values of one row. context: rows that the model was made for. wanted: context that the user
-        asked for; 0: none. free: free bytes after the weights are loaded; None: measured. Raises LoadError if the user asked for something
-        impossible."""
+        """Choose the sizes. row_bytes: bytes of the keys and values of one row. context: rows that the model was made for. wanted: context
+        that the user asked for; 0: none. free: free bytes after the weights are loaded; None: they are measured. Raises LoadError if the
+        user asked for something impossible."""
         if free is None:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
         most = int(free * KV_SHARE[options.device.partition(":")[0]])
@@ -49,11 +49,11 @@ class CacheSize:
 
 
 def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
-    """The context, and the bytes of a cache that holds at least one sequence of it. whole: the context if it fits. most: bytes that there
-    is room for. is_wanted: whether the user asked for this context.
+    """The context in rows, and the bytes of a cache that holds at least one sequence of it. whole: the wanted context. most: bytes that
+    there is room for. is_wanted: whether the user asked for this context.
 
-    A context that does not fit becomes a power of two: the context decides when an answer ends, so replicas whose free memory differs a
-    little must choose the same."""
+    A context that does not fit is reduced to a power of two: the context decides when an answer ends, so replicas whose free memory differs
+    a little must choose the same."""
     least = pages_for(whole) * PAGE_ROWS * row_bytes
     if given := options.kv_cache_bytes:
         if given < least and is_wanted:

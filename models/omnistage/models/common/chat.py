@@ -1,6 +1,7 @@
-"""The text of a checkpoint with a chat template: its tokenizer, its template, the tokens that end an answer and those that occur in none.
+"""The text side of a checkpoint with a chat template: its tokenizer, its template, the tokens that end an answer, and the tokens that no
+answer has.
 
-The checkpoint's own chat template writes the conversation; a user's words always stay text in it.
+The checkpoint's own chat template writes the conversation. Words of a user always stay text: they never become special tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja
 tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""The mark that stands for each text while the template writes a conversation; both characters belong to Unicode's private use area."""
+"""Stands for the text of this number while the template writes a conversation; both characters belong to Unicode's private use area."""
 
 
 class ChatTokenizer(TextTokenizer):
     """The tokenizer of a checkpoint, and its chat template, which writes conversations."""
 
     def __init__(self, directory: Path, vocabulary: int, end: str, media: Mapping[int, str]) -> None:
-        """vocabulary: number of ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises
-        BadCheckpoint."""
+        """directory: the checkpoint's folder. vocabulary: number of ids that the model has. end: the special token that ends a turn. media:
+        see ChatTemplate. Raises BadCheckpoint."""
         super().__init__(read_tokenizer(directory), vocabulary)
         if end not in self.special:
             raise BadCheckpoint(f"{directory}: the tokenizer has no special token {end}")
@@ -48,10 +49,10 @@ class ChatTokenizer(TextTokenizer):
 
 
 class ChatTemplate:
-    """The template of a checkpoint.
+    """The chat template of a checkpoint: turns a conversation into token ids.
 
-    added: ids of the added tokens by their text. encode: text without added tokens to ids. media: image, audio or video, by the id of the
-    token that stands for it.
+    template: its Jinja text. added: text of each added token -> its id. encode: turns text without added tokens into ids. media: id of the
+    token that stands for a medium -> "image", "audio" or "video".
     """
 
     def __init__(self, template: str, added: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
@@ -59,8 +60,9 @@ class ChatTemplate:
         self._split = re.compile("|".join(re.escape(text) for text in sorted(added, key=len, reverse=True)) or "(?!)")
 
     def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
-        """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for each
-        part that is not text, in order. Raises BadRequest for a conversation that the template refuses."""
+        """Token ids of a conversation, with the beginning of the assistant's answer at their end, and one id for each medium. media:
+        "image", "audio" or "video" for each part that is not text, in order. Raises BadRequest for a conversation that the template
+        refuses."""
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _content(self._answered(turn), texts, kinds)} for turn in turns]
         try:
@@ -74,8 +76,8 @@ class ChatTemplate:
         return ids
 
     def _answered(self, turn: Turn) -> Turn:
-        """A turn without the thought that a client left in its text. Templates that know thoughts leave them out themselves, which they
-        cannot do here: they see marks in the place of texts."""
+        """The turn without the thought that a client left in the assistant's text. Templates that know thoughts would leave them out
+        themselves, but here they cannot: they see marks in place of the texts."""
         if turn.role != "assistant" or CLOSES not in self._template:
             return turn
         _, closes, answer = turn.text.rpartition(CLOSES)
@@ -88,7 +90,8 @@ class ChatTemplate:
         return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
-        """Ids of the written conversation: added tokens of the template become tokens, those in texts stay text."""
+        """Ids of the conversation as the template wrote it. Added tokens that the template wrote become tokens; those in `texts`, the
+        users' texts, stay text."""
         plain = ""
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:
@@ -104,8 +107,8 @@ class ChatTemplate:
 
 
 def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
-    """The parts of a turn as templates know them, with marks in the place of texts. texts: gets the texts. kinds: yields the kinds of the
-    media."""
+    """The parts of a turn in the form that templates expect, with a mark in place of each text. texts: the texts are appended to it. kinds:
+    the kind of the next medium."""
     content = []
     for part in turn.parts:
         if isinstance(part, str):
@@ -120,7 +123,7 @@ def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[d
 
 
 def _template(directory: Path) -> str:
-    """The text of the chat template; if there are several by name, the one named default. Raises BadCheckpoint."""
+    """The text of the chat template; if the file has several by name, the one named default. Raises BadCheckpoint if there is none."""
     for path in (directory / name for name in TEMPLATES):
         if not path.is_file():
             continue
@@ -140,7 +143,7 @@ def _template(directory: Path) -> str:
 
 
 def _ends(directory: Path) -> Sequence[int]:
-    """The ids that end an answer, by generation_config.json. Raises BadCheckpoint."""
+    """The ids that end an answer, from generation_config.json; empty if it names none. Raises BadCheckpoint."""
     path = directory / "generation_config.json"
     found = json_object(path).get("eos_token_id") if path.is_file() else None
     ends = [] if found is None else found if isinstance(found, list) else [found]

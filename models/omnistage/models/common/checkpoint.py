@@ -1,4 +1,4 @@
-"""A checkpoint, judged without loading it: its files, and the values of its JSON."""
+"""Checks of a checkpoint that need no loading: whether its files are there, and whether the values in its JSON are possible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class BadCheckpoint(LoadError):
 
 
 class Config:
-    """The values of a JSON object of a checkpoint. place: where the object stands, for errors."""
+    """A JSON object of a checkpoint, whose values are checked when they are read. place: the file and the object's path in it, for
+    errors."""
 
     def __init__(self, values: dict[str, Any], place: str) -> None:
         self._values = values
@@ -51,8 +52,8 @@ class Config:
         return self._values.get(name) is not None
 
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
-        """The value of a name; a whole number counts as a float too. default: the value if the name is missing or null; None: it must be
-        there. Raises BadCheckpoint."""
+        """The value under a name; a whole number counts as a float too. default: the value if the name is missing or null; None: a missing
+        name is an error. Raises BadCheckpoint for a value of another kind too."""
         found = self._values.get(name)
         if found is None:
             found = default
@@ -61,28 +62,28 @@ class Config:
         return _of_kind(found, kind, f"{self.place}: {name!r}")
 
     def size(self, name: str, most: int = MOST) -> int:
-        """The whole number of a name that is a size or a count. Raises BadCheckpoint if it is missing or too large: building from it would
-        take all memory and time."""
+        """The whole number, a size or a count, under a name. Raises BadCheckpoint if it is missing, below 1 or above `most`: building a
+        model from a huge size would take all memory and time."""
         found = self.value(name, int)
         if not 1 <= found <= most:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be 1 to {most}")
         return found
 
     def at_least(self, name: str, least: float, default: float | None = None) -> float:
-        """The number of a name. default: see `value`. Raises BadCheckpoint if it is below `least`, with which nothing could be computed."""
+        """The number under a name. default: see `value`. Raises BadCheckpoint if it is below `least`: nothing could be computed with it."""
         if (found := self.value(name, float, default)) < least:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be {least} or more")
         return found
 
     def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
-        """The list of a name, with values of one kind. Raises BadCheckpoint."""
+        """The list under a name, with values of one kind. Raises BadCheckpoint."""
         found = self._values.get(name)
         if not isinstance(found, list):
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
         return tuple(_of_kind(value, kind, f"{self.place}: {name!r}") for value in found)
 
     def lists(self, name: str, kind: type[V]) -> tuple[tuple[V, ...], ...]:
-        """The list of lists of a name. Raises BadCheckpoint."""
+        """The list of lists under a name. Raises BadCheckpoint."""
         found = self._values.get(name)
         if not isinstance(found, list):
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
@@ -90,12 +91,12 @@ class Config:
         return tuple(parts.values(str(index), kind) for index in range(len(found)))
 
     def table(self, name: str, kind: type[V]) -> dict[str, V]:
-        """The object of a name, with values of one kind. Raises BadCheckpoint."""
+        """The object under a name as a dict, with values of one kind. Raises BadCheckpoint."""
         values = self.section(name)._values
         return {key: _of_kind(value, kind, f"{self.place}: {key!r} of {name!r}") for key, value in values.items()}
 
     def section(self, name: str) -> Config:
-        """The object of a name. Raises BadCheckpoint."""
+        """The object under a name as a Config. Raises BadCheckpoint."""
         found = self._values.get(name)
         if not isinstance(found, dict):
             raise BadCheckpoint(f"{self.place} lacks the object {name!r}")
@@ -103,7 +104,8 @@ class Config:
 
 
 def _of_kind(found: object, kind: type[V], place: str) -> V:
-    """The value itself if it is of this kind; a whole number becomes a float if one is wanted. place: for errors. Raises BadCheckpoint."""
+    """`found` if it is of this kind; a whole number is converted if a float is wanted. place: for errors. Raises BadCheckpoint for another
+    kind, and for a float that is not finite."""
     if kind is float and type(found) is int and abs(found) <= sys.float_info.max:
         found = float(found)
     if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):  # not isinstance: true and false are no numbers
@@ -112,7 +114,8 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint for the first of these files that a folder of the checkpoint lacks; see INSTEAD."""
+    """Raises BadCheckpoint for the first of these files that is missing in a folder of the checkpoint. A file of INSTEAD may be replaced by
+    others."""
     place = checkpoint / folder
     for name in files:
         lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
@@ -123,22 +126,22 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             )
 
 
-def checkpoint_name(checkpoint: Path) -> str:
-    """The name that people use for a checkpoint: the name of its folder, or NAME if the folder is models--OWNER--NAME/snapshots/COMMIT, as
-    in the cache of a hub."""
+def called(checkpoint: Path) -> str:
+    """The name that people use for a checkpoint: the name of its folder, but NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the
+    cache of a hub."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name
 
 
 def name_of(folder: Path) -> str:
-    """The name that people use for the model of a folder: the one in its config, if there is one."""
+    """The name that people use for the model in a folder, in lower case: the name in its config without the owner, else `called`."""
     named = json_object(folder / "config.json").get("_name_or_path")
     return (named if isinstance(named, str) and named else checkpoint_name(folder)).rpartition("/")[2].lower()
 
 
 def read_config(directory: Path, model_type: str) -> Config:
-    """config.json of the folder. Raises BadCheckpoint if it is missing, damaged or of another model."""
+    """config.json of the folder. Raises BadCheckpoint if it is missing or damaged, or belongs to a model of another type."""
     path = directory / "config.json"
     if not path.is_file():
         raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")

@@ -1,9 +1,9 @@
-"""Text that is kept, token by token, to a JSON schema, to a regular expression or to one of some choices, for any tokenizer.
+"""Text that is restricted, token by token, to a JSON schema, a regular expression or one of some choices, for any tokenizer.
 
-The library llguidance makes the grammars. A JSON schema is read as the library reads it, without white space except one space after a comma
-or a colon, so that an answer cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with
-unknown parts is refused. Every request has its own grammar: what a shared grammar learns would count against the bounds of the next
-request, and would tell one client what another has asked.
+The library llguidance makes the grammars. In a JSON schema, white space is only one space after a comma or a colon, so that an answer
+cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with unknown parts is refused.
+Every request has its own grammar: a grammar learns as it is used, and if it were shared, this would count against the bounds of the next
+request, and would reveal to one client what another has asked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from omnistage.models.conversation import TextConstraint
 from omnistage.models.interface import BadRequest, TextRequest
 
 FORMS = ("json_schema", "regex", "choice")
-"""All forms that `Constraints` can keep a text to."""
+"""All forms of constraints that `Constraints` supports."""
 
 _FIELD = "thinker.constraint"
 _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-"""Bounds of one grammar: about 10 MB at most, and some milliseconds of a step in the worst case."""
+"""Bounds of one grammar: it takes at most about 10 MB, and adds some milliseconds to a step in the worst case."""
 
 _SPACE = " ?"
 _HISTORY_PIECE = 256
@@ -41,7 +41,8 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class Grammar:
-    """Implements `engine.constraint.Constraint`. matcher: stands after the history of the request; each walk gets a copy."""
+    """Implements `engine.constraint.Constraint`. matcher: has read the history of the request; each walk gets a copy. ends: bits of the
+    tokens that end a text. vocabulary: number of ids."""
 
     def __init__(self, matcher: LLMatcher, ends: torch.Tensor, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -83,15 +84,15 @@ class GrammarWalk:
 
 
 class AfterThought:
-    """Implements `engine.constraint.Constraint`: any text up to the end of a thought, then text that `constraint` allows. ends: ids that
-    end an answer; a thought may not end with them."""
+    """Implements `engine.constraint.Constraint`: allows any text until the thought ends, then text that `constraint` allows. ends: ids that
+    end an answer; they may not come within a thought."""
 
     def __init__(self, constraint: EngineConstraint, marks: Marks, ends: Sequence[int]) -> None:
         self._constraint, self._marks, self._ends = constraint, marks, ends
         self.vocabulary = constraint.vocabulary
 
     def begin(self) -> Walk:
-        """A walk at the beginning of a thought: any token may come but the ends."""
+        """A walk at the beginning of a thought, where every token may come except `ends`."""
         free = np.zeros(-(-self.vocabulary // 32) * 32, bool)
         free[: self.vocabulary] = True
         free[list(self._ends)] = False
@@ -100,8 +101,8 @@ class AfterThought:
 
 
 class _ThinkingWalk:
-    """Implements `engine.constraint.Walk`. walk: the walk of the answer after the thought. closes: id of the token that ends the thought.
-    free: bits of the tokens that may come within it."""
+    """Implements `engine.constraint.Walk`. walk: for the answer after the thought. closes: id of the token that ends the thought. free:
+    bits of the tokens that may come within the thought."""
 
     def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:
         self._walk, self._closes, self._free = walk, closes, free
@@ -127,9 +128,9 @@ class _ThinkingWalk:
 class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
-    piece: the bytes of an id; no bytes for an id without a token, any for a special one. encode: ids of a text, for text that can continue
-    in only one way. special: ids that no text has. end_ids: the special ids that end the text. vocabulary: number of ids in the decoder's
-    head.
+    piece: returns the bytes of an id; none for an id without a token, any for a special one. encode: turns text into ids, for text that can
+    continue in only one way. special: ids that no text has. end_ids: the special ids that end the text. vocabulary: number of ids in the
+    decoder's head.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Constraints:
 
     async def of(self, request: TextRequest, thinks: Marks | None = None) -> EngineConstraint | None:
         """The constraint of a request's text after its history; None: the text is free. thinks: marks of the thought with which the answer
-        begins; the thought is free. Raises BadRequest."""
+        begins, which is not constrained. Raises BadRequest."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
         answered = request.history if thinks is None else thinks.answer_tokens(request.history)
@@ -164,11 +165,11 @@ class Constraints:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """The tokenizer of llguidance, which only the worker touches: 0.2 s for 49,152 tokens, 0.6 s for 152,064."""
+        """The tokenizer in llguidance's form, which only the worker touches. Making it takes 0.2 s for 49,152 tokens, 0.6 s for 152,064."""
         return LLTokenizer(_Vocabulary(self._pieces(), self._special, self._end_ids[0], self._encode), eos_token=list(self._end_ids))
 
     def _pieces(self) -> list[bytes]:
-        """The bytes of all ids. A special id is no text, and an id without a piece is never allowed."""
+        """The bytes of each id. A special id is no text and gets any name; an id without bytes is never allowed."""
         return [
             f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id) for token_id in range(self._vocabulary)
         ]
@@ -181,7 +182,8 @@ class Constraints:
         return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
     def _grammar(self, constraint: TextConstraint, history: Sequence[int]) -> Grammar:
-        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text or not this history keeps to it."""
+        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text fits the constraint, or if this history
+        does not."""
         field = f"{_FIELD}.{constraint.form}"
         try:
             source = _source(constraint)
@@ -201,7 +203,7 @@ class Constraints:
 
 
 class _Vocabulary(TokenizerWrapper):
-    """A tokenizer with the attributes that LLTokenizer reads, under the names that it prescribes."""
+    """The tokenizer in the form that LLTokenizer expects, with attributes under the names that it prescribes."""
 
     def __init__(self, pieces: Sequence[bytes], special: Collection[int], end_id: int, encode: Callable[[str], Sequence[int]]) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id, self.bos_token_id = pieces, sorted(special), end_id, None
@@ -228,7 +230,8 @@ def _literal(text: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """The line of the library's message that tells the fault, without its place in a grammar that the user has not written."""
+    """The line of the library's message that names the fault, at most _MAX_REASON_CHARACTERS long. Lines about its place are left out: the
+    user has not written the grammar."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
     return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]
@@ -236,7 +239,8 @@ def _reason(message: str) -> str:
 
 @contextmanager
 def refuse_dead_ends() -> Iterator[None]:
-    """Used around an answer of an engine: a constraint that leads nowhere is the request's fault, however late it shows."""
+    """Used around an answer of an engine: raises BadRequest if the constraint allows no further token. That is the fault of the request,
+    however late it shows."""
     try:
         yield
     except DeadEnd as error:

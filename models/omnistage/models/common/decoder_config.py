@@ -12,20 +12,20 @@ MOST_POSITIONS = 1 << 22
 """Most positions of a decoder; each has angles in memory. Four times as many as any published decoder has."""
 
 LEAST_THETA = 1
-"""Smallest theta of positions: with a smaller one, pairs of components would turn ever faster instead of slower, and with a much smaller
-one by no finite angle."""
+"""Smallest theta. With a smaller one, later pairs of components would turn faster instead of slower, and with a much smaller one their
+angles would not be finite."""
 
 USUAL_THETA = 10_000.0
-"""Theta of encoders and Code2Wavs, as published."""
+"""Theta of the published encoders and Code2Wavs."""
 
 BIASED = ("q_proj", "k_proj", "v_proj")
-"""Products that have a bias in decoders of Qwen2.5-Omni, though no config says so."""
+"""The products with a bias in decoders of Qwen2.5-Omni, whose configs do not mention it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How queries and keys turn by positions. theta: base of the frequencies. sections: pairs of components of a head that turn by time, by
-    height and by width; empty: there is one axis."""
+    """How queries and keys turn with their positions (rotary embedding). theta: base of the frequencies. sections: number of pairs of
+    components of a head that turn with time, with height and with width; empty: positions have one axis."""
 
     theta: float
     sections: tuple[int, ...] = ()
@@ -69,8 +69,8 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
 
 
 def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
-    """Read the rope. axes: number of axes of positions; 0: one axis and no sections. usual: sections if the config has none. Raises
-    BadCheckpoint."""
+    """Read the rotary embedding of a decoder. axes: number of axes of positions; 0: one axis and no sections. usual: sections if the config
+    has none. Raises BadCheckpoint."""
     rope, theta = _rope_said(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
@@ -81,14 +81,15 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
 
 
 def rope_theta_of(config: Config, kind: str = "default") -> float:
-    """Theta of positions outside a decoder, about which most configs say nothing. kind: rope type of the model. Raises BadCheckpoint."""
+    """Theta of a model that is no decoder; most configs do not give it, and then it is USUAL_THETA. kind: the model's type of positions.
+    Raises BadCheckpoint."""
     return _rope_said(config, (kind,), USUAL_THETA)[1]
 
 
 def _rope_said(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
-    """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some with `rope_scaling`; Transformers 5
-    writes `rope_parameters`. The first of these objects that is not empty counts, and a theta inside it goes before one outside. kinds:
-    known types; the first one is meant if the config names none. usual: theta if the config has none; None: the config must have it."""
+    """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some also `rope_scaling`; Transformers 5
+    writes `rope_parameters`. The first of these two objects that is not empty is used; a theta in it wins over one outside. kinds: known
+    types; the first one is assumed if the config names none. usual: theta if the config has none; None: it must have one."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
     if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:

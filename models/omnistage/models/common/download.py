@@ -1,4 +1,4 @@
-"""A download of a file that goes on from where it stopped, in this process or in an earlier one."""
+"""A download of a file. If it breaks off, it continues where it stopped, in this process or in a later one."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ SILENCE_S = 30.0
 """Seconds of silence of a server that count as a break."""
 
 BREAKS = 5
-"""How many times one call goes on after a break."""
+"""Number of breaks after which one call continues the download."""
 
 PAUSE_S = 1.0
-"""Pause before the call goes on for the first time; each further pause is longer by as much."""
+"""Seconds of the pause after the first break; each further pause is this much longer."""
 
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<size>\d+|\*)")
 
 Came = Callable[[int, int | None], None]
-"""Called as bytes come, with the number of bytes that are there and of all bytes of the file; None: the server does not tell."""
+"""Called as bytes come, with the number of bytes so far and the size of the file in bytes; None: the server does not say."""
 
 
 class Undownloadable(Exception):
-    """The server was not reached, or does not give us the file; there may be another way to it. The partial file is unchanged."""
+    """The server cannot be reached, or refuses the file; another way to the file may exist. The partial file is unchanged."""
 
 
 def download(url: str, partial: Path, most: int, came: Came) -> None:
-    """Complete a partial file, or begin it. The caller must check that it is the right file. most: most bytes of the file.
+    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: bytes that the file may
+    have. came: reports the progress.
 
-    Raises Undownloadable; raises FetchError if the connection breaks too often, with the received bytes kept, or if too much came."""
+    Raises Undownloadable. Raises FetchError if the connection breaks too often, and keeps the received bytes; also if more than `most`
+    bytes came."""
     with _client() as client, partial.open("ab") as file:
         target = _Target(file, most, came)
         for number in range(1 + BREAKS):
@@ -54,9 +56,9 @@ def download(url: str, partial: Path, most: int, came: Came) -> None:
 
 
 def _client() -> httpx2.Client:
-    """A client with the certificates and proxies of the environment."""
+    """A client that uses the certificates and proxies named by environment variables. Raises Undownloadable if they cannot be used."""
     try:
-        # Compressed transfer has no ranges, and its bytes do not fit the hash.
+        # Uncompressed: a compressed transfer has no ranges, and its bytes do not have the hash of the file.
         return httpx2.Client(
             follow_redirects=True, timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S), headers={"Accept-Encoding": "identity"}
         )
@@ -69,8 +71,8 @@ class _Refused(Exception):
 
 
 class _Target:
-    """A partial file to which a download appends. position: bytes in it. has_grown: whether any bytes came since it was opened. most: bytes
-    that it may have in all. came: see `Came`."""
+    """A partial file to which a download appends. position: bytes in it. has_grown: whether bytes were added since it was opened. most:
+    bytes that the file may have. came: reports the progress, see `Came`."""
 
     def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
         self.position = file.tell()
@@ -80,12 +82,13 @@ class _Target:
         self._came = came
 
     def fill(self, client: httpx2.Client, url: str) -> None:
-        """Request the missing bytes and write them. A server that cannot send only these is asked for the whole file."""
+        """Request the missing bytes and append them. If the server cannot send only these, empties the file and requests the whole one."""
         while not self._fill(client, url):
             self._empty()
 
     def _fill(self, client: httpx2.Client, url: str) -> bool:
-        """Request the missing bytes. False: the server has no such range."""
+        """One try of `fill`. Returns False if the server does not have the requested range. Raises _Refused for an answer that is not the
+        file."""
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
         with client.stream("GET", url, headers=headers) as answer:
             if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -109,7 +112,7 @@ class _Target:
         return True
 
     def _write(self, block: bytes) -> None:
-        """Append bytes. If there are more than `most`, empties the file and raises FetchError."""
+        """Append bytes. If the file would have more than `most`, empties it and raises FetchError."""
         if self.position + len(block) > self._most:
             self._empty()
             raise FetchError(

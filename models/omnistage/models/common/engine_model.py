@@ -1,4 +1,4 @@
-"""The common part of models on the engine: how their weights are read, how they start, which settings they tell, and how they end."""
+"""The part that all models on the engine share: reading weights, starting, reporting settings, and ending."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class EngineModel:
     """Implements `Model` except `warm_up`."""
 
     def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
-        """workers: threads in addition to the engine's. team: other ranks of its decoder. The model closes both."""
+        """workers: threads in addition to the engine's. team: the other ranks of its decoder; None: there are none. The model closes the
+        engine, the workers and the team."""
         self.engine, self.info, self._workers, self._team = engine, info, tuple(workers), team
         self.threads: Sequence[Activity] = (engine.activity, *(worker.activity for worker in workers))
 
@@ -60,13 +61,13 @@ class EngineModel:
             await asyncio.to_thread(self._team.close)
 
 
-# How it is started ---------------------------------------------------------------------------------------------------------------------
+# How a model starts ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine with the decoder of a checkpoint. files: see `digests_of_files`. results: what this machine computes from a fixed sequence.
-    settings: chosen settings and why, for the model's info."""
+    """A running engine with the decoder of a checkpoint, and facts for the model's info. files: see `digests_of_files`. dtype: name of the
+    type of computing. results: what this machine computes from a fixed sequence. settings: the chosen settings with their reasons."""
 
     engine: Engine
     folder: Path
@@ -89,11 +90,11 @@ class Started:
         poison: bool = False,
         team: Team | None = None,
     ) -> Self:
-        """Start the engine. head: makes the head from the decoder's logits. kv_bytes: bytes of keys and values. poison: see `Engine`. team:
-        other ranks of the decoder; `kv_bytes` then counts for each rank."""
+        """Start the engine. head: makes the head from the function that computes logits. kv_bytes: bytes of keys and values. poison: see
+        `Engine`. team: the other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = choose_backend(decoder.spec)
-        with ThreadPoolExecutor(1) as beside:  # Both take long without Python's lock.
+        with ThreadPoolExecutor(1) as beside:  # Side by side: both take long, and do not hold Python's lock.
             files = beside.submit(digests_of_files, folder)
             results = compute_on_thread(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
@@ -119,7 +120,8 @@ class Started:
         return cls(engine, folder, files.result(), options, dtype, results, settings)
 
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
-        """The revision of the model; see `revision.revision`. results: further results, of other parts of the model."""
+        """The revision of the model, see `revision.revision`. code: number of the family's code. results: results of the model's other
+        parts for fixed inputs. settings: other settings that change the output."""
         return revision(
             self.folder,
             code,
@@ -133,7 +135,7 @@ class Started:
 
 
 def choose_dtype(options: LoadOptions) -> torch.dtype:
-    """The type that a model computes in. auto: a type that the device multiplies well. Raises LoadError."""
+    """The type that a model computes in: the option, or for "auto" the type that the device multiplies fast. Raises LoadError."""
     name = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     if name not in _DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
@@ -145,9 +147,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
-    """The limits of the engine. rows: most rows of a step if the user does not say; 0: the usual number. Raises LoadError.
+    """The limits of the engine. rows: rows of a step if the user does not set them; 0: the usual number. Raises LoadError.
 
-    All sessions may wait at once, including those that are taken over from a lost replica."""
+    All sessions may wait at once, including those that continue here after another replica was lost."""
     rows = options.max_batch_tokens or rows
     limits = SchedulerLimits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:
@@ -167,11 +169,11 @@ def decoder_weights(
     tied: bool = False,
     biased: Collection[str] = (),
 ) -> Callable[[str], torch.Tensor | None]:
-    """The weights of a decoder in a checkpoint, by the decoder's names. prefix: beginning of their names in the checkpoint. head: whole
-    name of the weight of the logits; empty: the logits use the embedding. tied: the logits use the embedding if the checkpoint has no such
-    weight; one that is there is used, as in Transformers. The embedding is not copied if the checkpoint has it in the right form. The
-    experts of a layer may lie one by one or together. biased: names of the products that have a bias; other biases are not read, as in
-    Transformers. Raises BadCheckpoint for a missing head or bias."""
+    """A function that returns a decoder's weights from a checkpoint, by the decoder's names; None if there is no such weight. prefix:
+    beginning of their names in the checkpoint. head: whole name of the weight of the logits; empty: the logits use the embedding. tied: the
+    logits use the embedding if the checkpoint lacks `head`; if it is there, it is used, as in Transformers. biased: names of the products
+    that have a bias; other biases are not read, as in Transformers. The embedding is mapped without a copy if it is stored in the right
+    type. The experts of a layer may be stored one by one or together. The function raises BadCheckpoint for a missing head or bias."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:

@@ -1,5 +1,5 @@
-"""The weights of experts in a checkpoint: one by one, as they are published, or all experts of a layer together, as Transformers 5 computes
-with them."""
+"""Reads the weights of experts. A published checkpoint stores each expert by itself; Transformers 5 stores all experts of a layer in one
+tensor."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}
-"""By the name of an expert's weight: the tensor that holds it for all experts, and which half of an expert in it is this weight; None:
-all."""
+"""Name of an expert's weight -> the tensor that has it for all experts, and which half of an expert's rows there is this weight; None: all
+rows."""
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
     """Raises BadCheckpoint for a missing or misshapen expert of a layer, whichever rank reads it. mlp: beginning of the weights' names.
-    group: for the experts of other ranks, `weights` notes that another process reads them. Experts that are stored together are read by
-    number, so one too many would not be noticed."""
+    hidden: width of a row. group: weights that other ranks read are reported to `weights.leave`. Experts that are stored together are
+    checked for their number, because one too many would not be noticed otherwise."""
     shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
         together, half = _PARTS[part]
@@ -31,8 +31,8 @@ def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, g
 
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
-    """The weight of one expert, out of a tensor for all experts. name: as in published checkpoints, PREFIX.experts.NUMBER.gate_proj.weight
-    and so on. None if it is no such name, or if there is no such weight."""
+    """The weight of one expert, cut out of the tensor of all experts. name: PREFIX.experts.NUMBER.gate_proj.weight and so on, as in
+    published checkpoints. None if the name is another one, or if there is no such weight."""
     module, found, rest = name.rpartition(".experts.")
     number, _, part = rest.partition(".")
     if not found or not number.isdigit() or part not in _PARTS:

@@ -1,4 +1,4 @@
-"""Vectors that come in while the items they belong to are made, such as the rows of an answer that a Talker takes."""
+"""Rows that are passed to a running sequence as they come, such as the rows of an answer that a Talker speaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omnistage.models.interface import Array, BadRequest, Piece
 
 
 async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
-    """The next piece, which must still come. Raises BadRequest if the inputs were cut short, as by an interrupt."""
+    """The next piece of the inputs. Raises BadRequest if they have ended already, as after an interrupt."""
     piece = await anext(inputs, None)
     if piece is None:
         raise BadRequest("talker", "the rows of the answer ended before the last one")
@@ -24,19 +24,20 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class PortFeed:
-    """Gives a sequence the rows of a port as they come, while its items are taken.
+    """Passes the rows of a port to a sequence as they come, while the caller takes the sequence's items.
 
-    rows: how many rows were given so far, including those that follow the port's last one. ended: whether these are all.
+    rows: number of rows passed so far, including `behind`. ended: whether all rows have been passed.
     """
 
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
-        """behind: rows [n, width] that follow the port's last row."""
+        """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. behind: rows [n, width] that follow the
+        port's last row; None: there are none."""
         self._stream, self._inputs, self._port, self._behind = stream, inputs, port, behind
         self._task: asyncio.Task[None] | None = None
         self.rows, self.ended = 0, False
 
     def give(self, rows: torch.Tensor, *, last: bool) -> None:
-        """Give the next rows [n, width]; do not change them afterwards. last: the port has no more."""
+        """Pass the next rows [n, width] to the sequence; do not change them afterwards. last: the port has no more."""
         if last and self._behind is not None:
             rows = torch.cat((rows, self._behind))
         self.rows += len(rows)
@@ -45,18 +46,19 @@ class PortFeed:
 
     @asynccontextmanager
     async def feeding(self) -> AsyncIterator[None]:
-        """Give rows while the context is open."""
+        """Pass rows in a task while the context is open."""
         self._task = asyncio.create_task(self._feed())
         try:
             yield
         finally:
-            # A cancelled task leads to its frames, and those lead to this object: a cycle.
+            # A cancelled task refers to its frames, and those refer to this object: a cycle.
             task, self._task = self._task, None
             task.cancel()
             await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
-        """The stream's events; an empty list also when the last row came. Raises the errors of `inputs`."""
+        """Wait for events of the sequence, and return them. Returns an empty list when the last row has been passed. Raises the errors of
+        `inputs`."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())
         try:
@@ -67,7 +69,7 @@ class PortFeed:
             return taking.result() if taking.done() else []
         finally:
             taking.cancel()
-            del taking  # Its error leads to this frame.
+            del taking  # Its error refers to this frame: a cycle.
 
     async def _feed(self) -> None:
         while not self.ended:

@@ -1,8 +1,8 @@
 """Fetch packages by exact version and hash, and build a folder from them once.
 
-Two runs at once are safe (a file lock), and so is a run that is killed at any point: the work is done in a sibling folder, which is renamed
-when it is complete and on disk; the next run removes the remains of a killed one. Downloads stay until the folder is there, so that the
-next run goes on with them.
+Two runs at the same time are safe (a file lock), and so is a run that is killed at any point: a run works in a folder beside, and renames
+it when it is complete and on disk. The next run removes the remains of a killed one. Downloads are kept until the folder is there, so that
+the next run continues them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make one folder. build: takes the folder of sources, an existing empty folder and the progress. space: bytes of disk needed
-    while building."""
+    """How to make one folder. build: called with the folder of sources, an empty folder to fill, and the function that shows progress.
+    space: bytes of disk needed while building."""
 
     name: str
     revision: str
@@ -41,12 +41,13 @@ class Recipe:
     space: int
 
     def downloads(self, cache: Path) -> Path:
-        """The folder of its wheels, complete or begun, each under its hash. It is gone once the folder of the recipe is there."""
+        """The folder of this recipe's wheels, complete or partial; the name of each is its hash. It is removed when the folder of the
+        recipe is complete."""
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
-def fetch_folder(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
-    """The folder of the recipe in the cache, built first if it is missing. Raises FetchError."""
+def fetched(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
+    """The folder of the recipe in the cache; it is built if it is missing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
     report = progress or show_nothing
     try:
@@ -74,7 +75,7 @@ def verify(root: Path) -> None:
 
 
 def _complete(root: Path) -> bool:
-    """Whether all files are there in their full size. The rename made them appear together; this check notices files that were deleted
+    """Whether all files are there in their full size. They appear together, by a rename; this check notices files that were deleted
     later."""
     try:
         entries = json.loads((root / MANIFEST).read_text())["files"]
@@ -84,12 +85,12 @@ def _complete(root: Path) -> bool:
 
 
 def _came(cache: Path) -> int:
-    """Bytes of all downloads that are there now."""
+    """Bytes of all downloads in the cache now."""
     return sum(size_of(path) for path in cache.glob(f"{_DOWNLOADS}*/*"))
 
 
 def _remove_partials(cache: Path) -> None:
-    """Remove partial folders: we hold the lock, so their makers are dead."""
+    """Remove partial folders. The processes that made them are dead, because this one holds the lock."""
     for partial in cache.glob(f"{_PARTIAL}*"):
         shutil.rmtree(partial, ignore_errors=True)  # files that stay cost only room, and the next run tries again
 
@@ -122,7 +123,7 @@ def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
 
 
 def _remove_others(recipe: Recipe, downloads: Path) -> None:
-    """Remove the downloads of earlier revisions of the recipe."""
+    """Remove downloads that the recipe does not need: those of its earlier revisions."""
     for path in downloads.iterdir():
         if path.name not in {package.sha256 for package in recipe.packages}:
             path.unlink()
@@ -149,7 +150,7 @@ def _write_manifest(recipe: Recipe, out: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Bring every file and folder to the disk, so that the rename cannot reach it before they do."""
+    """Write every file and folder in it to the disk, so that the later rename cannot be on the disk before them."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -160,7 +161,7 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the entries of a folder to the disk."""
+    """Write the list of a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -169,7 +170,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _explained(error: OSError, cache: Path) -> str:
-    """The error in words, with advice."""
+    """The text of a FetchError for this error, with advice."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {cache} is full: make room or set OMNISTAGE_CACHE to another folder"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

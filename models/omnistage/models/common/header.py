@@ -1,5 +1,5 @@
-"""The check whether a model can compute with its weights, by the files' headers before a weight is read, and by the numbers when it is
-read."""
+"""Checks whether a model can compute with its weights: by the headers of the files before a weight is read, and by a weight's numbers when
+it is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from omnistage.models.common.checkpoint import BadCheckpoint, Config
 log = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Most names in a line of the log."""
+"""Number of names that a line of the log shows."""
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Types of safetensors for weights, and for positions and masks, which libraries mostly keep together with weights."""
+"""Names of types in safetensors: those of weights, then also those of positions and masks, which libraries often store together with
+weights."""
 
 QUANTIZED = ("quantization_config", "compression_config")
-"""Keys of a config under which libraries tell how weights are packed."""
+"""Keys of a config under which libraries write how weights are packed."""
 
 FP8, COMPRESSED = "fp8", "compressed-tensors"
 """Methods whose weights are unpacked when they are read: see `common.packed`."""
@@ -34,20 +35,21 @@ UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in the header of its file. dtype: name of its type there."""
+    """The type and shape of a tensor as the header of its file has them. dtype: the name in safetensors, such as BF16."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def weights_in(file: safe_open) -> dict[str, Stored]:
-    """All weights of an open file by name."""
+def stored_in(file: safe_open) -> dict[str, Stored]:
+    """Type and shape of all tensors of an open file, by name."""
     parts = {name: file.get_slice(name) for name in set(file.keys())}  # type: ignore[no-untyped-call]
     return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Log the files with weights that nobody reads, such as a LoRA in the same folder: it has no effect."""
+    """Log a warning with the files of weights in a folder that were not read and so have no effect, such as a LoRA. read: the files that
+    were read."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 
@@ -58,14 +60,15 @@ def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
 
 
 def refuse_packed(packed: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint if there is a weight in `packed`. place: for errors."""
+    """Raises BadCheckpoint if `packed` is not empty. place: the file or folder, for the error."""
     if packed:
         dtypes = ", ".join(sorted({stored.dtype for stored in packed.values()}))
         raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {min(packed)}: quantized weights {UNPACKED}")
 
 
 def check_says_unpacked(values: object, place: str) -> None:
-    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: as read from JSON."""
+    """Raises BadCheckpoint if a config has a key, at any depth, which says that weights are packed. values: the config as read from JSON.
+    place: its file, for the error."""
     for where, key, value in _entries(values):
         if key in QUANTIZED and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
@@ -74,23 +77,23 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says it in a place that libraries do not use.
-    whole: the config of the checkpoint. parts: its sections about the parts that are loaded."""
+    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so in a place where libraries do not look.
+    whole: the config of the checkpoint. parts: its sections for the loaded parts of the model."""
     said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
     for config, values in ((whole, said), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
 
 
 def is_unpacked(said: object) -> bool:
-    """Whether weights that are packed in this way are unpacked when they are read. said: value of a config."""
+    """Whether this project can unpack weights that are packed in this way. said: the value of a key of QUANTIZED."""
     return isinstance(said, dict) and said.get("quant_method") in (FP8, COMPRESSED)
 
 
 def check_finite(
     tensor: torch.Tensor, name: str, place: object, computed: torch.dtype = torch.float32, *, may_be_infinite: bool = False
 ) -> None:
-    """Raises BadCheckpoint for a weight with a number that is not finite in the type `computed`. Reads the weight once. place: the file or
-    folder, for errors."""
+    """Raises BadCheckpoint if a number of a weight is not finite in the type `computed`. may_be_infinite: only NaN is an error. place: the
+    file or folder, for the error."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
     ends = torch.stack(torch.aminmax(tensor.detach())).to(computed)  # Both are NaN if any number is.
@@ -99,7 +102,7 @@ def check_finite(
 
 
 def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, at any depth, with its place. values: as read from JSON."""
+    """Every whole number in a config, at any depth, as (its place in words, number). values: the config as read from JSON."""
     for where, key, value in _entries(values):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
@@ -107,7 +110,7 @@ def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
 
 
 def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
-    """(place, key, value) of every object in the values, inner ones too."""
+    """(place, key, value) of each entry of each object in the values, at any depth. place: the keys that lead to the object, in words."""
     left: list[tuple[str, object]] = [("", values)]
     while left:
         where, inner = left.pop()

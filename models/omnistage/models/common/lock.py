@@ -18,10 +18,10 @@ LOOK_S = 0.5
 
 @contextmanager
 def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
-    """Hold a lock file. While another process holds it, show its progress again and again. came: returns the bytes that the other process
-    has fetched so far, and how many there are in all.
+    """Hold the lock on a file while the context is open. While another process holds it, wait and show that process's progress every
+    LOOK_S. came: returns the bytes that the other process has fetched, and the bytes in all; None: not known.
 
-    The wait lasts as long as the other process lives: what it fetches may be large, and its end frees the lock."""
+    The wait ends only with the other process, whose end frees the lock: what it fetches may be large."""
     with path.open("a") as file:
         if not _took(file):
             while True:

@@ -1,5 +1,5 @@
-"""Results that may be needed again: rows of prompts and media, latents of pictures. The most recently used ones are kept, up to a number of
-bytes."""
+"""A cache for results that may be needed again: rows of prompts and media, latents of pictures. It keeps the most recently used ones, up to
+a number of bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class LruCache(Generic[Value]):
-    """Keeps values under keys that stand for everything that a value was made from. Use it on one thread. max_bytes 0: nothing is kept."""
+    """Keeps the most recently used values, up to `max_bytes` in all; 0: none. A key must stand for everything that its value was made from.
+    Use it on one thread. bytes: of the kept values. hits: how often `find` found a value."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -28,7 +29,7 @@ class LruCache(Generic[Value]):
         self.hits = 0
 
     def find(self, key: Hashable) -> Value | None:
-        """The value of a key; nobody may change it."""
+        """The value under a key, or None. The caller must not change it."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
@@ -39,7 +40,7 @@ class LruCache(Generic[Value]):
         return value.nbytes <= self._max_bytes
 
     def keep(self, key: Hashable, value: Value) -> None:
-        """Keep a value; one that is too large drives no other out."""
+        """Keep a value. It is not kept if it alone is too large; otherwise the values that were not used for the longest make room."""
         if not self.can_keep(value):
             return
         if (old := self._values.pop(key, None)) is not None:
@@ -54,7 +55,7 @@ class TensorCache(LruCache[torch.Tensor]):
     """An LruCache of tensors."""
 
     def get(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor of a key, made if it is not there; nobody may change it."""
+        """The tensor under a key; if it is not there, `make` makes it, and it is kept. The caller must not change it."""
         tensor = self.find(key)
         if tensor is None:
             tensor = make()

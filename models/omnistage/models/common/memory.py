@@ -1,4 +1,4 @@
-"""The free memory, measured."""
+"""Measures the memory that is free, and the memory that this process has taken."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MAPS = Path("/proc/self/maps")
 
 
 FILLED = 0.9
-"""Part of a GPU's memory that is filled by default."""
+"""Part of a GPU's memory, from 0 to 1, that processes fill by default."""
 
 
 def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
     """Bytes that a model, whose weights are loaded, may still take on a device.
 
-    On a GPU: the bytes that its driver calls free, less the part of the whole that must stay empty (filled: above 0 to 1; 0: FILLED). On
-    a CPU: the bytes that the kernel can give without swapping, or less if a control group (a container) has a limit. share: see
-    LoadOptions."""
+    On a GPU: the bytes that its driver reports as free, less the part of the GPU that must stay empty. filled: part of the GPU that may be
+    filled, above 0 to 1; 0: FILLED. On a CPU: the bytes that the kernel can give without swapping, or less if a control group (a container)
+    has a limit. share: see LoadOptions."""
     if device != "cpu":
         free, total = torch.cuda.mem_get_info(device)
         return part_of_gpu(free, total, torch.cuda.memory_reserved(device), filled or FILLED, share)
@@ -48,13 +48,13 @@ def part_of_cpu(free: int, own: int, share: float) -> int:
 
 
 def private_bytes() -> int:
-    """Bytes of memory of this process alone: those that belong to no file ("Anonymous"). Dirty pages would be no measure, because pages of
-    a file that was just written are dirty and still shared."""
+    """Bytes of memory that belong to this process alone: those that no file backs ("Anonymous"). Dirty pages are no measure: a page of a
+    file that was just written is dirty and still shared."""
     return _kilobytes(_ROLLUP, "Anonymous")
 
 
 def mapped_bytes(folder: Path) -> int:
-    """Bytes that this process has mapped of the files in a folder, whether they are in memory at the moment or not."""
+    """Bytes of the files in a folder that this process has mapped, whether they are in memory now or not."""
     files = {str(path.resolve()) for path in folder.iterdir()}
     lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
     spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5] in files]
@@ -62,7 +62,7 @@ def mapped_bytes(folder: Path) -> int:
 
 
 def memory_texts(folder: Path) -> dict[str, str]:
-    """The memory that a model has taken, for its info. folder: its checkpoint, whose weights may be used directly from the files."""
+    """Texts on the memory that a model has taken, for its info. folder: its checkpoint; weights may be mapped from its files."""
     mapped = mapped_bytes(folder)
     shared = f"{bytes_told(mapped)} of weights as they are in the files, once for all replicas of this machine"
     return {
@@ -72,7 +72,8 @@ def memory_texts(folder: Path) -> dict[str, str]:
 
 
 def _kilobytes(path: Path, name: str) -> int:
-    """A line such as "MemAvailable: 123 kB" of a file of the kernel, in bytes."""
+    """Bytes from the line of this name, such as "MemAvailable: 123 kB", in a file of the kernel. Raises OSError if there is no such
+    line."""
     for line in path.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10

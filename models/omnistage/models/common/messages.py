@@ -1,4 +1,5 @@
-"""Messages of the first rank of a group to the others. They travel pickled, on a socket that only a parent and its child have."""
+"""The messages of the first rank of a group to the others. They are pickled, and sent over a socket that only a parent and its child
+have."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from omnistage.models.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """The first message: read your part of a model. reader: "module:function" of a `rank.RankReader`. size: number of ranks."""
+    """The first message: read your part of a model. reader: "module:function" of a `rank.RankReader`. folder: the checkpoint. rank: number
+    of the receiver. size: number of ranks."""
 
     reader: str
     folder: Path
@@ -29,21 +31,21 @@ class ReadPart:
 
 @dataclass(frozen=True, slots=True)
 class PartRead:
-    """The only answer, to ReadPart. error: why the part could not be read; empty: it was read."""
+    """The answer to ReadPart, the only answer to any message. error: why the part could not be read; empty: it was read."""
 
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """See Distributed.connect."""
+    """Meet the other ranks; see Distributed.connect."""
 
     store: str
 
 
 @dataclass(frozen=True, slots=True)
 class NewCache:
-    """See Followers.new_cache."""
+    """Replace the cache; see Followers.new_cache."""
 
     pages: int
     poison: bool
@@ -51,7 +53,7 @@ class NewCache:
 
 @dataclass(frozen=True, slots=True)
 class PagesChanged:
-    """See KVCache.follow."""
+    """Note which pages were taken and freed; see KVCache.follow."""
 
     taken: Sequence[int]
     freed: Sequence[int]
@@ -66,11 +68,11 @@ class ComputeHidden:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Compute the logits of those rows of the last step that an item is drawn from."""
+    """Compute the logits of those rows of the last step from which an item is drawn."""
 
 
 def send(channels: Iterable[Connection], message: object) -> None:
-    """Send a message to each. Raises OSError if nobody reads any more."""
+    """Send a message to each of the channels. Raises OSError if the reader of one has ended."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
     for channel in channels:
@@ -78,12 +80,12 @@ def send(channels: Iterable[Connection], message: object) -> None:
 
 
 def receive(channel: Connection) -> Any:
-    """The next message. Raises EOFError or OSError if nobody writes any more."""
+    """Wait for the next message. Raises EOFError or OSError if the sender has ended."""
     return pickle.loads(channel.recv_bytes())
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as their bytes: torch would put each into a file of its own, at a tenth of a millisecond."""
+    """Pickles a tensor as its bytes. torch itself would put each into a file of its own, which takes a tenth of a millisecond."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, torch.Tensor):

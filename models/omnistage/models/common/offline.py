@@ -1,8 +1,8 @@
-"""Loading a model reaches no hub and no other host. Anybody may have made a checkpoint's folder, and its configs may name things that a
-library would fetch.
+"""Keeps the loading of a model from reaching a hub or any other host. Anybody may have made a checkpoint's folder, and its configs may name
+things that a library would fetch.
 
-Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told by their own variables to be offline. A library
-that does not heed them is stopped at the socket, which all Python code needs to reach a host.
+Only the launcher fetches, before a model is loaded (`models/hub.py`). Environment variables tell the libraries to stay offline. A library
+that ignores them is stopped at the socket, which all Python code needs to reach a host.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SAID = {
     **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
     "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
 }
-"""Variables that libraries read when they are imported; child processes inherit them. The user's token for the hub is not sent either: only
-fetching needs it."""
+"""Environment variables that libraries read when they are imported; child processes inherit them. They also keep the user's token for the
+hub from being sent: only fetching needs it."""
 
 CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-"""Names in huggingface_hub that keep the values of these variables once it is imported."""
+"""Names of the constants in huggingface_hub that hold the values of these variables after its import."""
 
 DIALS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
-"""Python's audit events of reaching a host, or of looking up its address."""
+"""Names of Python's audit events for connecting to a host, or looking up its address."""
 
 
 class Unreachable(OSError):
@@ -44,13 +44,14 @@ _thread = _Thread()
 
 
 def say_offline() -> None:
-    """Tell the libraries of this process and of its children to fetch nothing, for its whole life. Call this before they are imported."""
+    """Set the variables that keep the libraries of this process and of its children offline, for its whole life. Call this before the
+    libraries are imported."""
     os.environ.update(SAID)
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While the context is open, libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
+    """While the context is open, libraries fetch nothing, even if they were imported before, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
     before = {name: os.environ.get(name) for name in SAID}
@@ -74,7 +75,7 @@ def offline() -> Iterator[None]:
 
 @cache
 def _watch_sockets() -> None:
-    """Watch all sockets for the life of the process: Python cannot remove an audit hook."""
+    """Install the audit hook, once for the life of the process: Python cannot remove it."""
     sys.addaudithook(_refuse)
 
 

@@ -1,8 +1,8 @@
-"""Files and folders that are removed with the process that made them. If that process was killed, the next process that makes such a file
-or folder in the same place removes them.
+"""Files and folders that are removed when their process ends. If the process is killed, the next process that makes such a file or folder
+in the same place removes them.
 
-The owner holds a lock for as long as it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends,
-however it ends, so a file that can be locked belongs to nobody. If nothing can be locked there, the remains of a killed process stay.
+The owner holds a lock while it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends in any way, so
+a file that can be locked belongs to nobody. Where files cannot be locked, the remains of a killed process stay.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from types import TracebackType
 from typing import Self
 
 PREFIX = "omnistage-"
-"""Beginning of a folder's name. A folder without LOCK is never swept: it was kept on purpose, or nothing can be locked there."""
+"""Beginning of a folder's name. A folder without LOCK is never removed by `sweep`: it was kept on purpose, or files cannot be locked
+there."""
 LOCK = ".owner"
 
 NEW = ".omnistage-new-"
 """Beginning of the name of a file or folder that is not locked yet: it is locked first and renamed then, so a sweep finds nothing unlocked
 that has a living owner."""
 NEWBORN_S = 60.0
-"""If a file or folder is still new after this time, its maker was killed."""
+"""A file or folder that still has its NEW name after this many seconds belongs to a killed process."""
 
 _NEW = re.compile(re.escape(NEW) + "[0-9a-f]{12}")
 _FILE = re.compile(r"\.omnistage-[0-9a-f]{12}\.part")
 _FOLDER = re.compile(re.escape(PREFIX) + "[a-z]+-[0-9a-f]{12}")
-"""Exact, because other folders of the same user may begin alike."""
+"""The whole name must match, because other folders of the same user may begin alike."""
 
 
 class OwnFile:
-    """A new file at `path`, until `remove`. Raises OSError if there is no place for it."""
+    """A new file at `path`; the process owns it until `remove`. Raises OSError if it cannot be made."""
 
     def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
-        """name: name of the file; empty: one that no other file has. A file of that name is replaced. content: is written before the file
-        gets that name."""
+        """mode: its permissions. name: its name, which replaces a file of that name; empty: a name that no other file has. content: is
+        written before the file gets its name."""
         sweep(folder)
         token = secrets.token_hex(6)
         new = folder / f"{NEW}{token}"
@@ -55,7 +56,7 @@ class OwnFile:
             raise
 
     def remove(self) -> None:
-        """Remove the file, if it has not been moved to its place."""
+        """Remove the file if it is still at `path`, and give up the lock."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
@@ -63,10 +64,10 @@ class OwnFile:
 
 
 class OwnFolder:
-    """A new folder, until `remove` or `keep`, or to the end of a `with`. Raises OSError if there is no place for it."""
+    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made."""
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
-        """purpose: part of its name. parent: folder that it is made in; None: the folder for temporary files."""
+        """purpose: a word of its name, lower-case letters. parent: the folder to make it in; None: the folder for temporary files."""
         parent = parent or Path(tempfile.gettempdir())
         sweep(parent)
         token = secrets.token_hex(6)
@@ -85,12 +86,12 @@ class OwnFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder: nobody needs it any more. A missing part, such as one that was moved to its place, is no error."""
+        """Remove the folder. A part that is missing, because it was moved elsewhere, is no error."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
 
     def keep(self) -> None:
-        """Let the folder stay: a person has been told to look into it, or it becomes what it was made for."""
+        """Give up the folder without removing it: a person was told to look into it, or its content is complete."""
         (self.path / LOCK).unlink(missing_ok=True)
         self._release()
 
@@ -107,7 +108,7 @@ class OwnFolder:
 
 
 def is_owned(file: int) -> bool:
-    """Whether a living process holds the lock on this open file. Raises OSError if nothing can be locked."""
+    """Whether a living process holds the lock on this open file. Raises OSError if files cannot be locked here."""
     try:
         # Shared, so that another process that looks at the same time does not seem to be the owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -117,7 +118,7 @@ def is_owned(file: int) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the remains of killed processes in a folder: only those of this user, and never through a link."""
+    """Remove what killed processes left in a folder: only files and folders of this user, and never through a link."""
     for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
         try:
             if _is_left(path):
@@ -127,7 +128,7 @@ def sweep(parent: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
+    """Whether this module made a file or folder in a process that has ended. Raises OSError if that cannot be determined."""
     found = path.lstat()
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
     if found.st_uid != os.geteuid() or not (is_folder or is_file):
@@ -152,7 +153,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _lock(file: int) -> bool:
-    """Lock a new file. False if nothing can be locked, as on some network disks."""
+    """Lock a new file. Returns False if files cannot be locked here, as on some network disks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:

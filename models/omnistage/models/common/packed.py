@@ -1,8 +1,9 @@
-"""Weights that a checkpoint has in fewer bits: which of its tensors make one weight, and how they are unpacked.
+"""Weights that a checkpoint stores in fewer bits: finds which of its tensors make one weight, and unpacks them.
 
 Each weight is unpacked when it is read, into the type of computing, so a replica takes as much memory as with the checkpoint before
-packing. Activations are not rounded to fewer bits, though some such checkpoints were made for that. Two ways are known: 8-bit floats with a
-scale for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which unpacks it.
+packing. Activations are not rounded to fewer bits, though some such checkpoints were made for that. Two ways of packing are known: 8-bit
+floats with a scale for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which
+unpacks it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from omnistage.models.common.checkpoint import BadCheckpoint, Config
 from omnistage.models.common.header import COMPRESSED, COMPUTED, FP8, QUANTIZED, Stored
 
 Read = Callable[[str], torch.Tensor]
-"""A tensor of the checkpoint by its name."""
+"""Returns the tensor of a name, as it is stored."""
 
 _SCALE = "_scale_inv"
-"""The name of a weight's scales is the weight's name with this end. Weights are multiplied by them, whatever the name says."""
+"""The end of a name of scales, after the name of their weight. Despite this name, numbers are multiplied by their scale."""
 
 _BLOCK = (128, 128)
-"""Rows and columns with the same scale, if the config does not say."""
+"""Rows and columns of a block with one scale, if the config does not give them."""
 
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-"""Formats of compressed-tensors that are numbers times scales. The others have two kinds of scales, or leave out zeros."""
+"""Formats of compressed-tensors that are supported: numbers times scales. The others have two kinds of scales, or store no zeros."""
 
 _BITS = range(2, 9)
-"""Bits of such a number. One bit has no sign."""
+"""Bits that a number may have in these formats; one bit has no sign."""
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
-"""Strategies of compressed-tensors: which numbers of a weight have the same scale."""
+"""Strategies of compressed-tensors that are supported. A strategy says which numbers of a weight share a scale."""
 
 _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
 """Ends of the names of tensors that a packed weight may have for rounding activations; activations are not rounded here."""
@@ -43,15 +44,17 @@ _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight. parts: names of its tensors, by the names that `unpack` uses. shape: shape of the weight."""
+    """A packed weight. parts: the name that `unpack` uses for each of its tensors -> the tensor's name in the checkpoint. shape: of the
+    unpacked weight. unpack: makes the weight from its tensors."""
 
     parts: Mapping[str, str]
     shape: tuple[int, ...]
     unpack: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
-def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
-    """The packed weights of a checkpoint by name. Raises BadCheckpoint for weights that cannot be unpacked."""
+def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
+    """The packed weights of a checkpoint, by name; empty if its config says nothing of packing. header: all tensors of its files. Raises
+    BadCheckpoint for weights that cannot be unpacked."""
     said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
     method = said and said.value("quant_method", str, "")
     if said is not None and method == FP8:
@@ -65,14 +68,15 @@ def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dic
 
 
 def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
-    """Names of tensors that are no weights themselves: parts of packed weights, and tensors that round their activations."""
+    """Names of tensors that are no weights of the model: the tensors of packed weights, and those that would round activations."""
     modules = [name.removesuffix("weight") if name.endswith(".weight") else f"{name}_" for name in packed]
     parts = {part for weight in packed.values() for part in weight.parts.values()}
     return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
 
 
 def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
-    """The weights of 8-bit floats with a scale for each block. block: rows and columns of a block. place: of the config, for errors."""
+    """Finds the weights of 8-bit floats with a scale for each block, as (name, weight). block: rows and columns of a block. place: the
+    file, for errors. Raises BadCheckpoint for scales that do not fit."""
     for name, stored in header.items():
         scale = header.get(name + _SCALE)
         if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
@@ -85,7 +89,7 @@ def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> I
 
 
 def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
-    """Unpack a weight of `_scaled`: its numbers times the scales of their blocks, float32."""
+    """Unpack a weight of `_scaled`: its numbers times the scales of their blocks, float32. block: rows and columns of a block."""
     weight = parts["weight"].float()
     (rows, columns), scale = weight.shape[-2:], parts["scale"].float()
     # Blocks may be larger than the weight.
@@ -94,7 +98,8 @@ def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.T
 
 
 def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
-    """The weights in the format of compressed-tensors. said: the section of the config about packing."""
+    """Finds the weights in the format of compressed-tensors, as (name, weight). said: the config's section about packing. read: reads a
+    tensor. Raises BadCheckpoint for tensors that are missing or do not fit."""
     scheme, decompress, names = _scheme_of(said)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
@@ -115,18 +120,19 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
 
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
-    """Raises BadCheckpoint for scales or zeros of another shape: torch would spread some of them over numbers that they do not belong to.
-    args: how the library packs weights. parts: shapes of the tensors of one weight. shape: shape of the unpacked weight."""
+    """Raises BadCheckpoint for scales or zeros whose shape does not fit the weight: torch would broadcast some of them over the wrong
+    numbers. args: how the library packs weights. parts: shapes of the tensors of one weight, by name. shape: of the unpacked weight. place:
+    the module, for errors."""
     if len(shape) != 2 or min(shape) < 1:
         raise BadCheckpoint(f"{place}.weight is {list(shape)}, and only weights of rows and columns are unpacked")
     rows, columns = shape
     sides = {"tensor": shape, "channel": (1, columns), "group": (1, args.group_size), "block": args.block_structure}
-    strategy = next(name for name in sides if name == args.strategy)  # A string, or a member of an Enum if the config did not say.
+    strategy = next(name for name in sides if name == args.strategy)  # As a string: the library may have an equal member of an Enum.
     height, width = sides[strategy]
     scales = (math.ceil(rows / height), math.ceil(columns / width))
     wanted = {"weight_scale": scales, "weight_zero_point": scales}
     if "weight_packed" in parts and strategy in ("channel", "group"):
-        wanted["weight_zero_point"] = (math.ceil(rows * args.num_bits / 32), scales[1])
+        wanted["weight_zero_point"] = (math.ceil(rows * args.num_bits / 32), scales[1])  # Packed along the rows, into 32 bits.
     for name in wanted.keys() & parts.keys():
         found = parts[name]
         if found != wanted[name] and not (strategy == "tensor" and found in ((), (1,))):
@@ -135,8 +141,8 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
 
 
 def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """How weights are packed, the function that unpacks one, and the names of its tensors. said: as in `_compressed`. Raises
-    BadCheckpoint."""
+    """How weights are packed, the library's function that unpacks one, and the names of its tensors. said: as in `_compressed`. Raises
+    BadCheckpoint for what is not supported."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationConfig
@@ -174,7 +180,8 @@ def _decompressed(
     root: str,
     parts: dict[str, torch.Tensor],
 ) -> torch.Tensor:
-    """Unpack a weight of `_compressed` with the library. root: name of its packed tensor, for errors. Raises BadCheckpoint."""
+    """Unpack a weight of `_compressed` with the library's `decompress`. shape: that it must have. root: name of its packed tensor, for
+    errors. Raises BadCheckpoint."""
     try:
         weight = decompress(parts, scheme)["weight"]
     except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for shapes that do not fit.

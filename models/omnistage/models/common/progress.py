@@ -11,9 +11,9 @@ class ShowProgress(Protocol):
     """Called again and again with the progress, from the thread that does the work."""
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-        """label: the work, in the same words each time. done: the part of `total` that is done, both in `unit`; total None: nobody knows.
-        The total of a share is 1."""
+        """label: the work, in the same words each time. done: how much of `total` is done, both in `unit`. total: 1 for "share"; None:
+        nobody knows it."""
 
 
-def show_nothing(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-    """Progress for a caller that does not need it."""
+def unseen(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+    """Shows nothing: for a caller that wants no progress."""

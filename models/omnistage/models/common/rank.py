@@ -1,8 +1,8 @@
-"""A rank that follows: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
+"""The process of a rank that is not the first: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
 
-It loads its part of a model, meets the other ranks, and then carries out the messages of the first rank in order. It ends when its parent
-ends, when the parent closes the socket, or by any error: the parent then ends as well, and its supervisor starts both anew. An error after
-the parent has gone is not reported: it comes from that end, and the parent tells why it ended.
+It loads its part of a model, meets the other ranks, and then carries out the messages of the first rank, its parent, in order. It ends when
+its parent ends or closes the socket, or by any error. After an error the parent ends as well, and its supervisor starts both anew. An error
+after the parent's end is not reported: that end caused it, and the parent reports why it ended.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class Follower(Protocol):
-    """A rank's part of a model, as far as it carries out messages: `DecoderFollower` for a decoder of the engine, otherwise a family's own
-    class."""
+    """A rank's part of a model, which carries out messages: `DecoderFollower` for a decoder of the engine, otherwise a class of the
+    family."""
 
     @property
     def device(self) -> torch.device: ...
@@ -63,7 +63,7 @@ class RankReader(Protocol):
 
 
 class DecoderFollower:
-    """Implements `Follower` for a decoder."""
+    """Implements `Follower` for a rank's part of a decoder of the engine."""
 
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
@@ -94,8 +94,8 @@ class DecoderFollower:
 
 
 def serve(channel: Connection, part: PackedDecoder | Follower, group: Distributed) -> None:
-    """Say that the part is read, then carry out messages until no more can come. Raises RanksApart, and OSError if nobody reads the answers
-    any more."""
+    """Report that the part is read, then carry out messages until the parent closes the channel. Raises RanksApart, and OSError if the
+    parent reads no more."""
     follower = DecoderFollower(part) if isinstance(part, PackedDecoder) else part
     send([channel], PartRead())
     while True:
@@ -111,8 +111,8 @@ def serve(channel: Connection, part: PackedDecoder | Follower, group: Distribute
 
 
 def main() -> None:
-    """Run a rank that ignores signals to end: the parent receives them too, lets its answers finish, and then ends this process. If the
-    parent is killed, the system kills this process, even a stopped one."""
+    """Run a rank. It ignores signals to end: the parent receives them too, finishes its answers and then ends this process. If the parent
+    is killed, the system kills this process, even a stopped one."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
@@ -131,14 +131,15 @@ def main() -> None:
 
 
 def has_gone(channel: Connection) -> bool:
-    """Whether the other end is closed, even if some of its messages were not read yet."""
+    """Whether the other end of the channel is closed, even if some of its messages were not read yet."""
     end = select.poll()
     end.register(channel.fileno(), 0)
-    return bool(end.poll(0))  # With no events requested, poll tells only of a hang-up or an error.
+    return bool(end.poll(0))  # With no events requested, poll reports only a hang-up or an error.
 
 
 def run(channel: Connection) -> None:
-    """Do all the work of this rank. Raises the error by which it ends."""
+    """Do all the work of this rank, from the first message on. An error of reading the part is sent to the parent; any other error is
+    raised."""
     asked: ReadPart = receive(channel)
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)
@@ -146,7 +147,7 @@ def run(channel: Connection) -> None:
     reader: RankReader = getattr(importlib.import_module(module), name)
     try:
         part = reader(asked.folder, asked.options, group)
-    # The parent tells every error: a server has one log.
+    # Any error: the parent logs it, because a server has one log.
     except Exception as error:
         send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return

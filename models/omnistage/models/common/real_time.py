@@ -1,4 +1,4 @@
-"""The number of speakers that a machine carries in real time: the seconds of sound made in a second of computing."""
+"""The number of speakers that a machine serves in real time: seconds of sound made per second of computing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from omnistage.models.interface import Activity
 
 
 def computing_s(thread: Activity | None, device: str) -> float:
-    """Seconds on a clock that counts only the time in which a thread computes; other work that starts on the same CPU does not count.
-    thread: None: the calling thread. The CPU waits for a GPU, so there all time counts."""
+    """Seconds on a clock that counts only while a thread computes, so that other work on the same CPU does not count. thread: None: the
+    calling thread. With a GPU all time counts, because the CPU waits for it."""
     if device != "cpu":
         return time.perf_counter()
     if thread is None:

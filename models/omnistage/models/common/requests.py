@@ -1,4 +1,4 @@
-"""A model's refusals of requests that it cannot do. Each is one line of `prepare`; all raise BadRequest."""
+"""Checks of requests to a model, each for one line of `prepare`. All raise BadRequest for a request that the model cannot do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS: Mapping[tuple[str, str], str] = {
     ("talker", "max_items"): "talker.max_frames",
     ("talker", "history"): "resume.history",
 }
-"""Fields of a request whose field in a SequenceRequest has another name."""
+"""(stage, field of a SequenceRequest) -> the field of the request that the client sees, where the names differ."""
 
 
 def check_parts(request: TextRequest, info: ModelInfo) -> None:
@@ -32,7 +32,7 @@ def check_parts(request: TextRequest, info: ModelInfo) -> None:
 
 
 def _check_streamed(part: Streamed, info: ModelInfo) -> None:
-    """Check that the model has the port of a streamed medium, and takes media of its type there."""
+    """Check that the model has the input port of a streamed medium, and that this port takes media of its type."""
     port = next((port for port in info.accepts if port.name == part.port), None)
     if port is None:
         raise BadRequest("thinker.messages.parts.port", f"{info.name} has no input port {part.port[:32]!r}; send the media in the message")
@@ -43,7 +43,7 @@ def _check_streamed(part: Streamed, info: ModelInfo) -> None:
 
 
 def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: str) -> None:
-    """Check that the model takes a picture, sound or film of this kind. place: as in BadRequest."""
+    """Check that the model takes media of this kind. field, place: the field and further facts for the error, see BadRequest."""
     if not media.media_type:
         raise BadRequest(field, "is not given: say what the media are, such as image/png", **place)
     if media.kind not in info.inputs or media.kind == "text":
@@ -51,28 +51,29 @@ def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: 
 
 
 def check_plain_drawing(request: DrawRequest, model: str) -> None:
-    """Check that a drawing uses nothing that only some pipelines of Diffusers know."""
+    """Check that the request has no field that only some pipelines of Diffusers know. model: its name, for the error."""
     for field in ("sigmas", "strength", "mask_image", "control_image", "options"):
         if getattr(request, field) not in ((), None, {}):
             raise BadRequest(f"diffusion.{field}", f"{model} knows none: leave it out")
 
 
 def check_constraint(request: TextRequest, info: ModelInfo) -> None:
-    """Check that the text can be kept to its constraint."""
+    """Check that the model supports the form of the request's constraint."""
     if request.constraint is not None and request.constraint.form not in info.constraints:
         able = f"can keep its text to {_listed(info.constraints)} only" if info.constraints else "cannot constrain its text"
         raise BadRequest("thinker.constraint", f"{info.name} {able}; leave it out")
 
 
 def check_bias(request: TextRequest, vocabulary: int) -> None:
-    """Check that the biased tokens exist. An engine checks that itself: see `refuse_unfit`."""
+    """Check that the ids of `logit_bias` are below `vocabulary`. Models on the engine need not call this: the engine checks it."""
     if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
         raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
 
 
 @contextmanager
 def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
-    """Used around the making of a SequenceRequest and `Engine.check`: a request that can never run is refused with its bad field."""
+    """Used around the making of a SequenceRequest and `Engine.check`: turns their Unfit into BadRequest with the field that the client
+    sees."""
     try:
         yield
     except Unfit as error:
@@ -80,8 +81,8 @@ def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
 
 
 def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
-    """Check that a wanted port goes on no later than it ends. most: most items that the port can have had. of: name of the items, for
-    humans."""
+    """Check that a wanted port does not begin after its end. most: items that the port has at most. of: name of the items, for the
+    error."""
     first = wanted.get(port, 0)
     if first > most:
         raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")

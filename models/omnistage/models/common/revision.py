@@ -1,8 +1,8 @@
-"""The revision of a loaded model: two replicas have different ones if equal input could give other output, because then no answer of the
-one may go on at the other.
+"""The revision of a loaded model. If two replicas could give different output for equal input, their revisions differ, and an answer that
+one began is not continued by the other.
 
-The computing machine has no complete name: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
-revision is made of everything that can be named (files, code, torch, dtype, device, threads) and of results: what this machine computes
+No name tells completely how a machine computes: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
+revision is a hash of everything that has a name (files, code, torch, dtype, device, threads) and of results: what this machine computes
 from a fixed input.
 """
 
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.pt")
-"""Files of a checkpoint from which a model is made: weights, configs, vocabularies, chat templates, voices."""
+"""Names of the files of a checkpoint from which a model is made: weights, configs, vocabularies, chat templates, voices."""
 
 DIGITS = 12
 
 
 def digests_of_files(directory: Path) -> bytes:
-    """Names and SHA-256 of all files of a checkpoint from which a model is made; about 1.5 GB are read in a second."""
+    """The names and SHA-256 digests of all files of a checkpoint from which a model is made, joined. It reads about 1.5 GB in a second."""
     read = []
     for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
         with path.open("rb") as file:
@@ -46,12 +46,12 @@ def revision(
     settings: str = "",
     files: bytes | None = None,
 ) -> str:
-    """Hex digits that change with everything that an output can depend on.
+    """The revision of a model: DIGITS hex digits, which change with everything that its output can depend on.
 
-    directory: files of the model. code: a name of the code; raise it with every change of what the code computes. device: see
-    `devices.hardware`; the number of the device does not count. results: results of fixed inputs, computed as an answer is (see
-    `compute_on_thread`), by every kernel that an answer uses. settings: everything else that the output depends on. files: digests of the
-    files, if the caller has them.
+    directory: its files. code: number of the code; raise it with every change of what the code computes. dtype: name of the type of
+    computing. device: see `devices.hardware`; the number of the device does not count. results: results for fixed inputs, computed as for
+    an answer (see `computed`) and by every kernel that an answer uses. settings: everything else that the output depends on. files:
+    `digests_of_files`, if the caller has them.
     """
     digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
@@ -61,7 +61,7 @@ def revision(
     return digest.hexdigest()[:DIGITS]
 
 
-def compute_on_thread(call: Callable[[], T], threads: int) -> T:
-    """The result of a call on a thread with this many torch threads, as the worker of a model has."""
+def computed(call: Callable[[], T], threads: int) -> T:
+    """The result of a call, made on a thread with this many torch threads, like the worker of a model."""
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.submit(call).result()

@@ -1,4 +1,4 @@
-"""The part of a decoder that one rank of a group computes: sizes and weights, cut as a tensor-parallel plan of Transformers says."""
+"""Cuts a decoder for the ranks of a group: its sizes and its weights, by a tensor-parallel plan of Transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.models.errors import LoadError
 
 Plan = Mapping[str, str]
-"""How the weight of a module is cut, by a pattern of the module's name: see `transformers.integrations.tensor_parallel`."""
+"""Pattern of a module's name -> the style in which its weight is cut: see `transformers.integrations.tensor_parallel`."""
 
 HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
 """Transformers' models add this to the plans of their configs. It is repeated here because to import such a model takes seconds."""
@@ -23,16 +23,16 @@ HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
 _WHOLE = "replicated"
-"""Beginning of the style of a weight that every rank has whole."""
+"""Beginning of the names of styles that leave a weight whole on every rank."""
 
 _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
-"""Styles of experts that are divided whole among the ranks: `engine.experts` supports no others."""
+"""Styles in which each rank gets some whole experts: `engine.experts` supports no others."""
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
-    """The config of one of `size` ranks. others: further numbers that are divided in a decoder with experts, by their names for errors;
-    None: the decoder has no experts, but an FFN whose columns are divided. Raises LoadError for a decoder that cannot be cut into so many
-    equal parts."""
+    """The config of one of `size` ranks. others: further sizes to divide in a decoder with experts, by their names for errors; None: the
+    decoder has no experts, and the columns of its FFN are divided. Raises LoadError for a decoder that cannot be cut into so many equal
+    parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {
@@ -51,8 +51,8 @@ def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] |
 
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
-    """A function that returns a weight by its name as `weight` does, but cut for this rank of `group` if the plan says so. Raises LoadError
-    for a plan with styles unknown here."""
+    """A function that returns a weight by its name as `weight` does, but only the part of this rank of `group`, as the plan says. Raises
+    LoadError for a plan with a style that is not known here."""
     for pattern, style in plan.items():
         if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")

@@ -1,7 +1,7 @@
-"""Media that come in pieces on ports, kept in files until they are complete: decoders read files, and media are too large for memory.
+"""Media that come in pieces on ports are written to files until they are complete: decoders read files, and media are too large for memory.
 
-The files have no name, so nothing of them stays when the process is gone. They lie in the folder for temporary files (TMPDIR); if that is
-in memory, as a tmpfs is, they count as memory.
+The files have no name, so the system removes them when the process ends. They lie in the folder for temporary files (TMPDIR); if that is in
+memory, as a tmpfs is, they take memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ MEDIA_PORTS = tuple(PortSpec(f"media{number}", Content.MEDIA) for number in rang
 """The ports of every model that takes encoded media on ports: clients know them by name."""
 
 SPOOL_BYTES = 4 << 30
-"""Most bytes of all media of a process together."""
+"""Bytes that all media of a process may have together."""
 
 FIELD = "thinker.messages.parts"
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A complete medium. file: descriptor of the file, valid until the files are closed. size: bytes. digest: SHA-256 of the bytes."""
+    """A complete medium. file: descriptor of the file, valid until the files are closed. size: bytes of the medium. digest: SHA-256 of
+    these bytes."""
 
     streamed: Streamed
     file: int
@@ -39,22 +40,22 @@ class Spooled:
 
 
 class Spool:
-    """The spool of one process. Its files are made, written and closed in threads."""
+    """The files of streamed media of one process, which bounds their bytes. held_bytes: bytes in all files now."""
 
     def __init__(self, most_bytes: int = SPOOL_BYTES) -> None:
-        """most_bytes: most bytes of all media that are held at once. The folder is chosen now, because Python would choose another one once
-        it is full."""
+        """most_bytes: bytes that all media may have at once. The folder is chosen now, because Python would choose another one when it is
+        full."""
         self._most_bytes = most_bytes
         self._folder = tempfile.gettempdir()
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for these media. most_bytes: returns the most bytes that a medium may have. Raises BadRequest for a medium that declares
+        """Files for these media. most_bytes: returns the bytes that a medium may have. Raises BadRequest for a medium that declares
         more."""
         return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:
-        """Count bytes before they are written. Raises Full."""
+        """Count `size` bytes before they are written. Raises Full if all media would have too many."""
         if self.held_bytes + size > self._most_bytes:
             raise Full(f"{self._most_bytes} bytes of streamed media are held, which is all that may be")
         self.held_bytes += size
@@ -64,7 +65,7 @@ class Spool:
 
 
 class Files:
-    """Media of one request. Use it as a context manager that includes the work on `whole`: the files are gone at its end."""
+    """The files of the media of one request. Use it as a context manager around the work on `whole`: the files are closed at its end."""
 
     def __init__(self, spool: Spool, folder: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
         """Call Spool.files instead."""
@@ -96,8 +97,8 @@ class Files:
         return {port: Spooled(file.streamed, file.descriptor, file.size, file.digest) for port, file in self._files.items() if file.digest}
 
     async def take(self, piece: Piece) -> bool:
-        """Write a piece; returns whether it belongs to one of these media. Raises BadRequest, before more is written, for a medium that is
-        larger than its limit or its declared size, or that ends too early; raises Full."""
+        """Write a piece if it belongs to one of these media, and return whether it does. Raises, before it is written, BadRequest for a
+        medium that is larger than its limit or its declared size, or that ends too early; and Full."""
         file = self._files.get(piece.port)
         if file is None:
             return False
@@ -115,7 +116,7 @@ class Files:
 
 
 async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
-    """The next piece, which must still come. Raises BadRequest if the inputs were cut short."""
+    """The next piece of the inputs. Raises BadRequest if they have ended already."""
     piece = await anext(inputs, None)
     if piece is None:
         raise BadRequest(f"{FIELD}.port", "the input ended before its media did")
@@ -123,8 +124,8 @@ async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class _File:
-    """The file of one medium. size: bytes that the spool counts for it. most: bytes that it may have. `write` and `close` run in threads: a
-    write whose caller was cancelled may still run when the file is closed."""
+    """The file of one medium. size: bytes that count in the spool for it. most: bytes that it may have. `write` and `close` run in threads:
+    a write whose caller was cancelled may still run when the file is closed, and is dropped then."""
 
     def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
         self.streamed = streamed
@@ -138,7 +139,7 @@ class _File:
         self._closed = False
 
     def check(self, more: int, *, last: bool) -> None:
-        """Check that this many more bytes may come. last: no more come after them. Raises BadRequest."""
+        """Check that `more` further bytes may come. last: none come after them. Raises BadRequest."""
         size, total = self.size + more, self.streamed.total_bytes
         if size > self._most:
             raise _too_large(self.streamed, self._most)

@@ -1,4 +1,4 @@
-"""The ranks of a model, seen from the process that computes or draws: it is the first rank, and starts the others on this machine."""
+"""The ranks of a model, as the first rank sees them: this process, which computes or draws, and starts the other ranks on this machine."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from omnistage.models.options import LoadOptions
 T = TypeVar("T")
 
 LOAD_LIMIT_S = 1800.0
-"""Time for another rank to load its part: a disk may be slow."""
+"""Seconds for another rank to load its part: a disk may be slow."""
 
 END_LIMIT_S = 5.0
-"""Time for a rank to end when it is told to; then it is killed."""
+"""Seconds for a rank to end after its channel was closed; then it is killed."""
 
 DEATH_S = 10.0
-"""Time for a rank to end after its connection was closed: an interpreter that ends by an error has much to free."""
+"""Seconds to wait for the end of a rank that has closed its connection: an interpreter that ends by an error has much to free."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Ranks on a CPU meet where no other machine can reach them. By default gloo would use the name of this machine."""
@@ -58,7 +58,7 @@ _WATCH, _CLOSE = b"w", b"c"
 
 
 class _Rank:
-    """A rank that follows: its process, and the socket for its messages."""
+    """Another rank: its process, and the socket for messages to it. ended: a descriptor that becomes readable when the process ends."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -81,8 +81,8 @@ class _Rank:
             undo.pop_all()
 
     def end_text(self) -> str:
-        """How the rank ended; empty: it has not ended."""
-        # If two threads ask at once, one of them would hear that the rank still runs.
+        """How the rank ended, in words; empty: it has not ended."""
+        # Without the lock, one of two threads that poll at once would get the answer that the rank still runs.
         with self._asking:
             status = self.process.poll()
         if status is None:
@@ -92,16 +92,16 @@ class _Rank:
 
 
 class Team:
-    """Implements `Followers`. The other ranks start when it is made. Call `connect` when this rank has loaded its own part, and `close` in
-    any case.
+    """Implements `Followers`: starts the other ranks and sends them messages. Call `connect` when this rank has loaded its own part, and
+    `close` in any case.
 
     Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart:
-    the server then ends as it does for any broken thread, and its answers go on elsewhere.
+    the server then ends as it does for any broken thread, and other replicas continue its answers.
     """
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
-        """reader: "module:function" of a `rank.RankReader`. options.tensor_parallel_size: number of ranks, two or more. Raises
-        LoadError."""
+        """reader: "module:function" of a `rank.RankReader`. folder: the checkpoint. options.tensor_parallel_size: number of ranks, two or
+        more. Raises LoadError."""
         size = options.tensor_parallel_size
         if distributed.is_initialized():
             told = "this process has a model of several ranks already; load this one in another process"
@@ -109,7 +109,7 @@ class Team:
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
         self._told, self._telling = os.pipe()
-        """Both ends of a pipe to the thread that watches the ranks."""
+        """The ends of a pipe to the thread that watches the ranks: for reading, for writing."""
         self._over, self._closed = threading.Event(), False
         started: Future[None] = Future()
         self._watch = threading.Thread(target=self._watched, args=(started,), name="omnistage-ranks", daemon=True)
@@ -128,7 +128,7 @@ class Team:
 
     @classmethod
     def for_options(cls, reader: str, folder: Path, options: LoadOptions) -> Self | None:
-        """A team, or None for a single rank."""
+        """A team, or None if the options ask for a single rank."""
         return cls(reader, folder, options) if options.tensor_parallel_size > 1 else None
 
     @property
@@ -137,7 +137,7 @@ class Team:
         return tuple(rank.process.pid for rank in self._ranks)
 
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks have loaded and met. met: called when they have met, at the same time as in the other ranks; it may make
+        """Wait until all ranks have loaded their parts and met. met: called after that, at the same time as in the other ranks; it may make
         groups of ranks. Raises LoadError."""
         with self._all_there(LoadError):
             for rank in self._ranks:
@@ -169,18 +169,18 @@ class Team:
 
     @contextmanager
     def together(self, message: object) -> Iterator[None]:
-        """All ranks compute while the context is open: a message tells the others to. Raises RanksApart for any failure."""
+        """Sends a message to the other ranks, which makes them compute while the context is open. Raises RanksApart for any failure."""
         with self._together():
             self._tell(message)
             yield
 
     def abandon(self) -> None:
-        """End the others at once, because this rank has failed; this process then ends as if they had ended by themselves."""
+        """Kill the other ranks, because this rank has failed; this process then ends as if they had ended by themselves."""
         for rank in self._ranks:
             rank.process.kill()
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function that computes `of`, the logits of a decoder, together with the other ranks. Call it with the rows of the last step
+        """A function that computes logits with `of` while the other ranks compute their parts. Call it with those rows of the last step
         from which items are drawn."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
@@ -190,14 +190,14 @@ class Team:
         return computed
 
     def close(self) -> None:
-        """End the others, and wait for their end. A second call does nothing."""
+        """End the other ranks, and wait for their end. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         os.write(self._telling, _CLOSE)
         for rank in self._ranks:
             rank.channel.close()
-        self.group.close()  # A rank that waits for this one in the middle of a step waits no longer, and knows that this one has gone.
+        self.group.close()  # A rank that waits for this one in the middle of a step then notices that this one has gone.
         for rank in self._ranks:
             try:
                 rank.process.wait(END_LIMIT_S)
@@ -216,7 +216,8 @@ class Team:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Work that all ranks do at once. If one fails in the middle, the others wait for it, and would take its next step for this one."""
+        """Around work that all ranks do at once: any error becomes RanksApart, because the others still wait in this step, and would take
+        the next one for it."""
         try:
             with self._all_there(RanksApart):
                 yield
@@ -227,14 +228,14 @@ class Team:
 
     @contextmanager
     def _all_there(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
-        """Turns errors caused by a rank that ends into one that tells how it ended."""
+        """Turns an error that the end of a rank caused into `error`, with a text on how that rank ended."""
         try:
             yield
         except (OSError, EOFError, RanksApart) as lost:
             raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
-        """Wait at most DEATH_S for a rank to end. Returns a text that tells how the first one ended; empty if none does."""
+        """Wait at most DEATH_S for a rank to end. Returns how the first one ended, in words; empty if none has."""
         ends = select.poll()
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
@@ -243,8 +244,8 @@ class Team:
         return f"{told}; its standard error says why" if told else ""
 
     def _watched(self, started: Future[None]) -> None:
-        """Start the other ranks, and watch them once they have met. This thread stays: the system would kill them when the thread that
-        started them ends."""
+        """The watching thread: start the other ranks, set `started`, and raise RanksApart when a rank ends after all have met. It lives
+        until `close`, because the system kills the ranks when the thread that started them ends."""
         try:
             for number in range(1, self.group.size):
                 self._ranks.append(_Rank(number))
@@ -262,7 +263,7 @@ class Team:
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:
-    """The options for one rank: each of several ranks on GPUs gets a GPU of its own. Raises LoadError if `options` name one GPU for all."""
+    """The options for one rank: each of several ranks on GPUs gets a GPU of its own. Raises LoadError if `options` give one GPU to all."""
     if options.device == "cpu" or options.tensor_parallel_size == 1:
         return options
     if ":" in options.device:
@@ -273,9 +274,9 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
 
 
 def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
-    """Call `load` with the options of the first of `options.tensor_parallel_size` ranks and a team of the others, None for a single rank;
-    return its result. reader: function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the
-    other ranks end. Raises what `load` raises, and LoadError."""
+    """Call `load` with the options of the first rank and a team of the others, or None for a single rank; return its result. reader: a
+    function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the other ranks end. Raises what
+    `load` raises, and LoadError."""
     with contextlib.ExitStack() as undo:
         if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
             undo.callback(team.close)

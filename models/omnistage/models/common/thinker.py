@@ -1,4 +1,5 @@
-"""The common part of Thinkers on the engine: they refuse, tokenize on a thread, say verbatim text, and answer from the engine."""
+"""The part that all Thinkers on the engine share: checking requests, tokenizing on a thread, sending verbatim text, and answering with the
+engine."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from omnistage.models.interface import (
 TEXT = "text"
 
 _PIECE_TOKENS = 8
-"""Tokens of verbatim text in a piece."""
+"""Number of tokens of verbatim text in a piece."""
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it is tokenized, which takes time. English has
 about 4.5 characters per token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
@@ -48,8 +49,8 @@ about 4.5 characters per token of a usual vocabulary; the longest token, a line 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A request and its tokens. prompt_ids: tokens of the conversation; empty for verbatim text if the model has no rows of it. said_ids:
-    tokens of verbatim text; empty: the model answers itself."""
+    """A request and its tokens. prompt_ids: tokens of the conversation; empty for verbatim text if the model makes no rows. said_ids:
+    tokens of verbatim text; empty: the model writes the answer."""
 
     request: TextRequest
     prompt_ids: tuple[int, ...]
@@ -60,7 +61,7 @@ P = TypeVar("P", bound=Tokenized)
 
 
 class EngineThinker(EngineModel, ABC, Generic[P]):
-    """Implements `ThinkerModel`, except the abstract methods, which are the family's own part."""
+    """Implements `ThinkerModel` except the abstract methods, which each family implements."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         workers: Sequence[Worker] = (),
         team: Team | None = None,
     ) -> None:
-        """context: tokens of a conversation with its answer. workers: threads of the family, in addition to the threads of the engine, the
-        tokenizer and the grammars. team: see EngineModel. The model closes both."""
+        """context: tokens that a conversation and its answer may have together. workers: threads of the family, in addition to those of the
+        engine, the tokenizer and the grammars. team: the other ranks, see EngineModel. The model closes workers and team."""
         self._worker = Worker("tokenizer", threads=1)
         super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
@@ -90,16 +91,16 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self.threads = (*self.threads, self._constraints.activity)
 
     def load(self) -> Load:
-        """See Model.load. Requests whose text is not tokenized yet count as waiting too."""
+        """See Model.load. Requests that wait to be tokenized count as waiting too."""
         load = super().load()
         return replace(load, queued=load.queued + self._worker.queued)
 
     async def warm_up(self) -> None:
-        """Answer one short question: this touches every weight, and keeps the pages of the default system prompt."""
+        """Answer one short question: this touches every weight, and leaves the default system prompt in the prefix cache."""
         await self._answer_once("Hello!")
 
     async def _answer_once(self, *parts: Part) -> None:
-        """Answer one short question of these parts, and drop the answer."""
+        """Answer one short question that has these parts, and drop the answer."""
         await self._constraints.warm_up()
         prepared = await self.prepare(TextRequest((Turn("user", parts),), seed=0, max_tokens=4))
         async with aclosing(self.generate(prepared, no_inputs(), {TEXT: 0})) as pieces:
@@ -113,14 +114,14 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     # Before the run --------------------------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: TextRequest) -> P:
-        """See ThinkerModel.prepare. The text is counted first, and tokenized on a thread."""
+        """See ThinkerModel.prepare. Characters are counted first; then a thread tokenizes the text."""
         self._check(request)
         thinks = None if request.verbatim else self.tokenizer.thinks
         grammar = await self._constraints.of(request, thinks if thinks and thinks.is_open else None)
         return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check(self, request: TextRequest) -> None:
-        """Check everything that needs no tokens. Raises BadRequest."""
+        """Check everything about a request that needs no tokens. Raises BadRequest."""
         check_parts(request, self.info)
         check_constraint(request, self.info)
         if request.verbatim and any(not isinstance(part, str) for turn in request.turns for part in turn.parts):
@@ -142,13 +143,13 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
     def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> P:
-        """The request with its tokens. Raises BadRequest for faults that only tokens show."""
+        """The request with its tokens. grammar: its constraint. Raises BadRequest for faults that only tokens show."""
         said_ids = self.tokenizer.encode(request.verbatim) if request.verbatim else ()
         if said_ids and request.history != said_ids[: len(request.history)]:
             raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
         if said_ids and not self._has_rows:
             return self._prepared(request, (), said_ids, grammar)
-        # Verbatim text may come without a question; its rows are computed as the answer to an empty one.
+        # Verbatim text without a question: its rows are computed as those of an answer to an empty question.
         prompt_ids = self.prompt(request.turns or (Turn("user", ("",)),))
         if len(prompt_ids) >= self._context:
             raise BadRequest(
@@ -160,14 +161,15 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """Token ids of a conversation, open for the assistant's answer. Raises BadRequest."""
+        """Token ids of a conversation, with the beginning of the assistant's answer at their end. Raises BadRequest."""
 
     @abstractmethod
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
-        """The prepared run, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
+        """The request in the form that `_begun` takes, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises
+        BadRequest."""
 
     def _thought(self, request: TextRequest) -> Thought | None:
-        """The thought before the answer to a request, if there may be one."""
+        """The thought before the answer to a request; None if there cannot be one."""
         marks = None if request.verbatim else self.tokenizer.thinks
         return None if marks is None else Thought(marks, self.tokenizer.piece, is_laid_out=request.constraint is None)
 
@@ -181,8 +183,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         said_ids: tuple[int, ...] = (),
         taps_from: int | None = None,
     ) -> SequenceRequest:
-        """The request to the engine. items: most items of the answer. said_ids: tokens of verbatim text, which become the history of an
-        answer, so that their rows are computed; one more item is drawn, which nobody takes. Raises Unfit."""
+        """The request to the engine. items: number of items of the answer at most. said_ids: tokens of verbatim text, which become the
+        history, so that their rows are computed; one more item is drawn, and dropped. taps_from: see SequenceRequest. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
             seed=request.seed,
@@ -191,7 +193,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             min_items=request.min_tokens,
             end_ids=self.tokenizer.ends,
             ignore_end=request.ignore_eos,
-            # Never drawn: in the history of an answer such a token would open another turn.
+            # Such a token in an answer would begin another turn.
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
@@ -205,8 +207,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
     async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """Yield pieces as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The token that ends
-        the text is not among the ids; the tokens of a stop string are, but its text is not."""
+        """Yields pieces of the answer as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The ids
+        leave out the token that ends the text, but have the tokens of a stop string, whose text is left out."""
         # Verbatim text needs the engine only for its rows.
         pieces = self._say(prepared, wanted) if prepared.said_ids and wanted.keys() == {TEXT} else self._think(prepared, inputs, wanted)
         async with aclosing(pieces):
@@ -214,7 +216,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
                 yield piece
 
     async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """Yield verbatim text of which no rows are wanted, without the engine."""
+        """Yields verbatim text whose rows are not wanted, without the engine."""
         request = prepared.request
         answer = await self._worker.run(
             partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
@@ -223,7 +225,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             yield piece
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """Yield an answer of the engine, or verbatim text with its rows."""
+        """Yields an answer of the engine, or verbatim text with its rows."""
         answer, asked = await self._begun(prepared, inputs, wanted)
         answer.asked_with(len(asked.prompt))
         with refuse_unfit("thinker"):
@@ -237,13 +239,13 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The answer as far as its history, and the request to the engine. A long history is assembled on a thread. It is not called for
-        verbatim text of which no rows are wanted. The engine checks, when it is asked, whether it can run the request at all. Raises
-        BadRequest or Full."""
+        """The answer up to the end of its history, and the request to the engine. A long history is assembled on a thread. It is not called
+        for verbatim text whose rows are not wanted. The engine itself checks later whether it can run the request. Raises BadRequest or
+        Full."""
 
 
 def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:
-    """Verbatim text, piece by piece, and its end; nothing if there is none."""
+    """The pieces of verbatim text after the history, and its end; nothing if there is no verbatim text."""
     rest = prepared.said_ids[len(prepared.request.history) :]
     for first in range(0, len(rest), _PIECE_TOKENS):
         for token_id in rest[first : first + _PIECE_TOKENS]:

@@ -1,7 +1,7 @@
-"""The thought of a model before its answer: the text up to the mark that ends it is separated from the answer.
+"""The thought of a model before its answer: separates the text up to the mark that ends the thought from the answer.
 
-The chat template of a checkpoint decides whether the opening mark stands in the prompt or is said by the model. Line ends at the edges of a
-thought and right after it are the layout of templates, and are left out, as templates leave them out of earlier answers.
+The chat template of a checkpoint decides whether the prompt ends with the opening mark or the model writes it. Line ends at the edges of a
+thought and right after it are layout: they are left out, as templates leave them out of earlier answers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ OPENS, CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ids of the tokens around a thought. is_open: every prompt ends within a thought; else an answer may begin with one."""
+    """Ids of the tokens before and after a thought. is_open: every prompt ends inside a thought; false: an answer may begin with the
+    opening mark."""
 
     opens: int
     closes: int
     is_open: bool
 
     def answer_tokens(self, history: Sequence[int]) -> Sequence[int] | None:
-        """The tokens after the thought with which every answer begins; None if the thought has not ended within these."""
+        """The tokens of `history` after the thought; None if the thought has not ended there. Only for answers that begin in a thought."""
         return history[history.index(self.closes) + 1 :] if self.closes in history else None
 
 
@@ -37,16 +38,16 @@ class ThoughtLike(Protocol):
         """Tokens of the thought so far."""
 
     def take(self, token_id: int) -> str | None:
-        """Take the next token; returns the text of the thought that became final with it, often empty. None: the token belongs to the
+        """Add the next token. Returns the text of the thought that became final with it, often empty; None: the token belongs to the
         answer."""
 
     def finish(self) -> str:
-        """The thought ends here; returns the rest of its text."""
+        """End the thought; returns the rest of its text."""
 
 
 class _Place(enum.Enum):
-    """The place of the next token: before the thought, within it, among the line ends behind it, or in the answer, when the thought is
-    over."""
+    """Where the next token is: before the thought, within it, among the line ends after it, or in the answer, after which nothing belongs
+    to the thought."""
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
@@ -55,11 +56,11 @@ class _Place(enum.Enum):
 
 
 class Thought:
-    """Implements `ThoughtLike`: the thought between marks. count: includes its marks and the line ends after it."""
+    """Implements `ThoughtLike` for a thought between marks. count: number of its tokens, with the marks and the line ends after it."""
 
     def __init__(self, marks: Marks, piece: Callable[[int], bytes], *, is_laid_out: bool = True) -> None:
-        """piece: the bytes of an id. is_laid_out: line ends after the thought do not belong to the answer; false for a constrained
-        answer."""
+        """piece: returns the bytes of an id. is_laid_out: whether line ends after the thought are layout and no part of the answer; false
+        for a constrained answer."""
         self._marks, self._piece, self._is_laid_out = marks, piece, is_laid_out
         self._detokenizer = Detokenizer(piece)
         self._place = _Place.WITHIN if marks.is_open else _Place.BEFORE
@@ -87,7 +88,7 @@ class Thought:
         return self._final(self._detokenizer.finish())
 
     def _is_of_it(self, token_id: int) -> bool:
-        """Whether a token in the present place belongs to the thought."""
+        """Whether this token, at the present place, belongs to the thought."""
         match self._place:
             case _Place.BEFORE:
                 return token_id == self._marks.opens
@@ -96,7 +97,8 @@ class Thought:
         return True
 
     def _final(self, text: str) -> str:
-        """The next text of the thought, without line ends at its beginning. Line ends at its end are held back until other text follows."""
+        """The next final text of the thought. Line ends at its beginning are dropped; those at its end are held back until other text
+        follows."""
         text = self._line_ends + text if self._has_begun else text.lstrip("\n")
         final = text.rstrip("\n")
         self._line_ends = text[len(final) :]

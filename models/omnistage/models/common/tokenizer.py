@@ -17,17 +17,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 """Text is tokenized on one thread, not on a pool as large as the machine."""
 
 KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-"""Classes of tokenizers that are made of vocab.json and merges.txt."""
+"""Classes of tokenizers that vocab.json and merges.txt describe completely."""
 
 
 class TextTokenizer:
     """Turns text into tokens, and a token into its bytes.
 
-    vocabulary: ids of the decoder's head, often more than there are tokens. added: ids of the tokens that were added to the vocabulary,
-    such as marks, by their text. special: those added tokens that no answer has. tokenless: ids of the head without a token. piece: returns
-    the bytes of an id; no bytes for a special or a tokenless id. ends: ids that end an answer and are part of none; a family sets them.
-    unsayable: special and tokenless ids, which no answer has and which are drawn only to end it. thinks: the tokens around the thought
-    before an answer; None: there is no thought.
+    vocabulary: number of ids of the decoder's head, often more than there are tokens. added: text -> id of the tokens that were added to
+    the vocabulary, such as marks. special: those of them that no answer has. tokenless: ids of the head without a token. piece: returns the
+    bytes of an id; none for a special or a tokenless id. ends: ids that end an answer and are no part of it; a family sets them. unsayable:
+    special and tokenless ids, which are drawn only to end an answer. thinks: the tokens around the thought before an answer; None: the
+    model does not think.
     """
 
     ends: frozenset[int]
@@ -35,7 +35,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """Raises BadCheckpoint for a token whose id the head does not have."""
-        # The file may tell how its last user padded or truncated texts.
+        # The file may still have the padding and truncation that its last user chose.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self.vocabulary = tokenizer, vocabulary
@@ -51,17 +51,17 @@ class TextTokenizer:
         tokenizer.encode_special_tokens = True
         self.tokenless = frozenset(range(vocabulary)) - ids
         self.unsayable = self.tokenless.union(self.special.values())
-        # An added token is spelled in plain text, a token of the vocabulary by one character for each byte.
+        # An added token is stored as plain text, a token of the vocabulary with one character for each byte.
         spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in own}
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
-        """Ids of texts, each of which is one token; None if one of them is not a token."""
+        """Ids of these texts if each of them is one token, else None."""
         ids = [token_id for text in texts if (token_id := self._tokenizer.token_to_id(text)) is not None]
         return tuple(ids) if len(ids) == len(texts) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, without added tokens."""
+        """Ids of a text. Added tokens in it are encoded as plain text."""
         # Unlike `encode`, a batch lets other threads of Python run meanwhile.
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return tuple(encoded.ids)
@@ -81,7 +81,8 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _of_vocabulary(directory: Path) -> Tokenizer:
-    """A tokenizer of Qwen2's kind: no file tells how text is cut."""
+    """A tokenizer of Qwen2's class, from vocab.json and merges.txt, which do not say how text is cut. Raises BadCheckpoint for another
+    class."""
     json_object(directory / "vocab.json")
     path = directory / "tokenizer_config.json"
     kind = json_object(path).get("tokenizer_class", KINDS[0]) if path.is_file() else KINDS[0]

@@ -1,4 +1,4 @@
-"""The choice of a voice, and the list of voices in words, for a user who named another one."""
+"""Choosing a voice, and listing the voices in words for a user who named one that is not there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def those_there_are(voices: Sequence[str]) -> str:
 
 
 def choose_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the requested voice, in small or capital letters; empty: the first voice. Raises BadRequest."""
+    """The name of the requested voice; capital letters do not matter. name: empty: the first voice. field: for the error. Raises
+    BadRequest."""
     if not name:
         return next(iter(voices))
     # The exact name goes first: a checkpoint may have two voices whose names differ only in capitals.

@@ -1,7 +1,7 @@
-"""The weights of a checkpoint: every weight of a model is there, in its shape, and no other.
+"""Reads the weights of a checkpoint, and checks that every weight of the model is there, in its shape, and no other.
 
 They lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is copied.
-Weights that have fewer bits in the files are unpacked when they are read (`common.packed`).
+Weights with fewer bits in the files are unpacked when they are read (`common.packed`).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from omnistage.models.common.packed import PackedWeight, find_packed, no_weights
 NONE: Mapping[str, str] = MappingProxyType({})
 
 _OWN_FILES = ("quantize_config.json", "quant_config.json")
-"""Files in which GPTQ and AWQ tell how they pack weights, in addition to config.json or instead of it."""
+"""Files in which GPTQ and AWQ write how they pack weights, in addition to config.json or instead of it."""
 
 _UNPACKED_TO = "F32"
-"""The type that packed weights have in `Weights.header`."""
+"""The type of packed weights in `Weights.header`."""
 
 ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
-"""The weight of a name, in its shape. Raises BadCheckpoint."""
+"""Returns the weight of this name and shape. Raises BadCheckpoint."""
 
 
 class Weights:
     """The weights in a folder by name, open during a `with`. It remembers which of them were read.
 
-    others: beginnings of names of weights for parts that the model does not have. renamed: beginnings of names as some files have them ->
-    as they are here. computed: the type that the model computes in.
+    others: beginnings of the names of weights for parts that the model does not have. renamed: beginning of a name in some files -> the
+    beginning used here. computed: the type that the model computes in.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all weights that do not belong to other parts; a packed weight has the name that it has when it is unpacked."""
+        """Names of all weights except those of other parts; a packed weight has its name after unpacking."""
         return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The weight of a name; None if there is none. index: read only this entry of its first axis, such as one expert of all. Raises
+        """The weight of a name; None if there is none. index: read only this entry of the first axis, such as one expert of all. Raises
         BadCheckpoint for a weight that is damaged or cannot be computed with."""
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
@@ -104,7 +104,7 @@ class Weights:
             tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
-        if (name, index) not in self._checked:  # Only once: all are read again if a backend of products is refused.
+        if (name, index) not in self._checked:  # Checked once, though all weights are read again if a backend of products is refused.
             check_finite(tensor, name, path, self._computed)
             self._checked.add((name, index))
         return tensor
@@ -118,7 +118,7 @@ class Weights:
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
-        """The place of a weight: its file, that file opened, and its name there."""
+        """Where a weight is stored: its file, the same file opened, and its name there."""
         shard, stored = self._stored[name]
         return self.directory / shard, self._shards[shard], stored
 
@@ -129,8 +129,8 @@ class Weights:
         return tensor
 
     def mapped(self, name: str) -> torch.Tensor | None:
-        """As `read`, but the tensor is a mapping of this weight alone: for a weight that is kept as it is in the file. All processes of
-        this machine share its memory, which is the file's, and the rest of the file does not stay mapped. Nobody may write to it."""
+        """As `read`, but the tensor maps only this weight's bytes of the file: for a weight that is used as it is stored. All processes of
+        this machine share its memory, and the rest of the file does not stay mapped. Nobody may write to it."""
         tensor = self.read(name)
         if tensor is None or name in self._packed:
             return tensor
@@ -139,16 +139,17 @@ class Weights:
             return _alone(path, stored, tensor)
 
     def check_read(self) -> None:
-        """Raises BadCheckpoint for a weight that was neither read nor left to others: without it the model would be another one."""
+        """Raises BadCheckpoint for a weight that was neither read nor left to other processes: the checkpoint then belongs to another
+        model."""
         self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._left)
 
     def leave(self, names: Iterable[str]) -> None:
-        """Leave these weights to another process, which reads them from the same files."""
+        """Note that another process reads these weights from the same files."""
         self._left.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises BadCheckpoint for a missing or misshapen weight. It reads only the header, so call it before anything of these sizes is
-        built."""
+        """Raises BadCheckpoint if this weight is missing or has another shape. Reads only the header: call it before anything of this size
+        is built."""
         if name not in self.header:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
         if (found := self.header[name].shape) != shape:
@@ -168,7 +169,7 @@ class Weights:
             raise BadCheckpoint(f"{self.directory} has {len(unexpected)} weights that this model does not, the first is {unexpected[0]}")
 
     def _open(self) -> dict[str, Stored]:
-        """Open the files. Returns type and shape of all tensors in them, by their names here."""
+        """Open the files. Returns type and shape of all tensors in them, by the names used here. Raises BadCheckpoint."""
         index = self.directory / WEIGHTS_INDEX
         found: dict[str, _Place] = {}
         if index.is_file():
@@ -193,7 +194,7 @@ class Weights:
 
     def _unpack(self, stored: Mapping[str, Stored]) -> None:
         """Find the packed weights, and set `header`. stored: all tensors in the files. Raises BadCheckpoint if weights are packed in an
-        unknown way. Weights of other parts are checked too, because a model may read one of them."""
+        unknown way; weights of other parts are checked too, because a model may read one of them."""
         for file in _OWN_FILES:
             if (path := self.directory / file).is_file():
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
@@ -209,12 +210,12 @@ class Weights:
         self.header = {name: found for name, found in (plain | unpacked).items() if not name.startswith(self._others)}
 
     def _called(self, stored: str) -> str:
-        """The name of a weight here, from its name in the files."""
+        """The name used here for a weight with this name in the files."""
         before = next((before for before in self._renamed if stored.startswith(before)), None)
         return stored if before is None else self._renamed[before] + stored.removeprefix(before)
 
     def _open_shard(self, name: str) -> set[str]:
-        """Open one file; returns the names of its weights."""
+        """Open one file; returns the names of its weights. Raises BadCheckpoint."""
         path = self.directory / name
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
@@ -226,15 +227,15 @@ class Weights:
 
 
 class _Place(NamedTuple):
-    """The place of a weight: its file, and its name there."""
+    """Where a weight is stored: name of its file, and its name there."""
 
     shard: str
     name: str
 
 
 def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The weight `name` of a file as a mapping of its own; see `mapped`. tensor: the same weight as the library read it, after it checked
-    the file."""
+    """The weight `name` of a file, as a mapping of its own; see `mapped`. tensor: the same weight as the library read it, after it checked
+    the file. A weight that cannot be mapped is copied."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         begin, _ = json.loads(file.read(header))[name]["data_offsets"]
@@ -248,7 +249,7 @@ def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def load_weights(net: nn.Module, directory: Path) -> None:
-    """Put the weights of the folder into `net`. Raises BadCheckpoint for a missing, unexpected or misshapen one."""
+    """Put the weights of a folder into `net`. Raises BadCheckpoint for a missing, unexpected or misshapen weight."""
     with Weights(directory) as weights:
         weights.check_shapes({name: tuple(value.shape) for name, value in net.state_dict().items()})
         net.load_state_dict({name: weights.read(name) for name in weights.names}, assign=True)
@@ -257,7 +258,7 @@ def load_weights(net: nn.Module, directory: Path) -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turns errors of the library into BadCheckpoint that names the file."""
+    """Turns errors of the library and the system into BadCheckpoint with the path of the file."""
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -1,7 +1,8 @@
-"""One compute thread, shared fairly by the sessions of one event loop.
+"""One compute thread, which the sessions of one event loop share.
 
-A session requests one small unit of work at a time and waits for it. So at most one unit of a session is queued, and first come, first
-served is fair. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES others: nobody starves.
+A session requests one small unit of work at a time and waits for it. So each session has at most one unit in the queue, and first come,
+first served is fair. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES others, so every unit
+runs in the end.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ T = TypeVar("T")
 OVERTAKES = 64
 
 LOOK_S = 0.3
-"""After so long, a thread that waits for another tells its watcher that it does."""
+"""Seconds after which a thread that waits for another one reports to its watcher that it does not hang."""
 
 _here = threading.local()
 
 
 def still_working() -> None:
-    """Called by a unit of work on its thread: the unit goes on, and does not hang, however long it takes."""
+    """Called by a unit of work on its thread: reports to the watcher that the unit goes on, however long it takes."""
     activity: Activity | None = getattr(_here, "activity", None)
     if activity is not None:
         activity.step()
 
 
 def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
-    """Call `here` on this thread and `there` on another thread, by `aside`; return when both are done. Raises their errors."""
+    """Call `here` on this thread and `there` on another one, through `aside`; return when both are done. Raises their errors."""
     other = aside(there)
     try:
         here()
@@ -50,7 +51,7 @@ def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) ->
 
 @dataclass(order=True, slots=True)
 class _Unit:
-    """A unit of work that waits for the thread. The lowest rank runs first, then the lowest number."""
+    """A unit of work in the queue. The lowest rank runs first; among equal ranks, the lowest number."""
 
     rank: int
     number: int
@@ -58,8 +59,8 @@ class _Unit:
 
 
 class Worker:
-    """Runs units of work on a thread of its own. threads: threads that torch may use for one unit. activity: tells what the thread does.
-    last: called on the thread before it ends. step_limit_s: see Activity."""
+    """Runs units of work on a thread of its own. name: of the thread. threads: torch threads for one unit. last: called on the thread
+    before it ends. step_limit_s: see Activity. activity: what the thread does now, for the watcher."""
 
     def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._threads, self._last = threads, last
@@ -78,10 +79,10 @@ class Worker:
             return len(self._queue)
 
     async def run(self, call: Callable[[], T], urgent: bool = False) -> T:
-        """Run `call` on the thread; returns its result, or raises its error.
+        """Run `call` on the thread; returns its result, or raises its error. urgent: it may overtake others.
 
-        If cancelled: a unit that has not begun is dropped; while one runs, this waits, so that nothing that the unit uses is freed under
-        it.
+        If the caller is cancelled, a unit that has not begun is dropped. If it runs, this waits for its end, so that nothing that it uses
+        is freed under it.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
@@ -114,7 +115,7 @@ class Worker:
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
-        """Run an urgent unit for a caller that is a computing thread itself. The future ends with the unit, or has its error."""
+        """Run an urgent unit for a caller on another computing thread. The returned future ends with the unit, and has its error."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -136,7 +137,7 @@ class Worker:
         await asyncio.to_thread(self._thread.join)
 
     def _put(self, work: Callable[[], None], urgent: bool) -> _Unit:
-        """Queue a unit. Raises RuntimeError if the worker is closed."""
+        """Put a unit into the queue. Raises RuntimeError if the worker is closed."""
         with self._changed:
             if not self._open:
                 raise RuntimeError("the model is closed")
@@ -148,7 +149,7 @@ class Worker:
         return unit
 
     def _drop(self, unit: _Unit) -> bool:
-        """Drop a unit. Returns False if it has begun already."""
+        """Take a unit out of the queue. Returns False if it has begun already."""
         with self._changed:
             if unit not in self._queue:
                 return False
@@ -156,7 +157,7 @@ class Worker:
             return True
 
     def _work(self) -> None:
-        """The thread: do units until the worker is closed and none is left."""
+        """The thread's function: run units until the worker is closed and the queue is empty."""
         torch.set_num_threads(self._threads)
         self.activity.enter()
         _here.activity = self.activity
@@ -176,7 +177,7 @@ class Worker:
 
 
 async def _settled(ended: asyncio.Future[None]) -> None:
-    """Wait for the future, whatever is cancelled meanwhile."""
+    """Wait for the future, even if the waiting task is cancelled meanwhile."""
     while not ended.done():
         try:
             await asyncio.wait([ended])
