@@ -1,4 +1,4 @@
-"""The present work of a computing thread, written down for the watchdog."""
+"""The present work of a computing thread, for the watchdog that looks for threads that hang."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 STEP_LIMIT_S = 60.0
-"""Longest step, without waits for a CPU, if a family states nothing else: many times the longest step on a slow CPU."""
+"""Seconds that a step may take, without waits for a CPU, if a family sets no other limit: many times the longest step on a slow CPU."""
 
 
 class Activity:
-    """One thread that computes: whether it has work, and how many steps it has done.
+    """Whether one computing thread has work (`busy`), and how many steps it has done (`steps`).
 
-    name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped: the
-    thread may sleep while other threads, such as torch's pool, compute for it. processes: ids of processes whose threads may compute for it
-    too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
+    name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped:
+    whether other threads, such as torch's pool, may compute for it while it sleeps. processes: ids of processes whose threads may compute
+    for it too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
     """
 
     helped = True
@@ -29,11 +29,11 @@ class Activity:
         self._tell: Callable[[], None] | None = None
 
     def on_busy(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, which must not wait, whenever work comes to the resting thread."""
+        """Set a function to call whenever work comes to the resting thread. `tell` must not wait."""
         self._tell = tell
 
     def enter(self) -> None:
-        """The thread itself calls this once."""
+        """Called once by the thread itself: sets `thread_id`."""
         self.thread_id = threading.get_native_id()
 
     def begin(self) -> None:

@@ -1,7 +1,8 @@
-"""The engine's view of a model: the seam between scheduling and mathematics.
+"""The engine's view of a model: where scheduling and mathematics meet.
 
-The engine decides which rows run in a step and where their keys and values live. A `Decoder` turns rows into hidden rows and calls back for
-attention, because only the engine knows which rows belong to which sequence; a `Head` draws the next item of a sequence from a hidden row.
+The engine decides which rows run in a step and where their keys and values are stored. A `Decoder` turns rows into hidden rows and calls
+back for attention, because only the engine knows which rows belong to which sequence. A `Head` draws the next item of a sequence from a
+hidden row.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ CPU = torch.device("cpu")
 class DecoderSpec:
     """Sizes of a decoder.
 
-    item_ids: the ids of a row's item are below this. drawn_ids: the ids that can be drawn, which have logits, are below this; 0: all ids.
-    context: most rows of one sequence, prompt and answer together; positions are below this, too. codebooks: ids of one item: 1 for tokens,
-    more for frames of codes. further_ids: the ids of the codebooks behind the first are below this; 0: item_ids. axes: kinds of positions
-    of a row. given_width: width of a vector that is given for a row; tap_width: width of a vector that is put out for a row; 0: there are
-    none. The family decides what such a vector holds, even parts that are added to a row after later layers.
+    item_ids: the first id of an item is below it. drawn_ids: the ids that can be drawn, which have logits, are below it; 0: item_ids.
+    context: rows that one sequence may have, prompt and answer together; positions are below it too. codebooks: ids of one item: 1 for
+    tokens, more for frames of codes. further_ids: the other ids of an item are below it; 0: item_ids. axes: number of axes of a position.
+    given_width: width of a vector that is given for a row. tap_width: width of a vector that is put out for a row. 0: there are none. The
+    family decides what such vectors hold, even parts that are added to a row after later layers.
     """
 
     layers: int
@@ -52,7 +53,7 @@ class DecoderSpec:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of each codebook are below these numbers."""
+        """For each codebook, the number that its ids are below."""
         return (self.item_ids, *[self.further_ids] * (self.codebooks - 1))
 
 
@@ -60,9 +61,9 @@ class DecoderSpec:
 class StepRows:
     """The rows of one step; the rows of a sequence are next to each other.
 
-    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros for a row
-    without a given vector; has_given: bool [rows, 1]; both None if no row of the step has a given vector. taps: whether taps of a row of
-    this step are wanted. padding: number of rows at the end that stand for nothing; their results are not used.
+    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: vectors for rows, [rows, given_width] in the decoder's dtype,
+    zeros for a row without one. has_given: whether a row has one, bool [rows, 1]. Both are None if no row of the step has one. taps:
+    whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used.
     """
 
     items: torch.Tensor
@@ -74,7 +75,7 @@ class StepRows:
 
 
 class Attention(Protocol):
-    """Attention of the rows of one step over everything their sequences hold."""
+    """Attention of the rows of one step over all rows of their sequences."""
 
     def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         """Store the rows' keys and values in a layer of the cache, then attend.
@@ -86,7 +87,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden rows of a step. last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `StepRows.taps` was false."""
+    """The hidden rows of a step. last: [rows, hidden], after the last norm. taps: [rows, tap_width]; None if `StepRows.taps` is false."""
 
     last: torch.Tensor
     taps: torch.Tensor | None = None
@@ -103,7 +104,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawnItem:
-    """A drawn item. logprob, top: as in DrawnToken, of its first id."""
+    """A drawn item. logprob, top: those of its first id, as in DrawnToken."""
 
     item: Item
     logprob: float | None = None
@@ -114,5 +115,5 @@ class Head(Protocol):
     """Turns hidden rows into items."""
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
-        """Draw one item for each row. hidden: [rows, hidden]; the first len(draws) rows count and the others are padding. banned: for each
-        row the first ids that may not be drawn. Returns None for a row whose numbers are not finite."""
+        """Draw one item for each row; None for a row whose numbers are not finite. hidden: [rows, hidden]; rows after the first len(draws)
+        are padding. banned: for each row, the first ids that may not be drawn."""

@@ -1,17 +1,16 @@
 """Attention over paged keys and values. The bits of a row depend neither on the other rows of its step nor on their number.
 
-A run is some consecutive rows of one sequence, all in one page. So each of them sees equally many pages, and the slots after it in its own
-page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the sizes of all
-three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is loaded,
+A run is some consecutive rows of one sequence, all in one page. So its rows see equally many pages, and for each row the slots after it in
+this page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the sizes of
+all three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is loaded,
 `choose_backend` takes the first backend that keeps its claim for the shape of its heads: that rows do not depend on each other.
 
-* `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
-  their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
-  once. Masked pages after the end of a shorter run change no bit as long as the library makes its sums in one sweep.
-* `TritonAttention`, for accelerators: a kernel of our own, which reads pages in place and in order. A row always has equally many
-  neighbours in a product, so they cannot change its bits.
-* `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
-* `RowAttention`: each row by itself, over exactly its own length.
+* `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. First keys, then values are copied out
+of their pages into one piece of memory that fits into the cache next to the core: main memory is read once. Masked pages after the end of a
+shorter run change no bit as long as the library makes its sums in one sweep. * `TritonAttention`, for accelerators: a kernel of our own,
+which reads pages in place and in order. A row always has equally many neighbours in a product, so they cannot change its bits. *
+`SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel. * `RowAttention`: each row by
+itself, over exactly its own length.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
-"""Most bytes of keys in one batch: the copy of the pages must still be in the processor's cache when the products read it."""
+"""Bytes of keys that one batch may have: the copy of the pages must still be in the processor's cache when the products read it."""
 
 MOST_ROWS = 32
-"""Most rows of one product of weights and values. With more, oneDNN's bfloat16 products with AMX may give a row other bits: `linear.Packed`
-has the same limit."""
+"""Rows that one product of weights and values may have. With more, oneDNN's bfloat16 products with AMX may give a row other bits:
+`linear.Packed` has the same limit."""
 
 _LEAST_ROWS = {torch.float32: 8}
 """Fewest rows of a product, by dtype; 1 for the others. With fewer, the library runs other kernels, which may give other bits."""
 
 _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bfloat16: 32}, {torch.float32: 6, torch.bfloat16: 16}, {})
-"""Most pages, by dtype, over which a library sums in one sweep, so that zeros after them change no bit: MKL takes 384 slots in float32 with
-AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. The first mapping that holds on this machine is used."""
+"""dtype -> number of pages over which a library sums in one sweep, so that zeros after them change no bit: MKL sums 384 slots in float32
+with AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. The first mapping that holds on this machine is used."""
 
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Relative error of a head's output, by dtype, that is too large to come from rounding."""
+"""dtype -> largest relative error of a head's output that can come from rounding."""
 
 _TOLD = 300
-"""Most characters of an error that are shown."""
+"""Number of characters of an error that are shown."""
 
 _LEAST_PRODUCT = 16**3
-"""PyTorch gives a batched product of at most this many multiplications to another kernel than a larger one."""
+"""PyTorch computes a batched product of at most this many multiplications with another kernel than a larger one."""
 
 
 class AttentionBackend(Protocol):
@@ -67,13 +66,13 @@ class AttentionBackend(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it claims that the bits of a row do not depend on other rows. A backend without this claim may be chosen too; the reason
-        in `BackendChoice` then says so."""
+        """Whether the backend claims that the bits of a row do not depend on other rows. One without this claim may be chosen too; the
+        reason in `BackendChoice` then says so."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors that it raises if its kernels cannot be compiled on this machine; empty if it compiles none. The results of a backend that
-        compiles kernels are also compared with others: see `numbers_agree`."""
+        """Errors that the backend raises if its kernels cannot be compiled on this machine; empty if it compiles none. If it does, its
+        results are also compared with another backend's: see `numbers_agree`."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether the backend can be used for these heads on this device."""
@@ -83,9 +82,9 @@ class AttentionBackend(Protocol):
 
 
 class PagedAttention:
-    """Implements `AttentionBackend`. Not shared between threads.
+    """Implements `AttentionBackend` for processors. Not shared between threads.
 
-    sweep: by dtype, the most pages at which runs of different lengths share a batch.
+    sweep: dtype -> largest number of pages at which runs of different lengths share a batch.
     """
 
     is_exact = True
@@ -107,7 +106,7 @@ class PagedAttention:
 
 
 class TritonAttention:
-    """Implements `AttentionBackend` with our own kernel. Only builds of torch for accelerators have Triton, so it is imported late."""
+    """Implements `AttentionBackend` with our own kernel. Triton is imported late, because only builds of torch for accelerators have it."""
 
     name = "triton over pages"
     is_exact = True
@@ -161,12 +160,12 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
     SdpaAttention,
     RowAttention,
 )
-"""All backends, best first. The last one needs no claim."""
+"""All backends, best first. The last one is exact everywhere: it computes each row by itself."""
 
 
 class _Bound(ABC):
-    """Implements `Attention` for the rows of one plan: stores their keys and values, then calls `attend`. Padding is not stored, and its
-    results are zeros."""
+    """Implements `Attention` for the rows of one plan: stores their keys and values, then lets `attend` compute. Padding is not stored, and
+    its results are zeros."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
@@ -187,11 +186,11 @@ class _Bound(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Runs of equally many rows that are attended together, over as many pages as the longest of them sees.
+    """Some runs with equal numbers of rows, which are attended together over as many pages as the longest of them sees.
 
-    rows: their numbers in the step, run by run. runs: number of runs. count: rows of each run. keys, values: int64 [runs * kv_heads *
-    pages], the rows of `KVCache.heads` by run, head and page. mask: 0 or -inf, [runs, 1, count, 1, length], added to the scores of the last
-    `length` slots; every row sees all slots before these.
+    rows: numbers of their rows in the step, run by run. runs: number of runs. count: rows of each run. keys, values: the rows of
+    `KVCache.heads` to use, by run, head and page, int64 [runs * kv_heads * pages]. mask: 0 or -inf, added to the scores of the last
+    `length` slots, [runs, 1, count, 1, length]; every row sees all slots before these.
     """
 
     rows: torch.Tensor | slice
@@ -203,7 +202,7 @@ class _Tile:
 
     @classmethod
     def of(cls, members: Sequence[PlannedRun], spec: DecoderSpec) -> _Tile:
-        """The tile of some runs. members: runs of equally many rows; the one that sees the most pages comes first."""
+        """The tile of some runs. members: runs with equal numbers of rows; the one that sees the most pages comes first."""
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
         # A run with fewer pages repeats its own first page: the numbers of a held page are finite, and the mask hides them.
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
@@ -226,10 +225,10 @@ class _Tile:
 
 
 def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
-    """All runs of a plan, in tiles. sweep: the most pages at which runs with different numbers of pages share a tile.
+    """All runs of a plan, in tiles. sweep: largest number of pages at which runs with different numbers of pages share a tile.
 
-    A call of the library costs as much as the work for some pages, so such runs share a tile as long as this changes no bit. Their padding
-    at most doubles the work.
+    A call of the library costs as much as the work for some pages, so such runs share a tile where this changes no bit. The padding of
+    shorter runs at most doubles the work.
     """
     page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
     members: list[PlannedRun] = []
@@ -246,7 +245,8 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    """The attention of `PagedAttention`, tile by tile. sweep: see `_tiles`. scratch: for copies and for results of products."""
+    """The attention of `PagedAttention` for one plan, tile by tile. sweep: see `_tiles`. scratch: memory for copies and results of
+    products."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
@@ -259,7 +259,7 @@ class _Paged(_Bound):
             count, batch = tile.count, tile.runs * heads
             copied = self._scratch.take("copied", (len(tile.keys), *pages.shape[1:]), pages)
             held = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
-            # The query heads that share keys, of all rows of a run, are rows of one product: [runs * kv_heads, count * group, head_size].
+            # One product for all rows of a run and all query heads that share keys: [runs * kv_heads, count * group, head_size].
             asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
             padded = _pad(asked)
             scores = self._scratch.take("scores", (*padded.shape[:2], held.shape[1]), pages)
@@ -272,12 +272,13 @@ class _Paged(_Bound):
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
 
     def _sums(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """weights @ values, of at most MOST_ROWS rows at a time. weights: [batch, rows, length]; values: [batch, length, head_size]."""
+        """weights @ values, computed for at most MOST_ROWS rows at a time. weights: [batch, rows, length]. values: [batch, length,
+        head_size]."""
         rows = weights.shape[1]
         if rows <= MOST_ROWS:
             return torch.bmm(_pad(weights), values)[:, :rows]
         sums = list[torch.Tensor]()
-        # Parts of equal size: none has fewer rows than a product must have.
+        # Parts of equal size, so that none has fewer rows than a product must have.
         for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
             # The scores are no longer needed, and their memory is large enough.
             whole = self._scratch.take("scores", part.shape, weights).copy_(part)
@@ -286,14 +287,14 @@ class _Paged(_Bound):
 
 
 def _pad(rows: torch.Tensor) -> torch.Tensor:
-    """Pad [batch, n, width] with zeros to the fewest rows that a product must have."""
+    """Add rows of zeros to [batch, n, width], up to the fewest rows that a product must have."""
     short = _LEAST_ROWS.get(rows.dtype, 1) - rows.shape[1]
     return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows
 
 
 class _Triton(_Bound):
-    """The attention of `TritonAttention`: a program of the kernel computes one tile of queries for one head of keys. `_told` has the
-    numbers that the programs read, `_tiles` is the number of tiles."""
+    """The attention of `TritonAttention` for one plan: each program of the kernel computes one tile of queries for one head of keys.
+    `_told`: the table that the programs read. `_tiles`: number of tiles."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -308,7 +309,7 @@ class _Triton(_Bound):
 
 
 class _Sdpa(_Bound):
-    """The attention of `SdpaAttention`, tile by tile."""
+    """The attention of `SdpaAttention` for one plan, tile by tile."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -316,7 +317,7 @@ class _Sdpa(_Bound):
         self._tiles = [(tile, self._mask(tile)) for tile in _tiles(plan, spec, spec.context)]
 
     def _mask(self, tile: _Tile) -> torch.Tensor:
-        """The mask of a tile over all of its slots, repeated for the query heads that share keys: [runs, 1, count * group, length]"""
+        """The mask of a tile over all slots, repeated for the query heads that share keys: [runs, 1, count * group, length]."""
         seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
         whole = functional.pad(tile.mask, (seen_by_all, 0))
         return whole.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
@@ -334,7 +335,7 @@ class _Sdpa(_Bound):
 
 
 class _RowByRow(_Bound):
-    """The attention of `RowAttention`. `_rows` has for each row its number in the step, how many slots it sees, and its pages."""
+    """The attention of `RowAttention` for one plan. `_rows`: for each row its number in the step, how many slots it sees, and its pages."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -364,7 +365,7 @@ class BackendChoice:
 
 
 def choose_backend(spec: DecoderSpec) -> BackendChoice:
-    """The first backend for this device that keeps its claim for these heads, or that makes none. Raises ValueError if there is none."""
+    """The first backend for this device that keeps its claim for these heads, or makes none. Raises ValueError if there is none."""
     refused = ""
     for make in ATTENTION:
         backend = make()
@@ -380,7 +381,7 @@ def choose_backend(spec: DecoderSpec) -> BackendChoice:
 
 
 def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
-    """Try a backend for these heads. Returns why it must not be used, or an empty text."""
+    """Try a backend for these heads. Returns, in words, why it must not be used; empty: it may be used."""
     try:
         if backend.failures and not numbers_agree(backend, spec):
             return "its numbers were not those of sdpa in float32"
@@ -390,8 +391,8 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Whether the results equal SDPA's results in float32 for the same numbers, except for rounding. Tried with whole pages of rows at
-    several numbers of pages, and with single rows of several sequences."""
+    """Whether the backend's results equal those of SDPA in float32, except for rounding. Tried with whole pages of rows, at several numbers
+    of pages, and with single rows of several sequences."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.
         expected = tuple(exact.rows())
@@ -402,29 +403,30 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
 
 
 def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Whether a row has the same bits in runs of every length, and alone as in a step with others. Tried at several numbers of pages."""
+    """Whether a row has the same bits in runs of every length, and alone as in a step with other sequences. Tried at several numbers of
+    pages."""
     bench = _Bench(backend, spec)
     return all(bench.cuts_agree(pages, counts) for pages, counts in bench.CUTS) and bench.company_agrees()
 
 
 class _Bench:
-    """A cache of random numbers, and random rows, for trying out a backend."""
+    """Random rows, and a cache of random keys and values, for trying out a backend."""
 
     LENGTHS = (1, 1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 12, 13, 16, 17, 20, 24, 31, 32, 33, 40)
-    """How many pages each of the single rows sees."""
+    """Number of pages that each of the single rows sees."""
 
     CUTS: tuple[tuple[int, Sequence[int]], ...] = (
         *((pages, range(1, PAGE_ROWS)) for pages in (1, 3, 16)),
         *((pages, (1, 5, PAGE_ROWS - 1)) for pages in (2, 6, 40)),
     )
-    """How many pages a run sees, and which numbers of rows of its last page are tried as a run of their own. A library chooses its kernel
+    """Pairs: the number of pages that a run sees, and the numbers of rows that are tried as a run by itself. A library chooses its kernel
     by the sizes of a product: so every number of rows is tried at 1, 3 and 16 pages, and a few at 2, 6 and 40."""
 
     WHOLE = (1, 2, 3, 40)
-    """How many pages a run of PAGE_ROWS rows sees in the trial of `numbers_agree`."""
+    """Numbers of pages that a run of PAGE_ROWS rows sees in `numbers_agree`."""
 
     def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
-        """dtype: of the computation, None for `spec.dtype`. All numbers are first rounded to `spec.dtype`."""
+        """dtype: the type to compute in; None: `spec.dtype`. All numbers are first rounded to `spec.dtype`."""
         self._backend = backend
         self._spec = DecoderSpec(
             1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, dtype or spec.dtype, device=spec.device
@@ -444,7 +446,8 @@ class _Bench:
         yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
-        """Whether the first and the last rows of a page have the same bits in a run of their own, for each number of rows in `counts`."""
+        """Whether the first and the last rows of a page have the same bits in a run by themselves as in a run of the whole page, for each
+        number of rows in `counts`."""
         start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
@@ -454,18 +457,18 @@ class _Bench:
         return True
 
     def company_agrees(self) -> bool:
-        """Whether single rows of several sequences are the same in one step and alone."""
+        """Whether single rows of several sequences have the same bits together in one step as alone."""
         runs = self._singles()
         together = self._attend(runs, range(len(runs)))
         alone = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
         return torch.equal(torch.cat(alone), together)
 
     def _whole(self, pages: int) -> torch.Tensor:
-        """The results of a run that fills the last of `pages` pages."""
+        """The results of a run of PAGE_ROWS rows that fills the last of `pages` pages."""
         return self._attend([PlannedRun(0, PAGE_ROWS, (pages - 1) * PAGE_ROWS, tuple(range(pages)))], range(PAGE_ROWS))
 
     def _singles(self) -> list[PlannedRun]:
-        """Single rows of several sequences, which share all pages but their last ones."""
+        """Runs of one row each, of several sequences, which share all pages but their last ones."""
         return [
             PlannedRun(at, 1, (pages - 1) * PAGE_ROWS + at, (*range(pages - 1), max(self.LENGTHS) + at))
             for at, pages in enumerate(self.LENGTHS)
@@ -485,7 +488,7 @@ def attend(
     stored: torch.Tensor,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Attention of one layer by itself, for probes and tests. stored: keys and values. Shapes as in `Attention`."""
+    """The attention of one layer by itself, for probes and tests. stored: keys and values of the rows. Shapes as in `Attention`."""
     slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)

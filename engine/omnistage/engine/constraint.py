@@ -1,4 +1,4 @@
-"""Constraint on the text of an answer, as the engine sees it: which tokens may come next, step by step."""
+"""The engine's view of a constraint on the text of an answer: it says, token by token, which may come next."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import torch
 
 
 class Walk(Protocol):
-    """The position of one answer in its constraint. One thread at a time uses it."""
+    """One answer's way through its constraint, token by token. One thread at a time uses it."""
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is known to be complete: only an end may follow. This costs nothing."""
+        """Whether the answer is known to be complete, so that only an end may follow. This costs nothing."""
 
     @property
     def must_end(self) -> bool:
-        """Whether only an end may come next. This may become known only when `allowed` is asked."""
+        """Whether only an end may come next. It may take a call of `allowed` to know this."""
 
     def allowed(self) -> torch.Tensor:
-        """The tokens that may come next, including an end if the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, a bit for each
-        token, the lowest first. Without any bit the answer cannot go on. Neither the caller nor this object changes it later."""
+        """The tokens that may come next, with the end tokens if the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, one bit for
+        each token, the lowest bit first. If no bit is set, the answer cannot go on. Neither the caller nor this object changes it later."""
 
     def note(self, token_id: int) -> None:
-        """Take the next token of the answer, which is no end."""
+        """Go on by one token of the answer, which is no end token."""
 
 
 class Constraint(Protocol):
-    """A constraint of one request."""
+    """The constraint of one request's text."""
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that it knows: the size of the decoder's vocabulary."""
+        """Number of its tokens, which is the size of the decoder's vocabulary."""
 
     def begin(self) -> Walk:
-        """A walk that stands after the history of the request."""
+        """A new walk, which begins after the history of the request."""

@@ -1,4 +1,4 @@
-"""A decoder of parts: the layers of Vaswani et al. (2017), whose parts a family chooses.
+"""A decoder that is built of parts: the layers of Vaswani et al. (2017), whose parts a family chooses.
 
 This module has what all decoders share: one product for queries, keys and values, attention over the engine's pages with grouped queries
 (Ainslie et al. 2023), residual sums, and logits. All products are packed: they take about 0.6 of the time of the same layers run as
@@ -6,16 +6,15 @@ Transformers' modules. The rest are `DecoderParts`, by default RMS norms, rotary
 function in that family's folder which builds it; no size and no flag here mentions it.
 
 **How a part is built**: from `Materials`, which are the sizes of this rank, the weights of this rank, the decoder's own `Linears`, and the
-`Group`. A part of one layer also gets the number of its layer. All its products come from these `Linears`: they are tried out with the
-others when the model is loaded, and if one breaks the claim of a backend, all parts are built again with the next backend.
+`Group`. A part of one layer also gets the number of its layer. All its products come from these `Linears`: they are tried out when the
+model is loaded, and if one breaks the claim of a backend, all parts are built again with the next backend.
 
 **How a part is called**: in each step with the `StepRows`, the hidden rows of all sequences, and the layer if one part serves all layers.
 
 **A part's promise**: the result of a row depends neither on other rows of the step nor on their number. So it uses products of the
 `Linears`, operations on single numbers, and operations within a row. (Beware of exponentials of a row length that is no multiple of 32, and
-of sums over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence; a sequence's state lies in its pages. Its result is
-whole on every rank, the same bits on each: if each rank has a part of it, `Group.all_reduce` sums the parts, and all ranks call that
-equally often.
+of sums over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence, whose state lies in its pages. Every rank gets the
+whole result, with the same bits: if each rank computes a part, `Group.all_reduce` sums the parts, and all ranks must call it equally often.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ LM_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Functions that build the parts of a decoder. Those that are None are left out.
+    """Functions that build the parts of a decoder; a part that is None is left out.
 
-    entry: how rows enter the first layer. norm: built for each norm from the prefix of its weights' names. rope: applies positions to
-    queries and keys. head_norm: normalizes these first, in each layer. feed_forward: of each layer. after: additions behind layers. tap:
-    puts out a vector of a row beside its item.
+    entry: makes the first layer's input. norm: called for each norm with the prefix of its weights' names. rope: applies positions to
+    queries and keys. head_norm: normalizes queries and keys of a layer before that. feed_forward: of a layer. after: adds to the output of
+    layers. tap: puts out a vector for a row, besides its item.
     """
 
     entry: Callable[[Materials], Enter] = in_place
@@ -87,11 +86,11 @@ class PackedDecoder:
     """Implements `Decoder` over plain weights.
 
     weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names of
-    Transformers' text models. The embedding is kept without a copy, and may be memory of a file; all others are copied. An absent bias is
-    None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists. products: the backend of its products, and why a
-    faster one was refused. group: ranks that compute it together. With several ranks, config and weights are this rank's part (of heads and
-    of columns of the FFN), and a weight "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each
-    gets the whole of both.
+    Transformers' text models; None for an absent bias. The embedding is kept without a copy, and may be memory of a file; all others are
+    copied. If there is no weight "lm_head.weight", the logits use the embedding ("tied"). products: the backend of its products, and why a
+    faster one was refused. group: the ranks that compute it together. With several ranks, config and weights are this rank's part (of heads
+    and of columns of the FFN), and "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets
+    the whole result.
     """
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:

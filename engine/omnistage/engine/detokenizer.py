@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 class _StopString:
-    """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977): the work does
-    not grow with the length of the string. matched: length of the string's beginning with which the text ends now."""
+    """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977): the work for
+    a character does not grow with the length of the string. matched: how many of the string's first characters are now the end of the
+    text."""
 
     __slots__ = ("_shorter", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # For each beginning of the string: its longest proper beginning with which it ends.
+        # For each beginning of the string, the length of the longest shorter beginning that is also its end.
         self._shorter = [0] * len(text)
         matched = 0
         for index in range(1, len(text)):
@@ -30,7 +31,7 @@ class _StopString:
             self._shorter[index] = matched
 
     def meets(self, character: str) -> bool:
-        """Take the next character. Return whether the text ends with the string now; afterwards it takes no more."""
+        """Add the next character. Returns whether the text now ends with the string; after that, do not call it again."""
         text, matched = self.text, self.matched
         while matched and text[matched] != character:
             matched = self._shorter[matched - 1]
@@ -62,21 +63,21 @@ class Detokenizer:
 
     @property
     def needed(self) -> int:
-        """How many characters are given out once the text of all tokens so far is final: an incomplete character counts as one."""
+        """Number of characters that are given out once the text of all tokens so far is final: an incomplete character counts as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was met; the text is complete then."""
+        """Whether a stop string was found; then the text is complete."""
         return self._stopped
 
     def push(self, token_id: int) -> str:
-        """Take the next token. Return the text that became final, often empty."""
+        """Add the next token. Returns the text that became final, often empty."""
         return self._advance(self._decoder.decode(self.piece(token_id)))
 
     def finish(self) -> str:
-        """The answer has ended: return the text that was held back. Incomplete bytes become U+FFFD."""
+        """End the text, and return the part that was held back. Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
         self.given += len(held)
@@ -93,7 +94,7 @@ class Detokenizer:
             return ""
         if not self._stop:
             return fresh
-        # The end of the held text is looked at character by character, because a stop string is found where it ends, not where it begins.
+        # Character by character, because a stop string is found where it ends, not where it begins.
         for character in fresh:
             self._held += character
             met = [len(stop.text) for stop in self._stop if stop.meets(character)]
@@ -116,9 +117,9 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class BytePieces:
-    """The bytes of each token of a byte-level vocabulary, made when first asked for.
+    """Returns the bytes of each token of a byte-level vocabulary, made at the first request for that token.
 
-    token: the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning.
+    token: returns the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning.
     """
 
     def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:
@@ -135,7 +136,8 @@ class BytePieces:
         return piece
 
     def _bytes(self, token: str) -> bytes:
-        """An entry with a character that stands for no byte is the text itself, as in tokenizers' own decoder."""
+        """The bytes of a vocabulary's entry. An entry with a character that stands for no byte is the text itself, as in tokenizers' own
+        decoder."""
         try:
             return bytes(self._alphabet[character] for character in token)
         except KeyError:

@@ -1,9 +1,9 @@
 """The autoregressive engine: requests in, streams of items out, one thread of computation.
 
-The thread's loop reads: take orders, admit, plan, compute, apply, publish. Only that thread touches the engine's state; callers live on
-event loops and leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events
-ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and it wakes each reader's event loop once a step for
-all streams.
+The thread's loop: take orders, admit, plan, compute, apply, publish. Only that thread touches the engine's state; callers on event loops
+leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events ahead of its
+reader. Nothing polls: the thread sleeps while there is nothing to run, and wakes each reader's event loop once a step for all of its
+streams.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticErro
 
 
 CLOSE_S = 10.0
-"""How long `close` waits for the running step."""
+"""Seconds that `close` waits for the running step."""
 
 
 class Engine:
     """Runs a decoder for many requests at once.
 
-    pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
-    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. attention: the backend that was chosen for the
-    decoder, and why. followers: other ranks of the decoder. `activity` tells the present work of the thread, which starts with the first
-    request.
+    pages: number of pages of the KV cache (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
+    None: a quarter. poison: see `KVCache` (tests). step_s: see `Pace`. attention: the backend chosen for the decoder, and why; None: it is
+    chosen here. followers: the other ranks of the decoder. activity: what the thread does now; the thread starts with the first request.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class Engine:
     # Called on event loops --------------------------------------------------------------------------------------------------------
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise Unfit, with the value that is too much or out of range, for a request that can never run here; ValueError for one that is
-        not made for this decoder."""
+        """Raises Unfit, with the bad field, for a request that can never run here, and ValueError for one that was not made for this
+        decoder."""
         spec, prompt = self.spec, request.prompt
         if len(prompt) > spec.context:
             raise Unfit("prompt", f"may have {spec.context} rows, has {len(prompt)}")
@@ -113,7 +112,7 @@ class Engine:
         self._check_ids(request)
 
     def _check_ids(self, request: SequenceRequest) -> None:
-        """Check the ids that the sampler looks up among the logits: those drawn, and those that change the draw. See `check`."""
+        """Check the ids of a request: those that can be drawn or change the draw must be among the logits. See `check`."""
         spec, items = self.spec, request.prompt.items
         if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
             told = " or ".join(map(str, dict.fromkeys(spec.ids)))
@@ -135,7 +134,7 @@ class Engine:
             )
 
     def submit(self, request: SequenceRequest) -> SequenceStream:
-        """Start a request; call from a running event loop. Raises what `check` raises, EngineFull or EngineClosed."""
+        """Start a request; call it on a running event loop. Raises what `check` raises, EngineFull or EngineClosed."""
         self.check(request)
         stream = SequenceStream(Sequence(request), self._mailbox, self.spec.given_width)
         self._mailbox.ask(stream)
@@ -148,7 +147,7 @@ class Engine:
         return stream
 
     def stats(self) -> EngineStats:
-        """The state after the last step."""
+        """The counts after the last step."""
         return self._stats
 
     async def close(self) -> None:
@@ -189,8 +188,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Take all orders. If there is nothing to run, wait for one; while requests wait, at most until idle sequences must make room.
-        Return False if the engine must close."""
+        """Carry out all orders. If there is nothing to run, wait for one first; while requests wait, only until idle sequences must make
+        room. Returns False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
@@ -213,20 +212,21 @@ class Engine:
 
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Put out the taps that were found with kept pages, before any that are computed. They are one event: one for each page could be
-        more events than a reader may leave unread."""
+        more than a reader may leave unread."""
         if found := sequence.found_taps:
             taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
             self._put(sequence, SequenceEvent(taps=self._fresh(sequence, taps)))
             found.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
-        """The part of these taps that was not put out before. The sequence notes that it now is."""
+        """The part of these taps that was not put out before; the sequence counts it as put out."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
         return fresh
 
     def _plan(self) -> Step:
-        """Plan the next step, put out the taps that were found for its sequences, and tell the cache which pages were taken and freed."""
+        """Plan the next step. Also puts out the taps that were found for running sequences, and tells the cache which pages were taken and
+        freed."""
         decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
         step = self._scheduler.plan(self._pace.long_rows(decoding))
         for sequence in self._scheduler.running:
@@ -236,7 +236,7 @@ class Engine:
         return step
 
     def _compute(self, step: Step) -> list[Computed]:
-        """Compute a step, and note its duration and its numbers."""
+        """Compute a step, and record its duration and its numbers of rows and sequences."""
         started = time.perf_counter()
         done = self._compute_runs(step.runs) if step else []
         if step:
@@ -247,8 +247,8 @@ class Engine:
         return done
 
     def _compute_runs(self, runs: list[Run]) -> list[Computed]:
-        """Compute runs in one pass. If that fails, one of them is the cause: compute each again by itself, which writes the same values to
-        the same places."""
+        """Compute runs in one pass. If that fails, compute each by itself, to find the one that fails and end its sequence; the others
+        write the same values to the same places again."""
         try:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:
@@ -258,7 +258,7 @@ class Engine:
             return []
 
     def _apply(self, done: Computed) -> None:
-        """Apply the results of a run to its sequence: put out taps, and the next item, or the end."""
+        """Apply the result of a run to its sequence: put out taps, and the next item or the end."""
         run, sequence = done.run, done.run.sequence
         if sequence not in self._streams:
             return
@@ -305,7 +305,7 @@ class Engine:
         self._end(sequence, error)
 
     def _end(self, sequence: Sequence, error: End | None = None) -> None:
-        """Free everything that a sequence holds and tell its stream. A sequence that ended before is no error: a cancel may cross its
+        """Free everything that a sequence holds, and end its stream. Does nothing if the sequence ended before: a cancel may come after the
         end."""
         stream = self._streams.pop(sequence, None)
         if stream is None:
@@ -344,8 +344,7 @@ class Engine:
         )
 
     def _end_all(self, cause: BaseException | None) -> None:
-        """End all streams because the thread ends: none may wait for ever. cause: the error that ended it; None if the engine was
-        closed."""
+        """End all streams because the thread ends. cause: the error that ended it; None: the engine was closed."""
         self._mailbox.close()
         error = EngineClosed("the engine was closed" if cause is None else f"the engine's thread ended: {cause!r}")
         error.__cause__ = cause

@@ -1,4 +1,4 @@
-"""The input of a decoder's layers beside the embeddings of items: vectors that are given for rows."""
+"""Adds given vectors to the input of a decoder's layers, beside the embeddings of items."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from omnistage.engine.adapter import StepRows
 from omnistage.engine.materials import Materials
 
 Enter = Callable[[StepRows, torch.Tensor], torch.Tensor]
-"""Makes the first layer's input, [rows, hidden_size], from the rows of a step and the embeddings of their items, [rows,
-embedding_width]."""
+"""(rows of a step, embeddings of their items [rows, embedding_width]) -> the first layer's input [rows, hidden_size]."""
 
 After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
-"""Makes the next layer's input from the output of a layer, [rows, hidden_size]; the last argument is the number of that layer."""
+"""(rows of a step, output of a layer [rows, hidden_size], number of that layer) -> the next layer's input, in the same shape."""
 
 
 def in_place(materials: Materials) -> Enter:
-    """A given vector replaces the embedding of its row; of a wider vector only the first numbers do."""
+    """A given vector replaces the embedding of its row. If the vector is wider, only its first numbers do."""
 
     def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
         if rows.given is None or rows.has_given is None:
@@ -29,8 +28,8 @@ def in_place(materials: Materials) -> Enter:
 
 
 def deepstack(layers: int) -> Callable[[Materials], After]:
-    """Adds a part of a given vector to its row after each of the first layers (Meng et al. 2024). A given vector is as wide as 1 + layers
-    hidden rows: the first one is for `in_place`, the others for these layers."""
+    """After each of the first `layers` layers, a part of a given vector is added to its row (Meng et al. 2024). A given vector is as wide
+    as 1 + layers hidden rows: the first part is for `in_place`, the others are for these layers."""
 
     def build(materials: Materials) -> After:
         width = materials.config.hidden_size

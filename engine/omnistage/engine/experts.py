@@ -1,9 +1,10 @@
-"""A feed-forward of experts; each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
+"""A feed-forward of experts: each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
 
-All rows are gathered once, so that the rows of an expert lie together. They go through its products like any other rows, in numbers of rows
-that keep their bits (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not
-depend on which rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever
-their number: padding chooses none. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
+All rows are gathered once, so that the rows of an expert lie together. They go through its products like any other rows, in such numbers
+that their bits do not change (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a
+row do not depend on which other rows chose the same expert. A step costs two products for each expert that some row chose, and a few
+operations, however many experts there are; padding chooses none. Each rank has some whole experts and adds up their results; then the sums
+of all ranks are added up.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from omnistage.engine.linear import pad_rows
 from omnistage.engine.materials import Materials
 
 _GATES = 32
-"""Copies of the shared expert's gate that are computed side by side: `feed_forward` says why columns are counted."""
+"""Number of equal columns in which the shared expert's gate is computed; `feed_forward._COLUMNS` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of a feed-forward of experts. experts: how many there are. chosen: how many a row is given to. size: columns of an expert.
-    normalized: the weights of the chosen ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to,
-    weighed by a gate of its own; 0: there is none."""
+    """Sizes of a feed-forward of experts. experts: number of experts. chosen: number of experts for one row. size: columns of an expert.
+    normalized: whether the weights of the chosen experts add up to 1. shared: columns, in all ranks together, of an expert that every row
+    goes through, weighed by a gate of its own; 0: there is none."""
 
     experts: int
     chosen: int
@@ -41,8 +42,8 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """The sizes that must divide evenly among ranks, each with its name for an error: see `config_of_part`. The number of experts need
-        not: one rank may have one more."""
+        """The sizes that the number of ranks must divide, by their names for an error: see `config_of_part`. It need not divide the number
+        of experts: one rank may have one more."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
@@ -51,7 +52,7 @@ class ExpertSizes:
 
 
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
-    """Returns a function that builds the experts of a layer. Each rank has some of them, its columns of the shared one, and the whole
+    """Returns a function that builds the experts of a layer on this rank: some of the experts, its columns of the shared one, and the whole
     router."""
     if not 0 < sizes.chosen <= sizes.experts:
         raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
@@ -59,8 +60,8 @@ def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
 
 
 class Experts:
-    """Implements `FeedForward`. prefix: of the names of its weights: "gate.weight" of the router, "experts.N.gate_proj.weight" ..., and
-    "shared_expert.gate_proj.weight" ... with "shared_expert_gate.weight"."""
+    """Implements `FeedForward`. prefix: beginning of the names of its weights, which end in "gate.weight" (the router),
+    "experts.N.gate_proj.weight" ..., and "shared_expert.gate_proj.weight" ... with "shared_expert_gate.weight"."""
 
     def __init__(self, materials: Materials, prefix: str, sizes: ExpertSizes) -> None:
         hidden, ranks = materials.config.hidden_size, materials.group.size
@@ -69,7 +70,7 @@ class Experts:
         own = sizes.of_rank(materials.group)
         self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
         self._number = torch.full((sizes.experts,), len(own), device=materials.device)
-        """The number that each expert has on this rank; all experts of other ranks have the number after the last."""
+        """The number of each expert among those of this rank; for all experts of other ranks, the number after the last."""
         self._number[list(own)] = torch.arange(len(own), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
@@ -85,8 +86,8 @@ class Experts:
         return self._group.all_reduce(total)
 
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """For each row, the weighed sum of the results of its chosen experts, as far as this rank has them. x: [n, hidden_size]; weights,
-        chosen: [n, chosen]."""
+        """For each row the sum of its chosen experts' results, times their weights, over the experts of this rank. x: [n, hidden_size].
+        weights, chosen: weights and numbers of each row's experts, [n, chosen]."""
         chosen, in_order = chosen.sort(-1)
         places, counts = together(self._number[chosen], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
@@ -103,7 +104,7 @@ class Experts:
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and numbers of the experts that each row chooses, [rows, chosen] each."""
+        """The weights and the numbers of the experts that each row chooses, [rows, chosen] each."""
         weights, chosen = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
         if self._sizes.normalized:
             # In order: a sum of the library may add in another order if there are more rows.
@@ -112,9 +113,10 @@ class Experts:
 
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
-    """Lay the rows of each expert next to each other. numbers: int64 [rows, chosen], the chosen experts of each row: below `experts`, or
-    equal to it for an expert of another rank. Returns the place of each row for each of its experts, as `numbers`, and how many places each
-    expert has, so many that no product must pad. All rows of other ranks' experts have one place, after all others."""
+    """Find places that put the rows of each expert next to each other. numbers: the experts of each row, int64 [rows, chosen]; below
+    `experts`, or equal to it for an expert of another rank. Returns a place for each of these, in the same shape, and for each expert its
+    number of places, which includes padding to the fewest rows of a product. All rows of other ranks' experts share one place after all
+    others."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     room = [pad_rows(count) if count else 0 for count in counts]

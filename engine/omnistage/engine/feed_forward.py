@@ -1,6 +1,6 @@
-"""The feed-forward of a layer, which is gated (SwiGLU), and two products with an activation between them.
+"""The gated feed-forward of a layer (SwiGLU), and two products with an activation between them.
 
-If a rank computes a part of the feed-forward, the parts of all ranks are summed inside, so the caller gets the whole.
+If each rank computes a part of the feed-forward, the parts are summed inside, so the caller gets the whole.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ FeedForward = Callable[[StepRows, torch.Tensor], torch.Tensor]
 """Maps [rows, hidden_size] to the same shape. The result of a row does not depend on the others."""
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-"""Applied to each number by itself."""
+"""A function that is applied to each number by itself."""
 
 _COLUMNS = 32
-"""An activation gets a multiple of this many columns. A processor computes exponentials of 16 numbers at a time, and the remainder at the
-end of all rows in another way: with such a number of columns there is none."""
+"""An activation gets a multiple of this many columns. A processor computes exponentials of 16 numbers at a time, and what remains at the
+end of all rows in another way; with such a number of columns nothing remains."""
 
 _SERIAL = (1 << 15) - 1
-"""PyTorch leaves up to this many numbers to one thread. It divides more among its threads anywhere within a row, and then there are
-remainders."""
+"""PyTorch leaves up to this many numbers to one thread. More are divided among its threads, at any place within a row, and then each thread
+has a remainder."""
 
 
 def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
-    """Activate any number of rows, so that the bits of a row do not depend on that number. x: [rows, columns]."""
+    """Apply an activation to any number of rows, so that the bits of a row do not depend on that number. x: [rows, columns]."""
     most = max(_SERIAL // x.shape[1], 1)
     if len(x) <= most or not x.is_cpu or torch.get_num_threads() == 1:
         return activation(x)
@@ -39,14 +39,14 @@ def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
-    """Build the gated feed-forward (Shazeer 2020) of a layer, or this rank's part of it."""
+    """Build the gated feed-forward (Shazeer 2020) of a layer; with several ranks, this rank's part of it."""
     product, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
     return lambda rows, x: group.all_reduce(product(x))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedProduct:
-    """Computes down(silu(gate(x)) * up(x)). gate_up: the product of gate and up, side by side."""
+    """Computes down(silu(gate(x)) * up(x)). gate_up: one product that gives gate and up, side by side."""
 
     gate_up: Linear
     down: Linear
@@ -56,13 +56,13 @@ class GatedProduct:
 
 
 def apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up. Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length."""
+    """silu(gate) * up. gate_up: [rows, 2 * columns], gate and up side by side, so each row of the gate is activated by itself."""
     gate, up = gate_up.chunk(2, -1)
     return by_rows(functional.silu, gate) * up
 
 
 def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
-    """This rank's part of a gated product. prefix: of the names of the three weights. size: columns of this rank."""
+    """Build this rank's part of a gated product. prefix: beginning of the names of its three weights. size: columns of this rank."""
     hidden = materials.config.hidden_size
     gate_up = materials.fuse(prefix, {"gate_proj": size, "up_proj": size}, hidden)
     return GatedProduct(gate_up, materials.fuse(prefix, {"down_proj": hidden}, size))
@@ -71,8 +71,8 @@ def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
 def activated_product(
     materials: Materials, prefix: str, names: tuple[str, str], widths: tuple[int, int, int], activation: Activation
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """This rank's part of second(activation(first(x))). prefix, names: of the two weights. widths: before, between and behind them.
-    activation: maps 0 to 0."""
+    """Build this rank's part of second(activation(first(x))). prefix, names: the weights are prefix.name.weight. widths: of the input,
+    between the products, and of the output. activation: maps 0 to 0, because the columns between are padded with zeros."""
     (first_name, second_name), (before, between, behind) = names, widths
     missing = -between % _COLUMNS
     bias = materials.fused_bias(prefix, {first_name: between})

@@ -1,4 +1,4 @@
-"""The other ranks of a decoder, which follow every step of the engine, as the engine sees them."""
+"""The engine's view of the other ranks of a decoder, which follow every step of the engine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from omnistage.engine.plan import StepPlan
 
 
 class Followers(Protocol):
-    """Each follower has a cache like the engine's, for its own heads, and carries out orders one after the other. Each method raises
-    RanksApart if a follower has ended. processes: ids of their processes."""
+    """The other ranks. Each of them has a cache like the engine's, for its own heads, and carries out orders one after the other. Each
+    method raises RanksApart if one has ended. processes: ids of their processes."""
 
     @property
     def processes(self) -> Sequence[int]: ...
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
-        """Replace the cache of each follower by one of this many pages; see KVCache."""
+        """Replace the cache on each rank by one of this many pages. poison: see KVCache."""
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Compute the hidden rows of a step while the caller does so inside the block: an error there becomes RanksApart."""
+        """A context in which the other ranks compute the hidden rows of a step. The caller computes its own part inside; an error there
+        becomes RanksApart."""
 
 
 class Nobody:
-    """Implements `Followers` for a decoder that one process has whole."""
+    """Implements `Followers` without any: one process has the whole decoder."""
 
     processes = ()
 

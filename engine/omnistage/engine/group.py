@@ -1,4 +1,4 @@
-"""Ranks that compute one decoder together, each with its part of the weights (Shoeybi et al. 2019), as a decoder sees them."""
+"""The ranks that compute one decoder together, each with its part of the weights (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import FileStore
 
 EXCHANGE_LIMIT_S = 1800.0
-"""How long a rank waits for the others in one exchange. A server's watchdog finds a rank that hangs at once; this limit ends processes that
-nobody watches. It is longer than any pause of a machine, because its clock goes on during a pause."""
+"""Seconds that a rank waits for the others in one exchange. In a server the watchdog finds a rank that hangs long before; this limit ends
+processes that nobody watches. It is longer than any pause of a machine, because its clock goes on during a pause."""
 
 
 class RanksApart(Exception):
-    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results
-    mean nothing. It is not an error of a step, because a step would be tried again."""
+    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results are
+    void. It is no error of a step, because a step would be tried again."""
 
 
 class Group(Protocol):
-    """The ranks, as one of them sees them. rank: the number of this process, from 0 to size - 1."""
+    """All ranks, as one of them sees them. rank: the number of this process, from 0 to size - 1."""
 
     @property
     def rank(self) -> int: ...
@@ -29,10 +29,10 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all parts, the same bits on every rank. part: [rows, width]."""
+        """The sum of the parts of all ranks, with the same bits on every rank. part: [rows, width]."""
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """All parts side by side. part: [rows, width]. Returns [rows, size * width]."""
+        """The parts of all ranks side by side, [rows, size * width]. part: [rows, width]."""
 
 
 class Alone:
@@ -52,17 +52,17 @@ ALONE = Alone()
 
 
 class Distributed:
-    """Implements `Group` over torch.distributed, with one process for each rank. A process is in one group at a time.
+    """Implements `Group` with torch.distributed, one process for each rank. A process is in one group at a time.
 
-    Parts are gathered and added in the order of the ranks: a library's own sum adds the pieces of a large tensor in another order than the
-    pieces of a small one, so the bits of a row would depend on the number of rows. For two ranks both move the same number of bytes.
+    Parts are gathered, then added in the order of the ranks. A library's own sum adds the pieces of a large tensor in another order than
+    those of a small one, so the bits of a row would depend on the number of rows. For two ranks both ways move the same number of bytes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def connect(self, store: str, device: torch.device) -> None:
-        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own; it may be removed
+        """Meet the other ranks, which do the same. store: path of a file that all ranks use, in a folder made for them; it may be removed
         when this returns. Raises RanksApart.
 
         On CPUs the environment names the network interface (GLOO_SOCKET_IFNAME)."""
@@ -80,7 +80,7 @@ class Distributed:
             raise RanksApart(f"rank {self.rank} of {self.size} did not meet the others: {error}") from error
 
     def close(self) -> None:
-        """Leave. The others may be gone already."""
+        """Leave the group. The other ranks may have ended already."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
 

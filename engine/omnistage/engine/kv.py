@@ -14,8 +14,8 @@ from omnistage.engine.transfer import to_device
 class KVCache:
     """The memory of the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
 
-    A page is zeroed when it is taken: masked places take part in products, so old contents must be finite. With `poison`, a page is filled
-    with NaN when it is freed, so that any use of a page that is not held shows at once.
+    A page is zeroed when it is taken: masked places take part in products, so what is in them must be finite. poison: a page is filled with
+    NaN when it is freed, so that any use of a page that is not held shows at once.
     """
 
     def __init__(self, spec: DecoderSpec, pages: int, *, poison: bool = False) -> None:
@@ -35,7 +35,7 @@ class KVCache:
         return self._heads[index]
 
     def write(self, index: int, pages: torch.Tensor, places: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Store rows in a layer. pages, places: int64 [n], page and place of each; keys_values: [n, 2 * kv_heads, head_size]."""
+        """Store rows in a layer. pages, places: page and place in it of each row, int64 [n]. keys_values: [n, 2 * kv_heads, head_size]."""
         self._layers[index][pages, :, places] = keys_values
 
     def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
-A row of `x @ W.T` has the same bits in every batch only if the library runs it in one way for every batch size. A `LinearProduct` is a way
-to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of an
-entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
+A row of `x @ W.T` has the same bits in every batch only if the library computes it in one way for every batch size. A `LinearProduct` is a
+way to compute products, with the numbers of rows for which it claims that. The table `PRODUCTS` has all of them, best first. The claim is
+checked for every weight when the weight is loaded; if it fails for one, `build_exact` takes the next entry for all weights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as functional
 
 MIN_ROWS = 4
-"""Fewest rows of a step, padding included, for which no product has to pad."""
+"""Fewest rows of a step, padding included: with so many, no product has to pad."""
 
 _TURNS = 16
-"""Weights of one shape that together are tried with every number of rows."""
+"""Number of weights of one shape that share the trial of all numbers of rows."""
 
 _LARGE = 1 << 23
-"""Size of a weight, in numbers, from which on a trial takes seconds."""
+"""Number of elements of a weight above which a whole trial would take seconds."""
 
 _INPUTS = 2
-"""Random inputs for the trial of a weight, some sizes with one, some with the other."""
+"""Number of random inputs for the trial of a weight; a size is tried with one of them."""
 
 Built = TypeVar("Built")
 
@@ -37,7 +37,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def _format(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which oneDNN on this CPU multiplies instead of `dtype`."""
+    """The dtype in which oneDNN multiplies weights of `dtype` on this CPU."""
     return torch.float32 if dtype == torch.bfloat16 and not multiplies_bfloat16() else dtype
 
 
@@ -46,7 +46,8 @@ class RowsDiffer(ValueError):
 
 
 class LinearProduct(Protocol):
-    """A way to run products of one weight. least, most: rows of one call of `run`; more rows run in blocks, fewer are padded."""
+    """A way to compute products of one weight. least, most: numbers of rows for one call of `run`; more rows are computed in blocks, fewer
+    are padded."""
 
     @property
     def name(self) -> str: ...
@@ -61,10 +62,10 @@ class LinearProduct(Protocol):
         """Whether this machine can run it for weights of this dtype on this device."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight [out, in] in the form that `run` takes. It may be the same memory."""
+        """The weight [out, in] in the form that `run` needs; it may be the same memory."""
 
     def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [rows, in], contiguous, `least` to `most` rows. Returns [rows, out]."""
+        """The product of rows. x: [rows, in], contiguous, `least` to `most` rows. Returns [rows, out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +125,27 @@ PRODUCTS: tuple[LinearProduct, ...] = (
     Fixed("blocks of 64 rows", 64, 64, "cuda"),
     Fixed("row by row", 1, 1),
 )
-"""All ways, best first. The last one claims nothing: a row is always alone."""
+"""All ways, best first. The last one needs no claim: it computes each row alone."""
 
 WHOLE = Fixed("whole", 1, sys.maxsize)
-"""Any number of rows in one product, without a claim: for a computation that shares no product with others and has the same number of rows
+"""Any number of rows in one product, without a claim: for a computation that is always alone in its product, with the same number of rows
 each time."""
 
 
 def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[LinearProduct]:
-    """The ways that this machine has, best first; at least one."""
+    """The ways that work on this machine, best first; at least one."""
     return (product for product in PRODUCTS if product.is_viable(dtype, device))
 
 
 def pad_rows(count: int) -> int:
-    """Rows to run so that `count` rows are in them."""
+    """Number of rows, padding included, in which to compute `count` rows."""
     return max(count, MIN_ROWS)
 
 
 class Linear:
-    """`x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`; any number of rows.
+    """Computes `x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`, for any number of rows.
 
-    A packed weight and its bias are not kept in their given form, so a memory-mapped checkpoint is read once and its pages may go.
+    It keeps a packed weight and a copy of the bias, not the given tensors: a memory-mapped checkpoint is read once, and its pages may go.
     """
 
     __slots__ = ("_bias", "_packed", "_product")
@@ -156,7 +157,7 @@ class Linear:
         return in_blocks(self.run, x, self._product)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """One product. x: [rows, in], from `least` to `most` rows of the backend."""
+        """One product. x: [rows, in], `least` to `most` rows of the backend."""
         return self._product.run(x, self._packed, self._bias)
 
 
@@ -170,8 +171,8 @@ class Linears:
     """Makes the products of one model, all with one backend, and tries each of them out.
 
     The library chooses its kernel by shape and number of rows. So the first weight of a shape is tried with every number of rows up to 32
-    and every fourth above, and the others with every sixteenth of these numbers, in turns. A large weight is a head, the only one of its
-    shape: it is tried with a fourth of the numbers.
+    and every fourth above. Each later weight is tried with every sixteenth of these numbers, the next weight with the next ones. A large
+    weight is a head, the only one of its shape: it is tried with a fourth of the numbers.
     """
 
     def __init__(self, product: LinearProduct) -> None:
@@ -192,13 +193,13 @@ class Linears:
 
 
 def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product of any number of rows at once: see WHOLE. A LinearMaker."""
+    """The product of any number of rows at once, see WHOLE. Implements LinearMaker."""
     return Linear(weight, bias, WHOLE)
 
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
-    """Call `build` with the best backend that keeps its claim for all weights that `build` passes to it. Returns the result, and a text:
-    the name of the backend, and why better ones were refused."""
+    """Call `build` with the best backend that keeps its claim for all weights that `build` makes products of. Returns the result, and a
+    text: the name of the backend, and why better ones were refused. Raises RowsDiffer if none is left."""
     refused: list[str] = []
     for product in viable_products(dtype, device):
         try:
@@ -213,8 +214,9 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
 def rows_that_differ(
     run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: LinearProduct, sizes: Iterable[int] | None = None
 ) -> int:
-    """The first number of rows at which `run` gives a row other bits than in a product of `product.most` rows, in another place there; 0 if
-    there is none. weight: tells the width and dtype of the input. sizes: the numbers of rows to try; None: all that the backend claims."""
+    """The first number of rows at which `run` gives a row other bits than it has in a product of `product.most` rows, at another place; 0
+    if there is none. weight: its width and dtype are those of the input. sizes: the numbers of rows to try; None: all that the backend
+    claims."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
     wholes: dict[int, torch.Tensor] = {}
@@ -229,7 +231,8 @@ def rows_that_differ(
 
 
 def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, product: LinearProduct) -> torch.Tensor:
-    """`run(x)` in blocks of at most `product.most` rows, padded to at least `product.least`. x: any number of rows; result: as many."""
+    """`run(x)`, computed in blocks of at most `product.most` rows, each padded to at least `product.least`. x: any number of rows; the
+    result has as many."""
     rows = x.shape[0]
     if product.least <= rows <= product.most:
         return run(x)

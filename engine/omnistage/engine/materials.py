@@ -16,11 +16,11 @@ Weights = Callable[[str], torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and constants of a `PackedDecoder`. Everything that is not a size is a part: see `decoder.DecoderParts`.
+    """Sizes and constants of a `PackedDecoder`. Everything else about it is a part: see `decoder.DecoderParts`.
 
-    head_size: 0: hidden_size / query_heads. embedding_width: of the embedding of an item; 0: hidden_size. codebooks: ids of an item; the
-    decoder embeds the first, and `entry` the others, which are below further_ids; if that is 0: below vocab_size. given_width: of a vector
-    that is given for a row; 0: hidden_size.
+    ffn_size: columns of the feed-forward. context: rows that a sequence may have. head_size: 0: hidden_size / query_heads. embedding_width:
+    width of an item's embedding; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first one, and `entry` the others.
+    further_ids: these others are below it; 0: vocab_size. given_width: width of a vector that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -51,10 +51,9 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """The materials from which the parts of a decoder are built. config: the sizes of this rank: of heads and columns only those that it
-    computes. weight: the weights of this rank. linear: makes the products of the decoder; a part makes all its products with it, so that
-    they are tried out at load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing
-    or misshapen."""
+    """The materials from which the parts of a decoder are built. config: the sizes of this rank: only its own heads and columns count.
+    weight: returns the weights of this rank. linear: makes a product; a part makes all its products with it, so that they are tried out at
+    load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
 
     config: DecoderConfig
     weight: Weights
@@ -67,12 +66,13 @@ class Materials:
         return need(self.weight, name, shape)
 
     def fuse(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
-        """One product of several weights. sizes: output widths by the name of each weight. width: of the input."""
+        """One product of several weights, joined along their outputs. prefix: beginning of their names. sizes: name of each weight -> its
+        output width. width: of the input."""
         matrix = torch.cat([self.need(f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
         return self.linear(matrix, self.fused_bias(prefix, sizes))
 
     def fused_bias(self, prefix: str, sizes: Mapping[str, int]) -> torch.Tensor | None:
-        """The biases of several weights, joined; None if there are none or all are zeros. sizes: as in `fuse`."""
+        """The biases of several weights, joined; None if there are none, or if all numbers are zero. sizes: as in `fuse`."""
         biases = {name: bias for name in sizes if (bias := self.weight(f"{prefix}.{name}.bias")) is not None}
         if not biases:
             return None
@@ -85,7 +85,7 @@ class Materials:
 
 
 def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the weight of this name. Raises ValueError if it is missing or misshapen, before memory of the expected sizes is taken."""
+    """The weight of this name. Raises ValueError if it is missing or misshapen, before memory of the expected size is taken."""
     tensor = weight(name)
     if tensor is None:
         raise ValueError(f"the checkpoint has no weight {name!r}")

@@ -1,13 +1,14 @@
 """Noise that is a pure function of (seed, step, token id), so that a draw depends on nothing else.
 
-Tokens race: the arrival time of each is exponentially distributed, divided by its share, and the first token is drawn. That is a draw from
-the shares; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max). With noise keyed by token
-id, a tiny change of the logits almost never flips the choice, and a sequence that goes on elsewhere goes on with the same draws.
+Tokens race: each token gets an exponentially distributed time, divided by its probability, and the token with the earliest time is drawn.
+That is a draw by these probabilities; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max).
+Because the noise depends on the token id, a tiny change of the logits almost never changes the choice, and a sequence that another replica
+continues gets the same draws.
 
-The times of a block of 32 tokens are made from the earliest of them: the least of 32 exponential times is distributed as a 32nd of one such
-time, it belongs to each of the 32 tokens with equal chance, and each other token comes one more such time later, because the exponential
-distribution has no memory. They are still 32 independent times, and the earliest one alone tells whether any token of the block is early
-enough. So few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+The times of a block of 32 tokens are made from the earliest of them. The least of 32 exponential times is distributed as a 32nd of one such
+time, and belongs to each of the 32 tokens with equal chance. Each other token comes later by one more such time, because the exponential
+distribution has no memory. So these are still 32 independent times, and the earliest one alone shows whether any token of the block can be
+early enough. Few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import torch
 
 BLOCK = 32
-"""Tokens whose noise is made together: token id // BLOCK is its block."""
+"""Number of tokens of a block, whose noise is made together: token id // BLOCK is a token's block."""
 
 _STEP_STRIDE = 0x9E3779B97F4A7C15
 _TOKEN_STRIDE = 0xD1B54A32D192ED03
@@ -34,12 +35,12 @@ _SECOND = _to_int64(0x94D049BB133111EB)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift int64 to the right and fill up with zeros: torch would fill up with the sign."""
+    """Shift int64 to the right and fill up with zeros; torch would fill up with the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64, for each int64."""
+    """The finaliser of SplitMix64, applied to each int64."""
     x = (_shift_right(x, 30).bitwise_xor_(x)).mul_(_FIRST)
     x = (_shift_right(x, 27).bitwise_xor_(x)).mul_(_SECOND)
     return _shift_right(x, 31).bitwise_xor_(x)
@@ -51,24 +52,25 @@ def _times(bits: torch.Tensor) -> torch.Tensor:
 
 
 def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """The key of a step's noise. seeds (see `seed_bits`), steps: int64 [rows]. Returns int64 [rows]."""
+    """The key of each row's noise in one step, int64 [rows]. seeds (see `seed_bits`), steps: int64 [rows]."""
     return _mix(_mix(seeds + _to_int64(_STEP_STRIDE)) + steps * _to_int64(_STEP_STRIDE))
 
 
 def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arrival time of the first token of each block, and which of its tokens that is.
+    """The earliest time of the tokens of each block, and the place in the block of its token.
 
-    keys: int64 [rows]; blocks: int64, broadcast to [rows, n]. Returns float64 and int64 [rows, n]; times lie strictly between 0 and 1.2.
+    keys: int64 [rows]. blocks: int64, broadcast to [rows, n]. Returns float64 and int64, both [rows, n]; times lie strictly between 0 and
+    1.2.
     """
     bits = _mix(_mix(keys + _to_int64(_BLOCK_STRIDE))[:, None] + blocks * _to_int64(_BLOCK_STRIDE))
     return _times(bits).mul_(1 / BLOCK), bits & (BLOCK - 1)
 
 
 def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The arrival times of tokens.
+    """The times of tokens, float64 [rows, n, m].
 
-    keys: int64 [rows]; blocks: int64 [rows, n], the tokens' blocks; places: int64, their positions in the blocks, broadcast to [rows, n,
-    m]. Returns float64 [rows, n, m].
+    keys: int64 [rows]. blocks: the tokens' blocks, int64 [rows, n]. places: the tokens' places in their blocks, int64, broadcast to [rows,
+    n, m].
     """
     first, place = first_times(keys, blocks)
     tokens = blocks[:, :, None] * BLOCK + places

@@ -1,4 +1,4 @@
-"""A kernel of attention over paged keys and values, in Triton. It is imported only to be run, because it cannot exist without Triton."""
+"""A kernel of attention over paged keys and values, in Triton. Import it only to run it: Triton is not installed everywhere."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from omnistage.engine.plan import PlannedRun
 __all__ = ["TritonError", "attend", "tiles"]
 
 TILE = 32
-"""Queries of one program: a query is one row of one query head, and the heads that share keys lie side by side. The number is fixed,
-because another kernel could give a row other bits. A decoding row needs one query for each head of its group. The longest run, with 7 heads
-in a group, needs seven programs, which all read its pages, six of them from the cache. With 64 the matrix units of some GPUs take other
+"""Queries of one program. A query is one row of one query head; the heads that share keys lie side by side. The number is fixed, because a
+kernel of another size could give a row other bits. A decoding row needs one query for each head of its group. The longest run, with 7 heads
+in a group, needs seven programs, which all read its pages, six of them from the cache. With 64, the matrix units of some GPUs use other
 instructions than with 32."""
 
 _FIELDS = 5
-"""How many numbers describe a tile: see `tiles`."""
+"""Number of the numbers that describe a tile: see `tiles`."""
 
 OPTIONS = {"num_warps": 4, "num_stages": 2}
-"""Options of the compiler."""
+"""Options of Triton's compiler."""
 
 _LEAST_WIDTH = 16
-"""Fewest columns of a product in Triton."""
+"""A product in Triton has at least this many columns."""
 
 
 def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
-    """The numbers that the programs of each head of keys read, int32, and how many tiles there are: a program computes one. group: query
-    heads that share keys.
+    """A table of numbers, int32, which says what each program computes, and the number of tiles: one program computes one tile, for one
+    head of keys. group: number of query heads that share keys.
 
-    The numbers of each tile: the first row of its run in the step, how many rows the run has, the slot of its first row, where the list of
-    its pages begins among these numbers, and the first query of the tile, counted in the run. After all tiles come the lists of pages.
+    Each tile has _FIELDS numbers: the first row of its run in the step, the rows of the run, the slot of the run's first row, the index in
+    this table at which the list of the run's pages begins, and the first query of the tile, counted in the run. After all tiles come the
+    lists of pages.
     """
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)
@@ -51,8 +52,8 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
 
 
 def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: torch.Tensor, total: int, result: torch.Tensor) -> None:
-    """Write the attention of the rows of some runs into `result`. queries, result: [rows, query_heads, head_size], contiguous; pages: keys
-    and values of one layer, as in `KVCache.layer`; told, total: the results of `tiles`, the first one on the device."""
+    """Write the attention of the rows of some runs into `result`. queries, result: [rows, query_heads, head_size], contiguous. pages: keys
+    and values of one layer, as in `KVCache.layer`. told, total: the results of `tiles`, the first one on the device."""
     if not total:
         return
     # Triton launches on the device of the thread, wherever the tensors are.
@@ -87,9 +88,9 @@ def _attend(
     TILE: tl.constexpr,
     FIELDS: tl.constexpr,
 ) -> None:
-    """A program computes one tile of one run for the query heads that share one head of keys. It goes through the run's pages in order and
-    corrects the softmax with each of them (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run
-    itself decide what is computed. The tensors are as in `attend`. SIZE: of a head. WIDTH: SIZE rounded up to a power of two."""
+    """The kernel: a program computes one tile of one run for the query heads that share one head of keys. It goes through the run's pages
+    in order and corrects the softmax after each (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of this
+    run decide what is computed. The tensors are as in `attend`. SIZE: of a head. WIDTH: SIZE rounded up to a power of two."""
     tile, head = told + tl.program_id(0) * FIELDS, tl.program_id(1)
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     table, begin = told + tl.load(tile + 3), tl.load(tile + 4)

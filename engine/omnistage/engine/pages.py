@@ -1,5 +1,5 @@
-"""Counts the holders of each page of the cache, and finds pages again by the content that led to them. It touches no tensor but kept
-taps."""
+"""Counts the holders of each page of the cache, and finds kept pages again by the content that led to them. The only tensors here are the
+taps that are kept with pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 PAGE_ROWS = 32
-"""Rows of a page, and most rows of a run: no run crosses a page, and all rows of a run see equally many pages."""
+"""Rows of a page. A run has no more, because it never crosses a page; so all rows of a run see equally many pages."""
 
 
 def pages_for(rows: int) -> int:
@@ -19,12 +19,12 @@ def pages_for(rows: int) -> int:
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free: the caller must ask `free` first."""
+    """No page is free. The caller must look at `PagePool.free` before it takes one."""
 
 
 class PagePool:
-    """Counts the holders of each page. A page is free when its last holder gave it back; giving back a free page is an error. One special
-    holder, the prefix cache, keeps pages: the pool always knows how many of the kept pages nobody else holds."""
+    """Counts the holders of each page, which are sequences and the prefix cache. A page without a holder is free. The pool knows which
+    pages the prefix cache keeps, and how many of these nobody else holds."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -61,7 +61,7 @@ class PagePool:
         return self._holders[page]
 
     def take(self) -> int:
-        """Hold a free page."""
+        """Take a free page, of which the caller is then the only holder. Raises OutOfPages."""
         if not self._free:
             raise OutOfPages("no page is free")
         page = self._free.pop()
@@ -70,7 +70,7 @@ class PagePool:
         return page
 
     def share(self, pages: Sequence[int]) -> None:
-        """Hold pages that another holder has too."""
+        """Become a further holder of pages that have a holder already."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is free and cannot be shared")
@@ -78,7 +78,7 @@ class PagePool:
             self._holders[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Give back pages: a page that nobody else holds becomes free."""
+        """Stop holding pages; a page without a holder becomes free. Raises ValueError for a page that is free already."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} was given back twice")
@@ -89,21 +89,21 @@ class PagePool:
                 self._freed.append(page)
 
     def keep(self, page: int) -> None:
-        """Keep a page that another holder has."""
+        """For the prefix cache: become a further holder of a page."""
         if page in self._kept:
             raise ValueError(f"page {page} is kept already")
         self.share([page])
         self._kept.add(page)
 
     def forget(self, page: int) -> None:
-        """Stop keeping a page."""
+        """For the prefix cache: stop holding a page."""
         self._kept.remove(page)
         self._only_kept -= self._holders[page] == 1
         self.give_back([page])
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """Pages that were taken and pages that became free since the last call, for the owner of their memory. A page that was both is in
-        the first list if it is held now, in the second if it is not."""
+        """(pages that are held now, pages that are free now) among those that were taken or became free since the last call, for the owner
+        of their memory."""
         taken = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
         freed = [page for page in dict.fromkeys(self._freed) if not self._holders[page]]
         self._taken, self._freed = [], []
@@ -112,17 +112,17 @@ class PagePool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A kept page; taps: of its rows, [PAGE_ROWS, tap_width], None if they are not known."""
+    """A kept page. taps: those of its rows, [PAGE_ROWS, tap_width]; None: not known."""
 
     page: int
     taps: torch.Tensor | None
 
 
 class PrefixCache:
-    """Full computed pages, found again by the key of everything that led to them (`Sequence.page_keys`).
+    """Keeps full computed pages, to be found again by a key that stands for everything that led to them (`Sequence.page_keys`).
 
-    Holds each page it names. Bounded by `limit` pages; the page that was not asked for the longest goes first. With a page it keeps the
-    taps of its rows, for sequences that want them.
+    It is a holder of each page that it keeps, at most `limit` pages; the page that was not found for the longest is forgotten first. With a
+    page it keeps the taps of its rows, for sequences that want them.
     """
 
     def __init__(self, pool: PagePool, limit: int) -> None:
@@ -138,8 +138,9 @@ class PrefixCache:
         return self._limit
 
     def find(self, keys: Sequence[bytes], taps_from: int | None, first: int = 0) -> tuple[list[int], list[torch.Tensor]]:
-        """Kept pages for the longest run of `keys` from number `first` on, held for the caller, and the taps of those that end after slot
-        `taps_from` (None: no taps). The caller has the pages before `first` already."""
+        """The kept pages for `keys[first:]`, up to the first key without one; the caller becomes a holder of them. Also the taps of those
+        pages that end after slot `taps_from` (None: no taps); a page that lacks wanted taps ends the search. The caller has the pages
+        before `first` already."""
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):
@@ -156,8 +157,8 @@ class PrefixCache:
         return pages, taps
 
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
-        """Keep a full page, in the place of the oldest one if there are too many. taps: of its rows; they are added to a page that is kept
-        without."""
+        """Keep a full page; if there are then too many, the oldest one is forgotten. taps: those of its rows; if the page is kept already
+        without taps, they are added."""
         known = self._kept.get(key)
         if known is not None:
             known.taps = taps if known.taps is None else known.taps
@@ -173,8 +174,8 @@ class PrefixCache:
             self._forget(next(iter(self._kept)))
 
     def make_room(self) -> bool:
-        """Forget the oldest page that nobody else holds. Return whether there was one. Older pages are in use and go to the end: the search
-        passes them once, and not again for each page."""
+        """Forget the oldest page that nobody else holds. Returns whether there was one. Older pages that are in use move to the end, so
+        that the next search does not pass them again."""
         if not self._pool.only_kept:
             return False
         while self._pool.holders(self._kept[key := next(iter(self._kept))].page) > 1:

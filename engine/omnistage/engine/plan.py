@@ -1,4 +1,4 @@
-"""A step as tensors: a value that can be put into static buffers, and sent to other ranks."""
+"""The plan of a step: everything that computing it needs, as tensors that can be copied to a device and sent to other ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from omnistage.engine.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: the pages that its
-    rows see; the rows are in the last of them."""
+    """A run as attention sees it. first: number of its first row in the step. count: number of its rows. start: slot of the first row.
+    pages: the pages that its rows see; the rows themselves are in the last one."""
 
     first: int
     count: int
@@ -28,8 +28,8 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The input of one step, on the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values
-    of each row go, without padding. runs: in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
+    """The input of one step, on the CPU until `to` copies it. rows: the decoder's input. pages, places: where keys and values of each row
+    go, int64 [rows without padding]. runs: in the order of the rows. drawn: numbers of the rows from which an item is drawn, int64 [n]."""
 
     rows: StepRows
     pages: torch.Tensor
@@ -43,7 +43,7 @@ class StepPlan:
         return len(self.pages)
 
     def to(self, device: torch.device) -> StepPlan:
-        """The same plan on a device. Vectors that an encoder made there need no copy."""
+        """The same plan on a device. Vectors that an encoder made there are not copied."""
         if device.type == "cpu":
             return self
         rows = self.rows
@@ -63,7 +63,7 @@ class StepPlan:
 
 
 def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
-    """The plan of a step. least_rows: fewest rows of a step; if there are fewer, padding follows."""
+    """The plan of a step with these runs. least_rows: fewest rows of a step; if the runs have fewer, padding follows."""
     count = sum(run.count for run in runs)
     padded = max(count, least_rows)
     items = np.zeros((padded, spec.codebooks), np.int64)
@@ -104,7 +104,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
 
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """`given` and `has_given` of StepRows. parts: the first row of each part, and its vectors."""
+    """`given` and `has_given` of StepRows. parts: pairs of a row and the vectors for the rows from it on."""
     # On the CPU if all parts are there, and they move with the plan; otherwise on the device, where an encoder's vectors are already.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
@@ -116,8 +116,8 @@ def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: Decode
 
 
 def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-    """The rows from which an item is drawn, some of them repeated if there are fewer than a product takes. hidden: of all rows of the
-    step."""
+    """The hidden rows from which an item is drawn; if they are fewer than a product takes, the first one is repeated after them. hidden: of
+    all rows of the step."""
     last = hidden.index_select(0, plan.drawn)
     padding = max(pad_rows(len(last)) - len(last), 0)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last

@@ -1,9 +1,9 @@
 """Chooses a token for each row: the one with the largest score, or the winner of a race (see `noise`) among those that pass the filters.
 
-Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score: the n largest scores lie
-in the n blocks with the highest peaks, and a block needs no noise for its tokens if its peak would not win even with the block's earliest
-time. Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and
-report for which rows the window was enough; the floors of the other rows come from all of their scores, sorted.
+Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score. The n largest scores lie
+in the n blocks with the highest peaks. A block needs no noise for its tokens if its peak would not win even with the block's earliest time.
+Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and
+report for which rows the window was enough; for the other rows, all of their scores are sorted.
 """
 
 from __future__ import annotations
@@ -20,62 +20,65 @@ _SLACK = 1e-9
 """Larger than the error of the library's logarithm: a block is left out only if it is worse by at least this much."""
 
 _PROMISING = 8
-"""How many blocks of a row race first."""
+"""Number of blocks of a row that race first."""
 
 _WINDOW = 128
-"""Largest scores of a row that top-k and top-p see first: enough for nearly every row."""
+"""Number of the largest scores of a row that top-k and top-p look at first: enough for nearly every row."""
 
 _PIECE = 8
-"""Scores of a block that the search for the window takes together. Divides BLOCK."""
+"""Number of neighbouring scores that the search for the window takes as one. It divides BLOCK."""
 
 _TOTALS_ERROR = 1e-5
-"""Larger than the error of a total, as a share of it: its exponents and the sums inside blocks are float32."""
+"""Larger than the relative error of a total, whose exponents and sums inside blocks are float32."""
 
 
 class Scores:
-    """Scores of some rows, without a copy of them.
+    """The scores of some rows of a larger tensor, without a copy of them.
 
-    tops: largest score of each row, float64 [rows, 1]; peaks: largest score of each of its blocks, float32 [rows, blocks].
+    tops: largest score of each row, float64 [rows, 1]. peaks: largest score of each block of each row, float32 [rows, blocks].
     """
 
     __slots__ = ("_all", "_at", "peaks", "tops")
 
     def __init__(self, blocks: torch.Tensor, at: torch.Tensor | None = None, peaks: torch.Tensor | None = None) -> None:
-        """blocks: float32 [all rows, blocks, BLOCK], -inf after the last token. at: int64 [rows], the rows to use."""
+        """blocks: all scores, float32 [all rows, blocks, BLOCK], -inf after the last token. at: numbers of the rows to use, int64 [rows];
+        None: all. peaks: if the caller knows them."""
         self._all = blocks
         self._at = torch.arange(len(blocks), device=blocks.device) if at is None else at
         self.peaks = blocks.amax(-1) if peaks is None else peaks
         self.tops = self.peaks.amax(-1, keepdim=True).double()
 
     def some(self, places: Sequence[int]) -> Scores:
-        """The scores of some of the rows. places: numbers of these rows here, ascending."""
+        """The scores of some of these rows. places: their numbers among these rows, ascending."""
         if len(places) == len(self._at):
             return self
         some = to_device(torch.tensor(places), self._at.device)
         return Scores(self._all, self._at[some], self.peaks[some])
 
     def whole(self) -> torch.Tensor:
-        """[rows, blocks, BLOCK]"""
+        """All scores of these rows, [rows, blocks, BLOCK]."""
         return self._all if len(self._at) == len(self._all) else self._all[self._at]
 
     def of(self, at: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """Scores of blocks of rows. at, blocks: int64, broadcast to [..]. Returns [.., BLOCK]."""
+        """The scores of block `blocks[i]` of row `at[i]`, for each i. at, blocks: int64, broadcast to one shape [..]. Returns [..,
+        BLOCK]."""
         return self._all[self._at[at], blocks]
 
     def largest(self) -> torch.Tensor:
-        """Lowest id of the largest score of each row, int64 [rows]."""
+        """The token with the largest score in each row, int64 [rows]; the lowest id among equals."""
         block = self.peaks.argmax(-1)
         return block * BLOCK + self.of(torch.arange(len(block), device=block.device), block).argmax(-1)
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest scores of each row, descending, and their ids. [rows, min(_WINDOW, all of them)]"""
+        """The largest scores of each row, descending, and their token ids; both [rows, n], n the lesser of _WINDOW and the number of all
+        scores."""
         if self.peaks.shape[1] <= _WINDOW:
             scores = self.whole().flatten(1)
             values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
             return values, ids
         blocks = self.peaks.topk(_WINDOW, -1, sorted=False).indices
         rows = torch.arange(len(blocks), device=blocks.device)[:, None]
-        # Repeat with pieces of these blocks: finding the largest among a quarter of the scores takes less than half the time.
+        # The same for pieces of these blocks: finding the largest among a quarter of the scores takes less than half the time.
         scores = self.of(rows, blocks).view(len(rows), -1, _PIECE)
         pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
         values, places = scores[rows, pieces].flatten(1).topk(_WINDOW, -1)
@@ -83,21 +86,21 @@ class Scores:
         return values, blocks.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
     def descending(self, place: int) -> torch.Tensor:
-        """All scores of one row, descending, [1, blocks * BLOCK]. place: number of the row here."""
+        """All scores of one row, descending, [1, blocks * BLOCK]. place: number of the row among these rows."""
         scores = self._all[self._at[place]].view(1, -1)
         if scores.device.type != "cpu":
             return scores.sort(-1, descending=True).values
-        # torch would also order their places, which takes more than ten times as long.
+        # torch would sort the indices too, which takes more than ten times as long.
         negated = scores.neg()
         negated.numpy().sort(-1)
         return negated.neg_()
 
 
 class Filters:
-    """Settings of some rows as columns [rows, 1] on a device, float64 except top_k: int64.
+    """The sampling settings of some rows, each a column [rows, 1] on a device: top_k int64, the others float64.
 
-    any_top_k, any_top_p: whether any row has it. of_all: numbers of the rows with top-p but no top-k, so that top-p is of the whole
-    vocabulary.
+    any_top_k, any_top_p: whether any row has this filter. of_all: numbers of the rows with top-p but no top-k, whose top-p is a share of
+    the whole vocabulary.
     """
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
@@ -113,14 +116,14 @@ class Filters:
 
 
 def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
-    """The least score that passes min-p, float64 [rows, 1]; -inf if min-p is 0."""
+    """The least score that passes min-p in each row, float64 [rows, 1]; -inf if min-p is 0."""
     return scores.tops + filters.min_p.log() * filters.temperature
 
 
 def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
-    """The least score that passes top-k, top-p and min-p, float64 [rows, 1]."""
+    """The least score that passes top-k, top-p and min-p in each row, float64 [rows, 1], from all scores of the rows, sorted."""
     floors = []
-    for place, sampling in enumerate(settings):  # Row by row: data stays in the cache, and sums of a row know no other row.
+    for place, sampling in enumerate(settings):  # Row by row: its data stays in the processor's cache, and its sums depend on no other row.
         filters = Filters([sampling], scores.peaks.device)
         floors.append(_floors(scores.descending(place), filters)[0])
     return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
@@ -129,9 +132,9 @@ def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
 def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The least score that passes top-k and top-p, float64 [rows, m], and the least that passes top-k alone, [rows, 1]; -inf if all pass.
 
-    values: the largest scores of each row, descending, float32 [rows, n]. totals: for rows without top-k, the sums of exp((score - top) /
-    temperature) over the vocabulary, of which top-p takes a share: float64 [rows, m], m estimates with a floor each. None: the sum over
-    `values`.
+    values: the largest scores of each row, descending, float32 [rows, n]. totals: float64 [rows, m], m estimates of the sum of exp((score -
+    top) / temperature) over the vocabulary, of which top-p takes a share in rows without top-k; each estimate gives a floor. None: the sum
+    over `values` is used, and m is 1.
     """
     last, has_k = values.shape[1] - 1, filters.top_k > 0
     of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
@@ -150,12 +153,13 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw one token for each row, int64 [rows], among those not below its floor. floors: float64 [rows, 1]. keys: see `noise`."""
+    """Draw one token for each row among those whose score is not below its floor, int64 [rows]. floors: float64 [rows, 1]. keys: of the
+    noise, see `noise`."""
     numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
     peaks = scores.peaks.double()
     first, _ = first_times(keys, numbers)
     bounds = ((peaks - scores.tops) / filters.temperature).sub_(first.log_()).masked_fill_(peaks < floors, float("-inf"))
-    # The most promising blocks give the time to beat; only a few others could beat it.
+    # The winner among the most promising blocks gives the score to beat; only a few others could beat it.
     promising = bounds.topk(min(_PROMISING, numbers.shape[1]), -1).indices
     rows = torch.arange(len(keys), device=keys.device)
     best = _race_blocks(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
@@ -170,8 +174,8 @@ def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Ten
 def _race_blocks(
     scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor, at: torch.Tensor, blocks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The winner of each block `blocks[i]` of row `at[i]`: its score with noise, float64 [n], larger if it comes earlier, and its id, int64
-    [n]. at, blocks: int64 [n]."""
+    """The winner of block `blocks[i]` of row `at[i]`, for each i: its score with noise, float64 [n], and its token id, int64 [n]. The
+    earlier a token arrives in the race, the larger its score with noise."""
     values = scores.of(at, blocks).double()
     inside = torch.arange(BLOCK, device=keys.device)
     noisy = ((values - scores.tops[at]) / filters.temperature[at]).sub_(times(keys[at], blocks[:, None], inside)[:, 0].log_())
@@ -180,8 +184,8 @@ def _race_blocks(
 
 
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `race`, with floors from a window of the largest scores. Returns tokens, int64 [rows], and for which rows the window was enough,
-    bool [rows]."""
+    """As `race`, but with floors from a window of the largest scores. Returns tokens, int64 [rows], and for which rows the window was
+    enough, bool [rows]; the tokens of the other rows are void."""
     values, ids = scores.window()
     errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
     totals = _totals(scores, filters) * to_device(errors, keys.device)
@@ -199,7 +203,8 @@ def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tupl
 
 
 def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
-    """Sum of exp((score - top) / temperature) of each row with top-p of the whole vocabulary, float64 [rows, 1]; 0 for the others."""
+    """The sum of exp((score - top) / temperature) over the vocabulary for each row of `filters.of_all`, float64 [rows, 1]; 0 for the other
+    rows."""
     totals = torch.zeros_like(scores.tops)
     if filters.of_all:
         some, at = scores.some(filters.of_all), to_device(torch.tensor(filters.of_all), totals.device)

@@ -15,10 +15,10 @@ from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """Vectors that stand for consecutive rows of a prompt, such as the features of a picture.
+    """Vectors for consecutive rows of a prompt, such as the features of a picture.
 
-    first: the first of the rows. rows: [n, given_width]. digest: of everything that the vectors were made from (content, settings,
-    encoder); empty: rows from here on are not kept for other prompts.
+    first: slot of the first of these rows. rows: [n, given_width]. digest: of everything that the vectors were made from (content,
+    settings, encoder); empty: the prefix cache keeps no rows from here on.
     """
 
     first: int
@@ -30,10 +30,10 @@ class Given:
 class Prompt:
     """The rows with which a sequence begins.
 
-    items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
-    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
-    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have theirs
-    are computed meanwhile.
+    items: int64 [rows, codebooks]. given: vectors for some of the rows, in order, not overlapping. positions: int64 [axes, rows]; None: a
+    row's position is its slot, on every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of
+    different scopes share no pages. given_later: each row after those of `given` needs a vector too, which comes by `SequenceStream.give`;
+    rows that have theirs are computed meanwhile.
     """
 
     items: NDArray[np.int64]
@@ -67,12 +67,12 @@ class Prompt:
 
     @property
     def given_rows(self) -> int:
-        """Rows up to the last one for which a vector is given."""
+        """Number of rows up to the last one for which a vector is given."""
         return self.given[-1].first + len(self.given[-1].rows) if self.given else 0
 
     @property
     def ready_rows(self) -> int:
-        """Rows that have everything they need before any later vector comes."""
+        """Number of rows that have everything they need before any later vector comes."""
         return self.given_rows if self.given_later else len(self.items)
 
     @property
@@ -87,19 +87,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceRequest:
-    """Items to be made after a prompt.
+    """A request to draw items after a prompt.
 
-    max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before this
-    many. end_ids: an item that begins with one of these ends the answer and is not part of it. ignore_end: never draw one. banned: ids
-    never to be drawn. top_logprobs: with `logprobs`, also the logprobs of this many of the likeliest tokens. tokenless: ids of the head
-    that are not tokens, and so never among the likeliest. history: the beginning of the answer, made earlier by an equal request; it is
-    computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for the repetition penalty, before the
-    answer; None: the text of the prompt. constraint: limits the text; when the constraint lets nothing follow, the answer ends, even
-    against min_items and ignore_end.
+    max_items: items that the whole answer may have, `history` included; at least one more than the history has. min_items: no end is drawn
+    before the answer has this many. end_ids: an item that begins with one of these ends the answer and is no part of it. ignore_end: no end
+    is ever drawn. banned: ids that are never drawn. logprobs: whether they are wanted. top_logprobs: with `logprobs`, number of the
+    likeliest tokens that are wanted with theirs. tokenless: ids of the head that are not tokens, and so never among the likeliest. history:
+    the beginning of the answer, made earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it.
+    seen: ids that the repetition penalty counts as seen before the answer; None: the text of the prompt. constraint: limits the text; if it
+    allows nothing more, the answer ends, even against min_items and ignore_end.
 
-    appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
-    after their end the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none. client:
-    sequences of different clients take turns.
+    appended: whether the row of each item of the answer also needs a vector, which comes by `SequenceStream.append`: the n-th for the n-th
+    item, and after the last one came, that one for every further item. taps_from: taps are wanted for the rows from this slot on; None: for
+    none. client: sequences of different clients take turns.
     """
 
     prompt: Prompt
@@ -126,20 +126,20 @@ class SequenceRequest:
 
     @property
     def rows(self) -> int:
-        """Most rows of prompt and answer together: the row of the answer's last item is never computed."""
+        """Largest number of rows that prompt and answer can have together: the row of the answer's last item is never computed."""
         return len(self.prompt) + self.max_items - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taps:
-    """Taps of consecutive rows: a tap is a vector that the decoder puts out for a row, for the next stage. first: slot of the first one.
-    rows: [n, tap_width] in the decoder's dtype, on the CPU, sharing memory with nothing that changes."""
+    """The taps of consecutive rows; a tap is a vector that the decoder puts out for a row, for the next stage. first: slot of the first
+    row. rows: [n, tap_width] in the decoder's dtype, on the CPU, in memory that nothing changes later."""
 
     first: int
     rows: torch.Tensor
 
     def beginning_at(self, slot: int) -> Taps:
-        """The taps without the rows before a slot."""
+        """These taps without those of rows before `slot`."""
         skipped = max(slot - self.first, 0)
         return Taps(self.first + skipped, self.rows[skipped:]) if skipped else self
 
@@ -148,10 +148,10 @@ class Taps:
 class SequenceEvent:
     """One event of a sequence.
 
-    item: the item that was drawn; None if an end was drawn, or if the event has taps only. finish_reason: on the last event and only there.
-    top: the likeliest tokens in the item's place, with their logprobs, descending. taps: of computed rows; the taps of an item's row come
-    after the item. complete: by the constraint nothing may follow the item. On the first event: queued_s, seconds from the request to its
-    admission; cached_rows: rows of the prompt that were found computed.
+    item: the drawn item; None if an end was drawn, or if the event has only taps. logprob: the item's, if wanted. top: the likeliest tokens
+    at the item's place, as (id, logprob), descending. finish_reason: only on the last event. taps: of computed rows; the taps of an item's
+    row come after the item. complete: the constraint allows nothing after the item. queued_s, cached_rows: on the first event, seconds from
+    the request to its admission, and rows of the prompt that were found in the prefix cache.
     """
 
     item: Item | None = None
@@ -168,9 +168,9 @@ class SequenceEvent:
 class EngineStats:
     """How busy an engine is.
 
-    Counts of sequences: waiting for a place, preempted ones among these, running, parked because nobody reads them, starved of rows. Pages
-    held by sequences (`pages_used`) and pages kept only for later prompts (`pages_kept`). Counts since the start: steps, sequences in them,
-    computed rows, drawn items, preempted sequences.
+    Numbers of sequences: waiting for a place, preempted among these, running, parked because nobody reads them, starved because the vector
+    of their next row has not come. Numbers of pages: held by sequences (`pages_used`), kept only for later prompts (`pages_kept`), all.
+    Counts since the start: steps, sequences in them (each once a step), computed rows, drawn items, preemptions.
     """
 
     waiting: int = 0

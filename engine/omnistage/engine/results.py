@@ -1,4 +1,4 @@
-"""This machine's results for a fixed sequence: bits that distinguish it from another machine which computes the same model differently."""
+"""This machine's results for a fixed sequence: bits that tell it from a machine that computes the same model differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.plan import PlannedRun, StepPlan
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
-"""Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
+"""Two pages and a half: with one decoded row more, this uses every product, and attention over one page and over several."""
 
 REVISION = 3
 """Raise it whenever a change of the engine, or of the models' shared code, can give other items for equal input and no fixed sequence shows
@@ -28,10 +28,10 @@ def fixed_results(
     attention: AttentionBackend,
     followers: Followers = NOBODY,
 ) -> list[torch.Tensor]:
-    """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs like a prompt, and of one more row that is
+    """REVISION, then the hidden rows and logits of a sequence: FIXED_ROWS rows, read in runs like a prompt, and one more row that is
     decoded.
 
-    A row does not depend on other rows, so these are the bits of every product and of attention, however many rows a step has."""
+    A row does not depend on other rows, so these bits stand for every product and for attention, however many rows a step has."""
     pages = range(pages_for(FIXED_ROWS + 1))
     cache = KVCache(decoder.spec, len(pages))
     cache.follow(pages, ())
@@ -51,7 +51,7 @@ def fixed_results(
 
 
 def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
-    """The plan of `count` rows of the sequence from `start` on, in one page."""
+    """The plan of a step with `count` rows of the fixed sequence from slot `start` on, all in one page."""
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729

@@ -1,6 +1,6 @@
-"""Gives queries and keys the positions of their rows: rotary positions (Su et al. 2021) on one axis or several.
+"""Applies the positions of rows to their queries and keys: rotary positions (Su et al. 2021) on one axis or several.
 
-A rope is called once a step with the positions of its rows, and returns a function that turns the heads of each layer in place.
+A rope is called once a step with the positions of its rows. It returns a function that turns the heads of each layer in place.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Rope(Protocol):
 
     @property
     def axes(self) -> int:
-        """Number of kinds of positions of a row."""
+        """Number of axes of a row's position."""
 
     def __call__(self, positions: torch.Tensor) -> Turn:
         """The function that turns the heads of these rows. positions: int64 [axes, rows]."""
 
 
-def contiguous_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, if the first pairs belong to the first axis, the next ones to the second, and so on (Wang et al.
-    2024). sections: pairs of each axis."""
+def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
+    """The axis of each pair of components, where the first pairs belong to the first axis, the next ones to the second, and so on (Wang et
+    al. 2024). sections: number of pairs of each axis."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def interleaved_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, if the axes take turns as long as each has pairs left, and the first axis has the rest (Bai et
-    al. 2025). sections: pairs of each axis."""
+def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
+    """The axis of each pair of components, where the axes take turns while each has pairs left, and the first axis gets the rest (Bai et
+    al. 2025). sections: number of pairs of each axis."""
     axes = len(sections)
     turns = (pair % axes for pair in range(sum(sections)))
     return tuple(axis if pair < sections[axis] * axes else 0 for pair, axis in enumerate(turns))
@@ -49,7 +49,8 @@ def rotary(theta: float = 10_000.0, axis_of_pair: Sequence[int] = ()) -> Callabl
 
 
 class Rotary:
-    """Implements `Rope`. Raises ValueError if `axis_of_pair` does not have an entry for each pair of components of a head."""
+    """Implements `Rope`. theta, axis_of_pair: see `rotary`. Raises ValueError if `axis_of_pair` does not have an entry for each pair of
+    components of a head."""
 
     def __init__(self, materials: Materials, theta: float, axis_of_pair: Sequence[int]) -> None:
         config = self._config = materials.config
@@ -72,7 +73,8 @@ class Rotary:
         return turn
 
     def _factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The factors of heads and of their rolled components, [rows, query_heads + 2 * kv_heads, head_size] each."""
+        """(cosines, sines): the factors of the heads, and of the heads rolled by half a head; [rows, query_heads + 2 * kv_heads, head_size]
+        each. Queries are also scaled; values get 1 and 0."""
         heads, kv_heads, scale = self._config.query_heads, self._config.kv_heads, self._config.head_size**-0.5
         cos, sin = (self._by_axis(table[positions[: self.axes]]) for table in (self._cos, self._sin))
         cosines = (cos.mul(scale).expand(-1, heads, -1), cos.expand(-1, kv_heads, -1), torch.ones_like(cos).expand(-1, kv_heads, -1))
@@ -80,7 +82,7 @@ class Rotary:
         return torch.cat(cosines, 1), torch.cat(sines, 1)
 
     def _by_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """Choose for each component the value of the axis by which it turns: [axes, rows, 1, head_size] to [rows, 1, head_size]."""
+        """For each component the value of its own axis. values: [axes, rows, 1, head_size]. Returns [rows, 1, head_size]."""
         if values.shape[0] == 1:
             return values[0]
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]

@@ -1,4 +1,4 @@
-"""Runs steps through a decoder, a head and the cache, one after the other on the calling thread."""
+"""Runs steps through a decoder, a head and the cache, one step after the other on the calling thread."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from omnistage.engine.scheduler import Run
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a run. taps: of all its rows, None if none were wanted. drawn: the next item; None if none was to be drawn, or if the
-    logits were not finite."""
+    """The result of a run. taps: of all its rows; None: none were wanted. drawn: the next item; None: none was to be drawn, or the logits
+    were not finite."""
 
     run: Run
     taps: Taps | None
@@ -39,7 +39,7 @@ class Runner:
             self._followers.pages_changed(taken, freed)
 
     def run(self, runs: Many[Run]) -> list[Computed]:
-        """Compute the rows of some runs in one pass, and draw an item from each run that ends with the last known row of its sequence."""
+        """Compute the rows of some runs in one pass. For each run that ends with the last known row of its sequence, draw the next item."""
         plan = make_plan(runs, self._decoder.spec, pad_rows(1))
         here = plan.to(self._decoder.spec.device)
         attention = self._attention.bind(self._cache, self._decoder.spec, here)

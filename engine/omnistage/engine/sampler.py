@@ -1,10 +1,10 @@
-"""Turns logits into tokens, for many sequences at once and for each as if it were alone.
+"""Draws tokens from logits, for many sequences at once; each gets the token that it would get alone.
 
 Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or answer),
 frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those that a
 constraint does not allow, temperature, top-k, top-p among the tokens that top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024),
-then a race (see `noise`) among the remaining tokens. Tokens with equal logits stand or fall together at each filter, so that nothing
-depends on the order of a sort. Temperature 0 takes the largest logit, and the lowest id among equals.
+then a race (see `noise`) among the remaining tokens. Tokens with equal logits pass or fail a filter together, so that nothing depends on
+the order of a sort. Temperature 0 takes the largest logit, and the lowest id among equals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from omnistage.engine.types import Sampling
 
 
 class TokenTally:
-    """The ids that penalties look at, each once, and how often each stands in the answer."""
+    """The ids that penalties look at, each once, and how often each occurs in the answer. prompt: ids that count as seen before the answer.
+    The tensors have spare room, at least one place at first, which `note` doubles when it is full; `ids` and `counts` leave it out."""
 
     __slots__ = ("_counts", "_ids", "_places")
 
@@ -43,21 +44,21 @@ class TokenTally:
 
     @property
     def ids(self) -> torch.Tensor:
-        """int64 [n]."""
+        """The n ids, int64 [n]."""
         return self._ids[: len(self._places)]
 
     @property
     def counts(self) -> torch.Tensor:
-        """float32 [n]."""
+        """How often each of `ids` occurs in the answer, float32 [n]."""
         return self._counts[: len(self._places)]
 
 
 class Draws:
-    """The sampler's knowledge of one sequence. It grows by `note` with each token of the answer.
+    """What the sampler knows of one sequence. `note` adds each token of the answer.
 
-    logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted with theirs.
-    tokenless: ids that are never among the likeliest. seen: token ids that count as seen for the repetition penalty before the answer
-    begins. walk: the answer's position in its constraint; None without a constraint. step: tokens of the answer so far.
+    logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their
+    logprobs. tokenless: ids that are never among the likeliest. seen: ids that the repetition penalty counts as seen before the answer
+    begins. walk: the answer's way through its constraint; None: there is none. step: number of tokens of the answer so far.
     """
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
@@ -91,9 +92,9 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters. top: the
-    likeliest tokens by the same measure, each with its logprob, descending. All ids of the head count in the softmax, even those without a
-    token."""
+    """A drawn token. logprob: natural log of its probability under the model's own logits, before penalties and filters; None: not wanted.
+    top: the likeliest tokens by the same measure, as (id, logprob), descending. The probabilities of all ids of the head add up to 1,
+    including ids without a token."""
 
     token_id: int
     logprob: float | None
@@ -101,9 +102,9 @@ class DrawnToken:
 
 
 class Sampler:
-    """Draws tokens for one step after the other, on one thread.
+    """Draws the tokens of one step after the other, on one thread.
 
-    It uses the same memory for the scores of each step: to allocate as much would cost more than to fill it.
+    Its memory for scores is used again in each step: allocating as much would cost more than filling it.
     """
 
     def __init__(self) -> None:
@@ -118,18 +119,18 @@ class Sampler:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
-    """Draw one token for each row. logits: [len(rows), vocab]; banned: for each row ids that may not be drawn. None if a logit is not
-    finite."""
+    """Draw one token for each row; None for a row with a logit that is not finite. logits: [len(rows), vocab]. banned: for each row, ids
+    that may not be drawn."""
     return Sampler()(logits, rows, banned)
 
 
 def _sample(
     logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor
 ) -> list[DrawnToken | None]:
-    """As `sample`. memory: for the scores, float32 [rows, vocab up to whole blocks]; it is overwritten."""
+    """As `sample`. memory: for the scores, float32 [rows, vocab rounded up to whole blocks]; it is overwritten."""
     scores = _edit_scores(logits, rows, banned, memory)
     chosen, final = _choose(scores, rows)
-    # The device's choices are fetched once, except for the few rows that need a second look, and for logprobs.
+    # One copy from the device, except for the few rows that must be drawn again, and for logprobs.
     answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
     tokens, are_final, are_finite = answers
     missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
@@ -145,7 +146,8 @@ def _sample(
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of rows, int64 [rows], and which of them are final, bool [rows]; the others must be drawn again from all of their scores."""
+    """A token for each row, int64 [rows], and whether it is final, bool [rows]; a row whose token is not final must be drawn again from all
+    of its scores."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -167,13 +169,14 @@ def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.
 
 
 def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
-    """The keys of the noise for the next draw of each row, int64 [rows]. See `noise`."""
+    """The keys of the noise for the next draw of each row, int64 [rows]; see `noise`."""
     seeds, steps = to_device(torch.tensor([(seed_bits(row.seed), row.step) for row in rows]), device).unbind(1)
     return noise_keys(seeds, steps)
 
 
 def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
-    """The logits after penalties, bias, bans and constraints, in this order. scores: memory for them, [rows, vocab up to whole blocks]."""
+    """The scores: the logits after penalties, bias, bans and constraints, in this order. scores: the memory for them, [rows, vocab rounded
+    up to whole blocks]."""
     device, width = scores.device, scores.shape[1]
     vocab = logits.shape[1]
     scores[:, :vocab] = logits
@@ -196,7 +199,7 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
         flat[where] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
     places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
     if places:
-        # A row with a NaN must keep it: adding -inf keeps it, storing would not.
+        # Added, not stored: a row with a NaN must keep it.
         flat[to_device(torch.cat(places), device)] += float("-inf")
     blocks = scores.view(len(rows), -1, BLOCK)
     kept = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
@@ -215,14 +218,14 @@ def _tensor_of(ids: frozenset[int]) -> torch.Tensor:
 
 @cache
 def _addends(device: torch.device) -> torch.Tensor:
-    """For each byte of `Walk.allowed`, the numbers to add to the scores of its 8 tokens, lowest bit first: 0 for an allowed token, -inf for
-    the others (a NaN stays a NaN). float32 [256, 8]"""
+    """The numbers to add to the scores of 8 tokens, for each value of a byte of `Walk.allowed`, lowest bit first: 0 for an allowed token,
+    -inf for another (a NaN stays a NaN). float32 [256, 8]"""
     bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     return bits.float().log_().to(device)
 
 
 def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[DrawnToken | None]) -> None:
-    """Put the logprobs, and the likeliest tokens, into the drawn tokens of the rows that want them, in place."""
+    """Replace, in `drawn`, the tokens of the rows that want logprobs by tokens with their logprob and the likeliest tokens."""
     wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
     if not wanted:
         return
@@ -235,8 +238,8 @@ def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[Draw
 
 
 def _find_likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
-    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. Each row is searched by itself: which of equally likely
-    tokens are found must not depend on how many another row wants."""
+    """The likeliest tokens of one row, see DrawnToken.top. logits: float64 [vocab], which this changes. total: their logsumexp. Each row is
+    searched by itself: which of equally likely tokens are found must not depend on how many another row wants."""
     if not row.top_logprobs:
         return ()
     if row.tokenless:

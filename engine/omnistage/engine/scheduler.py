@@ -1,30 +1,28 @@
-"""The scheduler chooses the sequences of the next step. It is policy only: no tensor is touched here.
+"""The scheduler chooses which rows of which sequences the next step computes. It uses no tensor.
 
 A step computes one row of each sequence that has exactly one left (it decodes), and runs of consecutive rows of the sequences that have
-more left (in their prompt or history), up to a budget of rows. A run never crosses a page, and its result does not depend on the step that
-computes it: the budget decides when a row is computed and never its value.
+more left (in their prompt or history), up to a budget of rows. A run never crosses a page. Its result does not depend on the step that
+computes it: the budget decides when a row is computed, never its value.
 
 * Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads its output; it then
-  keeps its pages but has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
-  client those that ran longest ago are next.
-* Admission. A request is admitted when there is a place, and pages for all its known rows. Clients take turns: the one with the fewest
-  sequences in places is next, and among its requests the oldest. A client with at least two sequences more in places than the client of the
-  request gives up the place and pages of its youngest one. A sequence that has been idle for IDLE_S gives up its pages too. No sequence
-  gives up anything for a request that would not fit even then. A request that does not fit may be passed by later ones MAX_PASSED times;
-  from then on it is overdue, and only overdue requests are admitted.
-* A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence
-  while the next ones have not come. As it goes on, it takes pages of equal content out of the prefix cache.
-* Duration. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at before it.
-  While one is overdue, the running sequences and the other overdue ones only get fewer rows, at least one in a step, and idle ones give up
-  their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request waits no longer
-  than that for a prompt that takes half the cache, in whichever order the two came.
-* A sequence takes pages as it fills them. If none is left, a sequence takes the pages of one that is idle, otherwise of the youngest one,
-  if that is younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its rows again.
-  The oldest sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.
-* Long runs. Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another
-  one got nothing in MAX_WAITED steps in which a later sequence got a run: so m such sequences get a run each within MAX_WAITED + m turns
-  that their client gives to later ones. To wait for earlier sequences does not count: prompts that come together are read one after the
-  other, not all a little at a time.
+keeps its pages but has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
+client those that ran longest ago are next. * Admission. A request is admitted when there is a place, and pages for all its known rows.
+Clients take turns: the one with the fewest sequences in places is next, and among its requests the oldest. A client with at least two
+sequences more in places than the client of the request gives up the place and pages of its youngest one. A sequence that has been idle for
+IDLE_S gives up its pages too. No sequence gives up anything for a request that would not fit even then. A request that does not fit may be
+passed by later ones MAX_PASSED times; from then on it is overdue, and only overdue requests are admitted. * A prompt whose vectors come
+later is admitted when some of them are there, with room for all of it, and starves like any other sequence while the next ones have not
+come. As it goes on, it takes pages of equal content out of the prefix cache. * Duration. A request that fits begins with the next step,
+unless one is overdue, or MAX_TRIED that do not fit are looked at before it. While one is overdue, the running sequences and the other
+overdue ones only get fewer rows, at least one in a step, and idle ones give up their pages after IDLE_S: so the overdue one begins within
+as many steps as the others have rows left. A small request waits no longer than that for a prompt that takes half the cache, in whichever
+order the two came. * A sequence takes pages as it fills them. If none is left, a sequence takes the pages of one that is idle, otherwise of
+the youngest one, if that is younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes
+its rows again. The oldest sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does. * Long runs.
+Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another one got
+nothing in MAX_WAITED steps in which a later sequence got a run: so m such sequences get a run each within MAX_WAITED + m turns that their
+client gives to later ones. To wait for earlier sequences does not count: prompts that come together are read one after the other, not all a
+little at a time.
 """
 
 from __future__ import annotations
@@ -41,17 +39,17 @@ from omnistage.engine.request import SequenceRequest, Taps
 from omnistage.engine.sequence import Sequence
 
 MAX_PASSED = 16
-"""Most times that later requests may pass a waiting request."""
+"""Number of times that later requests may pass a waiting request."""
 
 MAX_TRIED = 8
-"""After this many requests that do not fit, a step looks at no more."""
+"""Number of requests that do not fit after which a step looks at no more."""
 
 MAX_WAITED = 16
-"""Steps in which later shorter runs may pass a long run."""
+"""Number of steps in which later sequences with fewer rows left may pass a sequence."""
 
 IDLE_S = 0.5
-"""How long an idle sequence keeps its pages from a waiting request: a reader or writer that is slow for a moment must not make it compute
-its rows again."""
+"""Seconds that an idle sequence keeps its pages although a request waits: a reader or writer that is slow for a moment must not make it
+compute its rows again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +62,12 @@ class Run:
 
     @property
     def draws(self) -> bool:
-        """Whether the next item is drawn from the last row."""
+        """Whether the next item is drawn from its last row, which is the last known row of the sequence."""
         return self.start + self.count == self.sequence.known
 
     @property
     def wants_taps(self) -> bool:
-        """Whether some of its rows have taps (`request.Taps`) that are wanted and were not put out yet."""
+        """Whether taps (`request.Taps`) of some of its rows are wanted that were not put out yet."""
         first = self.sequence.taps_out
         return first is not None and self.start + self.count > first
 
@@ -89,20 +87,20 @@ class Step:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that have rows in the step."""
+        """Number of sequences that have rows in the step."""
         return len({run.sequence for run in self.runs})
 
     @property
     def decoding(self) -> int:
-        """How many sequences decode in it: their run is a single row, from which an item is drawn."""
+        """Number of sequences that decode in the step: their run is a single row, from which an item is drawn."""
         return sum(run.count == 1 and run.draws for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of a scheduler. max_sequences: most sequences in a step, and most admitted ones that are not idle. max_waiting: most requests
-    that wait for their first admission. max_rows: most rows of a step; but one row of each sequence with a place always runs, and at least
-    one row of longer runs."""
+    """Bounds of a scheduler. max_sequences: sequences in a step, and admitted sequences that are not idle. max_waiting: requests that wait
+    for their first admission. max_rows: rows of a step; but one row of each sequence with a place always runs, and at least one row of
+    longer runs."""
 
     max_sequences: int = 64
     max_waiting: int = 64
@@ -116,8 +114,8 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room for a waiting sequence. pages: kept pages with the content of its first rows, held for it. taps: the taps of these pages that it
-    still has to put out. leaving: running sequences that must lose their pages first."""
+    """Room that was found for a waiting sequence. pages: kept pages with the content of its first rows; the sequence is a holder of them.
+    taps: the taps of these pages that it must still put out. leaving: running sequences that must lose their pages first."""
 
     pages: list[int]
     taps: list[Taps]
@@ -125,17 +123,17 @@ class _Room:
 
 
 class Scheduler:
-    """Holds waiting and running sequences; hands out pages. clock: returns seconds, by which IDLE_S is measured."""
+    """Holds the waiting and the running sequences, and gives pages to them. clock: returns seconds, for IDLE_S."""
 
     def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock
         self._arrivals = 0
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        """Both in order of arrival."""
+        """The waiting and the running sequences, both in order of arrival."""
         self._steps = 0
         self._turns: Counter[str] = Counter()
-        """Runs that each client with long runs has had, counted from the least of them."""
+        """Client -> number of long runs that it has had, less the smallest of these numbers."""
         self.preemptions = 0
 
     @property
@@ -156,7 +154,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is. A sequence that is not here is no error."""
+        """Remove a sequence, waiting or running. One that is not here is no error."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._give_back(sequence)
@@ -164,7 +162,7 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep its full computed pages and their taps in the prefix cache, for sequences that begin alike."""
+        """Keep the sequence's full computed pages and their taps in the prefix cache, for sequences that begin alike."""
         for index, key in enumerate(sequence.page_keys(sequence.computed)):
             self._prefixes.remember(key, sequence.pages[index], sequence.taps_of_page(index))
         sequence.forget_taps()
@@ -172,8 +170,8 @@ class Scheduler:
     # Admission --------------------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Admit the waiting sequences that fit, and return them; some may have been admitted before and preempted. They hold the pages that
-        were kept with their content, and take others as they fill them."""
+        """Admit the waiting sequences that fit, and return them; a preempted one may be among them. They get the kept pages with their
+        content now, and other pages as they fill them."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
         while len(refused) < MAX_TRIED and (sequence := self._choose_next(refused)) is not None:
@@ -189,8 +187,8 @@ class Scheduler:
         return admitted
 
     def _choose_next(self, refused: list[Sequence]) -> Sequence | None:
-        """The waiting sequence whose turn it is, or None. refused: those that did not fit in this step. A sequence that could not compute
-        anything once admitted keeps waiting."""
+        """The waiting sequence whose turn it is; None: there is none. refused: sequences that did not fit in this step. A sequence that
+        could not compute anything after its admission keeps waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
         placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
@@ -198,8 +196,8 @@ class Scheduler:
         return min(candidates, key=lambda sequence: (placed[sequence.request.client], sequence.number), default=None)
 
     def _find_room(self, sequence: Sequence) -> _Room | None:
-        """Hold the kept pages with the content of a sequence, and choose running sequences to leave until its other pages fit. If they
-        never fit, hold none and return None."""
+        """Find the kept pages with the content of a sequence, and make it a holder of them; then choose running sequences to leave until
+        its other pages fit. Returns None, and holds no pages, if they never fit."""
         pages, taps = self._find_pages(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
@@ -212,16 +210,16 @@ class Scheduler:
         return _Room(pages, taps, leaving)
 
     def _find_pages(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
-        """Kept pages with the content of a sequence, from its page number `first` on, held for it; and the taps of these pages that it
-        still has to put out."""
-        # The last known row is always computed, never found: the next item is drawn from it.
+        """Kept pages with the content of a sequence, from its page number `first` on, of which it becomes a holder; and the taps of these
+        pages that it must still put out."""
+        # The last known row is always computed, because the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
         at = first + len(pages) - len(taps)
         return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
 
     def _find_more(self, sequence: Sequence) -> None:
-        """Take kept pages for a prompt whose vectors came after its admission, if its own pages are full and the next one is kept."""
+        """Add kept pages to a running sequence whose prompt's vectors came after its admission, if its own pages are full."""
         if sequence.computed == len(sequence.pages) * PAGE_ROWS:
             pages, taps = self._find_pages(sequence, len(sequence.pages))
             sequence.pages += pages
@@ -229,9 +227,9 @@ class Scheduler:
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether a place is free, and enough pages for the known rows of this sequence and of the staying ones. leaving: sequences whose
-        pages count as free. found: number of kept pages held for this sequence. A sequence that was preempted must leave a further page to
-        each staying one, because otherwise it would be preempted again at once."""
+        """Whether a place is free, and enough pages for the known rows of this sequence and of the staying ones. found: number of kept
+        pages that the sequence holds. leaving: sequences whose pages count as free. A sequence that was preempted must leave one page more
+        to each staying one, or it would soon be preempted again."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         needed = pages_for(sequence.known) - found
@@ -240,12 +238,12 @@ class Scheduler:
         return needed + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
-        """Pages that nobody holds but these sequences and the cache."""
+        """Number of pages that have no holders but these sequences and the prefix cache."""
         held = Counter(page for sequence in sequences for page in sequence.pages)
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
     def _choose_leaving(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
-        """The running sequence that is the next to give up its place and pages for a waiting one; None if none has to."""
+        """The next running sequence to give up its place and pages for a waiting one; None if none has to."""
         now = self._clock()
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
@@ -258,7 +256,7 @@ class Scheduler:
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
     def _begin(self, sequence: Sequence, room: _Room) -> None:
-        """Make a waiting sequence a running one, in the room that was found for it."""
+        """Make a waiting sequence a running one, in the room that was found."""
         for victim in room.leaving:
             self._preempt(victim)
         sequence.pages, sequence.found_taps = room.pages, room.taps
@@ -274,8 +272,8 @@ class Scheduler:
     # The step ---------------------------------------------------------------------------------------------------------------------
 
     def plan(self, most_rows: int) -> Step:
-        """The next step; empty if no running sequence has a row that can be computed. most_rows: at least 1, most rows of sequences with
-        more than one row left."""
+        """The next step; it is empty if no running sequence has a row that can be computed. most_rows: rows that sequences with more than
+        one row left may get together, at least 1."""
         runs: dict[Sequence, list[Run]] = {}
         for sequence in self._running:
             if sequence.reads:
@@ -289,7 +287,7 @@ class Scheduler:
         return Step([run for ordered in runs.values() for run in ordered])
 
     def _note_step(self, running: Iterable[Sequence]) -> None:
-        """Note which sequences have rows in this step, and since when the others are idle."""
+        """Record which sequences have rows in this step, and since when the idle ones are idle."""
         self._steps += 1
         for sequence in running:
             sequence.ran = self._steps
@@ -301,8 +299,8 @@ class Scheduler:
                 sequence.idle_since_s = now
 
     def _choose_placed(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences that get a place in the next step, in order of arrival. sequences: all that are not idle; more may have woken than
-        there are places."""
+        """The sequences that get a place in the next step, in order of arrival. sequences: all running ones that are not idle, which may be
+        more than there are places."""
         if len(sequences) <= self._limits.max_sequences:
             return sequences
         turns: Counter[str] = Counter()
@@ -332,7 +330,7 @@ class Scheduler:
 
     def _add_run(self, sequence: Sequence, most_rows: int, runs: dict[Sequence, list[Run]]) -> Run | None:
         """Add the next run of a sequence to `runs`, after those that it has in this step, and return it. If no page is free for it, another
-        sequence is preempted and loses its runs. Returns None if no page can be had, or the sequence itself was preempted."""
+        sequence is preempted and loses its runs. Returns None if no page can be had, or if the sequence itself was preempted."""
         if sequence not in self._running:
             return None
         before = runs.get(sequence)
@@ -350,7 +348,7 @@ class Scheduler:
         return run
 
     def _take_turns(self, clients: Iterable[str]) -> None:
-        """Count turns for these clients only. A new client begins with the count of the client that had the fewest."""
+        """Forget the turns of all other clients. A new client begins with the count of the client that had the fewest."""
         clients = set(clients)
         least = min((self._turns[client] for client in clients if client in self._turns), default=0)
         self._turns = Counter({client: self._turns.get(client, least) - least for client in clients})
@@ -358,15 +356,15 @@ class Scheduler:
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 
     def _choose_victim(self, sequence: Sequence) -> Sequence | None:
-        """The sequence whose pages this one may take: an idle one, otherwise the youngest, if it is younger than this one; None if there is
-        none."""
+        """The sequence that must lose its pages to this one: an idle one, otherwise the youngest, if it is younger than this one; None if
+        there is none."""
         others = [other for other in self._running if other.pages and other is not sequence]
         idle = max((other for other in others if other.idle), key=_arrival, default=None)
         return idle or max((other for other in others if other.number > sequence.number), key=_arrival, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take all pages from a running sequence: it waits again, and computes its rows again later. Its full pages stay in the prefix
-        cache until a page is needed."""
+        """Take all pages from a running sequence, which then waits again and later computes its rows again. Its full pages stay in the
+        prefix cache until a page is needed."""
         self.preemptions += 1
         self.remember(sequence)
         self._running.remove(sequence)
@@ -384,11 +382,12 @@ def _arrival(sequence: Sequence) -> int:
 
 
 def _came_later(sequence: Sequence, than: Sequence) -> bool:
-    """Whether a sequence of the same client is the younger one."""
+    """Whether `sequence` arrived later than `than` and has the same client."""
     return sequence.number > than.number and sequence.request.client == than.request.client
 
 
 def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
-    """Sort key of the long runs of one client, least first: those that waited too long, then those with the fewest rows left."""
+    """Sort key for the sequences of one client with long runs, the least first: those that waited too long, then those with the fewest rows
+    left, then the oldest."""
     overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
     return -overdue, sequence.left, sequence.number

@@ -1,4 +1,4 @@
-"""Memory for values between two products, and for the kernels that multiply."""
+"""Bounds memory that products need: for compiled kernels, and for values between two products."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
 
 @contextmanager
 def kernels_kept(count: int) -> Iterator[None]:
-    """Use it around the first product of a process: oneDNN keeps `count` compiled products, unless the environment says otherwise.
-    Processes that are started later do not inherit the setting."""
+    """Use it around the first product of a process: oneDNN then keeps `count` compiled products, unless the environment sets another
+    number. Processes that are started later do not inherit the setting."""
     given = os.environ[ONEDNN_KEEPS]
     if given == str(KEPT_KERNELS):
         os.environ[ONEDNN_KEEPS] = str(count)
@@ -35,9 +35,9 @@ def kernels_kept(count: int) -> Iterator[None]:
 
 
 class Scratch:
-    """Memory that is used again and again, a piece for each use. New memory for each product would cost more than the product. Memory that
-    grows with a prompt, page by page, fits into nothing that was freed before it: a process would grow by a gigabyte and keep it. Not
-    shared between threads."""
+    """Memory that is used again and again, one piece for each use. New memory for each product would cost more than the product. Memory for
+    a prompt that grows page by page would never fit into memory freed before: a process would grow by a gigabyte for good. Not shared
+    between threads."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, torch.Tensor] = {}

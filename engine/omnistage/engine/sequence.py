@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""The state of one request on its way through the engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from omnistage.engine.types import Item
 _FIRST = attrgetter("first")
 
 MAX_UNREAD = 32
-"""Most events that an answer may be ahead of its reader."""
+"""Number of events that an answer may be ahead of its reader."""
 
 
 class Sequence:
     """The rows of one request: how many there are, how many can be computed now, and how many are computed.
 
-    Rows are counted by slot: first the rows of the prompt, then one for each item of the answer. `known` rows have their item, `ready` of
-    them have everything they need, `computed` of those are in the cache. Only the engine's thread touches it.
+    Rows are counted by slot: first the rows of the prompt, then one for each item of the answer. The item of the first `known` rows is
+    known; the first `ready` of them have everything they need; the first `computed` of these are in the cache. Only the engine's thread
+    touches it.
     """
 
     __slots__ = (
@@ -70,7 +71,7 @@ class Sequence:
         self.taps_out = request.taps_from
         """Slot of the first row whose taps are still to be put out; None: no taps are wanted."""
         self.found_taps: list[Taps] = []
-        """Taps that were found with kept pages: they are put out before any others."""
+        """Taps that were found with kept pages, to be put out before any others."""
         self.number = 0
         """Order of arrival; the scheduler sets it."""
         self.passed = 0
@@ -80,7 +81,7 @@ class Sequence:
         self.waited = 0
         """Steps since rows of this sequence last ran, while there were some to run."""
         self.idle_since_s = math.inf
-        """Since when it is idle, by the scheduler's clock; infinite while it is not."""
+        """The time at which it became idle, in seconds of the scheduler's clock; infinite while it is not idle."""
         self.unread = 0
         self.asked_s = time.monotonic()
         self.begun = False
@@ -97,7 +98,7 @@ class Sequence:
             self.draws.walk = request.constraint.begin()
         self._given = list(request.prompt.given)
         self._given_rows = request.prompt.ready_rows
-        """Rows of the prompt that have everything they need."""
+        """Number of rows of the prompt that have everything they need."""
         self._nameless = next((given.first for given in self._given if not given.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
@@ -129,18 +130,18 @@ class Sequence:
 
     @property
     def able(self) -> bool:
-        """Whether the sequence can go on once it is admitted. A prompt that is still coming begins with the rows that are there; after it
-        has lost its pages once because of that, it waits for all of its rows."""
+        """Whether the sequence could compute something once it is admitted. A prompt that is still coming may begin with the rows that are
+        there; if it was admitted before and lost its pages, it waits for all of its rows."""
         return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
 
     @property
     def reads(self) -> bool:
-        """Whether rows of its prompt can be computed now whose vectors came after the request."""
+        """Whether some rows of its prompt whose vectors came after the request can be computed now."""
         return self.request.prompt.given_later and self.computed < min(self.ready, len(self.request.prompt))
 
     @property
     def parked(self) -> bool:
-        """Whether its reader is too far behind: it is not computed further."""
+        """Whether its reader has so many unread events that it is not computed further."""
         return self.unread >= MAX_UNREAD
 
     @property
@@ -154,14 +155,14 @@ class Sequence:
 
     @property
     def banned(self) -> frozenset[int]:
-        """First ids that the next item must not have."""
+        """Ids that the next item must not begin with."""
         request = self.request
         may_end = not request.ignore_end and len(self.items) >= request.min_items
         may_end = may_end or (self.draws.walk is not None and self.draws.walk.must_end)
         return request.banned if may_end else request.banned | request.end_ids
 
     def introduce(self, event: SequenceEvent) -> SequenceEvent:
-        """The event; the first event of a sequence also gets its queue time and cached rows."""
+        """The event itself; the first event of a sequence with its queue time and cached rows added."""
         if self._silent:
             self._silent = False
             return replace(event, queued_s=self.queued_s, cached_rows=self.cached)
@@ -170,15 +171,15 @@ class Sequence:
     # The content of a row --------------------------------------------------------------------------------------------------------
 
     def give(self, given: Given) -> None:
-        """Take vectors of the next rows of the prompt."""
+        """Add vectors of the next rows of the prompt."""
         if self._nameless is None and not given.digest:
             self._nameless = given.first
         self._given.append(given)
         self._given_rows += len(given.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
-        """Take the vectors of the next items of the answer. rows: [n, given_width]. end: no more come, and the last one serves every
-        further item."""
+        """Add the vectors of the next items of the answer. rows: [n, given_width]. end: no more come, and the last one serves every further
+        item."""
         self._appended.extend(rows)
         self._appended_all = end
 
@@ -201,8 +202,8 @@ class Sequence:
         return np.concatenate([prompt.positions[:, start : start + within], slots[:, within:] + prompt.delta], axis=1)
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
-        """Vectors that stand for some of the `count` rows from slot `start` on, or are added to them: pairs of the first row, counted from
-        `start`, and [n, given_width]."""
+        """The vectors that belong to the `count` rows from slot `start` on: pairs of the first row that has one, counted from `start`, and
+        vectors [n, given_width]."""
         parts = [_overlap(given, start, count) for given in self._given_among(start, count)]
         if self._appended:
             prompt = len(self.request.prompt)
@@ -211,8 +212,8 @@ class Sequence:
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
-        """The given vectors of the prompt that touch the `count` rows from slot `start` on. A prompt that came page by page has as many
-        entries as pages, so this does not go through all of them."""
+        """The given vectors of the prompt that belong to some of the `count` rows from slot `start` on. A prompt that came page by page has
+        one entry for each page, so this does not go through all of them."""
         if start >= len(self.request.prompt):
             return
         after = bisect_right(self._given, start, key=_FIRST)
@@ -226,12 +227,12 @@ class Sequence:
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
     def keep_taps(self, taps: Taps) -> None:
-        """Remember taps of the next rows, all in one page, until the page is kept; taps of the answer's rows are not remembered."""
+        """Keep taps of the next rows, all in one page, until the prefix cache keeps the page. Taps of the answer's rows are not kept."""
         if taps.first < len(self.request.prompt):
             self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
 
     def taps_of_page(self, page: int) -> torch.Tensor | None:
-        """[PAGE_ROWS, tap_width], or None if they are not all there."""
+        """The taps of a page, [PAGE_ROWS, tap_width]; None if some of them are not there."""
         parts = self._taps.get(page, [])
         return torch.cat(parts) if sum(map(len, parts)) == PAGE_ROWS else None
 
@@ -242,7 +243,7 @@ class Sequence:
 
     def page_keys(self, rows: int) -> list[bytes]:
         """A key for each full page among the first `rows` rows: a hash of everything that the page's bits depend on, including the pages
-        before them. Ends early at a row that depends on a vector without a digest."""
+        before it. The list ends before the first page with a vector that has no digest."""
         count = min(rows, self._keyed_rows) // PAGE_ROWS
         while len(self._keys) < count:
             self._keys.append(self._key(len(self._keys)))
@@ -250,7 +251,7 @@ class Sequence:
 
     @property
     def _keyed_rows(self) -> int:
-        """How many rows from the first on have a content that ids and digests tell."""
+        """Number of rows, from the first on, whose content ids and digests describe completely."""
         if self._nameless is not None:
             return self._nameless
         return self._given_rows if self.request.appended else self.ready
@@ -268,6 +269,6 @@ class Sequence:
 
 
 def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
-    """The part of `given` for the rows `start` .. `start + count - 1`: its first row, counted from `start`, and its vectors."""
+    """The part of `given` for the `count` rows from slot `start` on: its first row, counted from `start`, and its vectors."""
     first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
     return first - start, given.rows[first - given.first : last - given.first]

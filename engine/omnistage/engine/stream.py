@@ -1,4 +1,4 @@
-"""The answer to one request, as its reader sees it, and the orders that readers leave for the engine's thread."""
+"""The stream of one answer, as its reader sees it, and the mailbox in which readers leave orders for the engine's thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """The orders since the engine last looked. asked: new requests. taken: number of events that readers took, by stream. given: vectors of
-    the next rows of a prompt. appended: rows and whether they are the last."""
+    """The orders since the engine last looked. asked: new requests. cancelled: requests to end. taken: number of events that a reader took.
+    given: vectors of the next rows of a prompt. appended: vectors of the next items of an answer, and whether they are the last."""
 
     asked: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
@@ -35,10 +35,10 @@ class Orders:
 
 
 class Mailbox:
-    """Orders from any thread to the engine's thread. max_waiting: most requests that wait for admission. on_order: called when an order
-    comes. on_rest: called before the engine's thread waits. Both are called under the lock and must not wait.
+    """Takes orders from any thread to the engine's thread. max_waiting: number of requests that may wait for admission. on_order: called
+    when an order comes. on_rest: called before the engine's thread waits. Both are called under the lock and must not wait.
 
-    Only the number of waiting requests is bounded here. All other orders are bounded by those that one stream may have.
+    Only the number of waiting requests is bounded here; what one stream may order bounds the other orders.
     """
 
     def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Mailbox:
         self._closed = False
 
     def ask(self, stream: SequenceStream) -> None:
-        """Ask for a new request. Raises EngineFull or EngineClosed."""
+        """Order a new request. Raises EngineFull or EngineClosed."""
         with self._changed:
             if self._closed:
                 raise EngineClosed("the engine is closed")
@@ -91,7 +91,7 @@ class Mailbox:
             self._waiting -= count
 
     def collect(self, wait: bool, most_s: float | None = None) -> Orders:
-        """Return all present orders. wait: if there are none, wait for one, at most `most_s` seconds."""
+        """Take all present orders out. wait: if there are none, wait for one, at most `most_s` seconds (None: for ever)."""
         with self._changed:
             while wait and not self._orders:
                 self._on_rest()
@@ -107,7 +107,8 @@ class Mailbox:
 
 
 class SequenceStream:
-    """The answer to one request, for one reader on the event loop that asked. Close it at the end, or earlier to cancel the request."""
+    """The answer to one request, for one reader on the event loop that submitted it. The reader closes it at the end, or earlier to cancel
+    the request."""
 
     def __init__(self, sequence: Sequence, mailbox: Mailbox, given_width: int) -> None:
         self.sequence = sequence
@@ -122,7 +123,8 @@ class SequenceStream:
         self._given_rows = sequence.request.prompt.ready_rows
 
     async def take(self) -> list[SequenceEvent]:
-        """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
+        """Wait for events and return all that there are. Returns an empty list only after the end. Raises SequenceFailed or EngineClosed
+        after the last event."""
         while not self._events and not self._ended:
             self._changed.clear()
             await self._changed.wait()
@@ -134,8 +136,8 @@ class SequenceStream:
         return events
 
     def give(self, rows: torch.Tensor, digest: bytes = b"") -> None:
-        """Give the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. The caller must not change
-        `rows` afterwards. Raises ValueError for more rows than still need one, and for rows of another width."""
+        """Pass the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. The caller must not change
+        `rows` afterwards. Raises ValueError for more rows than still need a vector, and for another width."""
         self._check_width(rows)
         given, left = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
         if not 0 < len(rows) <= left:
@@ -144,11 +146,11 @@ class SequenceStream:
         self._mailbox.give(self, given)
 
     def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
-        """Give vectors [n, given_width] for the next items of the answer; n may be 0 at the end. The caller must not change `rows`
-        afterwards.
+        """Pass vectors [n, given_width] for the next items of the answer; n may be 0 with `end`. end: no more come. The caller must not
+        change `rows` afterwards.
 
-        Rows for more items than the answer may have are dropped. Raises ValueError after the end, for a request that takes none, and for
-        rows of another width.
+        Vectors for more items than the answer may have are dropped. Raises ValueError after the end, for a request that needs none, and for
+        another width.
         """
         if self._appended_all:
             raise ValueError("no rows are taken: the request takes none, or the last one was given")
@@ -164,7 +166,7 @@ class SequenceStream:
             raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs, and return when it holds no page any more."""
+        """Cancel the request if it still runs, and wait until it holds no page."""
         if not self._ended:
             self._mailbox.cancel(self)
         while not self._ended:
@@ -172,7 +174,7 @@ class SequenceStream:
             await self._changed.wait()
 
     def deliver(self, part: StreamOutput) -> None:
-        """Take the output of a step. Called on the reader's event loop."""
+        """Add the output of a step. Called on the reader's event loop."""
         self._events += part.events
         self._ended = self._ended or part.ended
         self._error = self._error or part.error
@@ -189,7 +191,7 @@ class StreamOutput:
 
 
 class StepOutputs:
-    """The output of a step, by stream."""
+    """Collects the outputs of a step for all streams, then delivers them."""
 
     def __init__(self) -> None:
         self._parts: dict[SequenceStream, StreamOutput] = {}
@@ -202,8 +204,7 @@ class StepOutputs:
         part.ended, part.error = True, error
 
     def send(self) -> list[SequenceStream]:
-        """Deliver the output to its streams; each event loop is woken once. Returns the streams whose loop is closed: nobody will ever read
-        them."""
+        """Deliver the outputs; each event loop is woken once. Returns the streams whose event loop is closed: nobody will read them."""
         parts, self._parts = self._parts, {}
         loops: dict[asyncio.AbstractEventLoop, list[SequenceStream]] = {}
         for stream in parts:

@@ -1,4 +1,4 @@
-"""Taps: vectors that a decoder puts out for its rows, for the next stage, in addition to the items that are drawn."""
+"""Taps: vectors that a decoder puts out for its rows, for the next stage, besides the drawn items."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from omnistage.engine.materials import Materials
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """How the taps of a decoder are made. width: of a tap. make: returns the taps, [rows, width], from the rows of a step, the embeddings
-    of their items and hidden rows. layer: the layer whose output the hidden rows are; None: the last hidden rows, after the last norm."""
+    """How a decoder makes its taps. width: numbers of a tap. make: returns the taps, [rows, width], from the rows of a step, the embeddings
+    of their items and hidden rows. layer: number of the layer whose output the hidden rows are; None: they are the last ones, after the
+    last norm."""
 
     width: int
     make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,7 +24,7 @@ class Tap:
 
 
 def last_and_embedding(materials: Materials) -> Tap:
-    """Taps that are the last hidden row plus the embedding of the row's item; without the embedding if a vector was given for the row."""
+    """Makes taps that are the last hidden row plus the embedding of the row's item; without the embedding for a row with a given vector."""
 
     def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
@@ -32,8 +33,8 @@ def last_and_embedding(materials: Materials) -> Tap:
 
 
 def hidden_of(layer: int) -> Callable[[Materials], Tap]:
-    """Taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. The function that is returned raises
-    ValueError for a layer that does not exist."""
+    """Taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. The returned function raises ValueError
+    for a layer that does not exist."""
 
     def build(materials: Materials) -> Tap:
         if not 0 <= layer < materials.config.layers:
@@ -44,7 +45,7 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
 
 
 def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
-    """Taps that are the embedding of the row's item, or `hidden_state(index)` if a vector was given for the row."""
+    """Taps that are the embedding of the row's item, or `hidden_state(index)` for a row with a given vector."""
 
     def build(materials: Materials) -> Tap:
         tap = hidden_state(index)(materials)
@@ -58,9 +59,9 @@ def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
 
 
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
-    """Taps that are `hidden_states[index]` of Transformers: 0 is the input of the first layer, n is the output of n layers, before
-    `DecoderParts.after` adds to it; after all layers it has gone through the last norm. The function that is returned raises ValueError for
-    an index that does not exist."""
+    """Taps that are `hidden_states[index]` of Transformers. 0 is the input of the first layer. n is the output of the n-th layer, before
+    `DecoderParts.after` adds to it; for the last layer, after the last norm. The returned function raises ValueError for an index that does
+    not exist."""
 
     def build(materials: Materials) -> Tap:
         width = materials.config.hidden_size

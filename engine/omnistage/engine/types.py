@@ -1,4 +1,5 @@
-"""Types that the engine and its callers share: items, sampling parameters, finish reasons. No torch here: the toy models use them too."""
+"""Types that the engine and its callers share: items, sampling parameters, reasons of an end. No torch here: the toy models use them
+too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class FinishReason(enum.Enum):
 
 
 class Unfit(ValueError):
-    """The engine can never run this request. field: of SequenceRequest, or of a part of it, such as sampling.logit_bias."""
+    """The engine can never run this request. field: the bad field of SequenceRequest, or of a part of it, such as sampling.logit_bias.
+    description: what is wrong with it."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(f"{field}: {description}")

@@ -227,7 +227,7 @@ class Weights:
 
 
 class _Place(NamedTuple):
-    """Where a weight is stored: name of its file, and its name there."""
+    """Where a weight is stored: the name of its file, and its name there."""
 
     shard: str
     name: str
