@@ -54,7 +54,7 @@ class TokenTally:
 
 
 class Draws:
-    """What the sampler knows of one sequence. `note` adds each token of the answer.
+    """The sampler's knowledge of one sequence. `note` adds each token of the answer.
 
     logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their
     logprobs. tokenless: ids that are never among the likeliest. seen: ids that the repetition penalty counts as seen before the answer

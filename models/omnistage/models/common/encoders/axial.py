@@ -1,4 +1,4 @@
-"""Positions of patches on two axes, row and column, by which the heads of a picture encoder turn."""
+"""Rotary positions of patches on two axes, row and column, for the heads of a picture encoder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from omnistage.models.common.encoders.features import Grid
 
 Turn = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of patches, float32 [patches, 1, head size] each."""
+"""Cosines and sines of the angles by which the heads of each patch turn, float32 [patches, 1, head size] each."""
 
 
 def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
-    """Row and column of each patch, int64 [patches, 2]; the patches of a merged row are neighbours."""
+    """Row and column of each patch, int64 [patches, 2]; the patches that are merged to one row are neighbours. merge: patches of a merged
+    row, on each side."""
     return torch.cat([_places(grid, merge, device) for grid in grids])
 
 
@@ -24,7 +25,8 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
 
 
 def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """The turns of places: half of the pairs of a head turn by the row, half by the column."""
+    """The angles of patches. places: row and column of each, [patches, 2]. Half of the pairs of a head turn by the row, half by the
+    column."""
     half = head_size // 2
     frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)
@@ -33,7 +35,7 @@ def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
 
 
 def turn_heads(x: torch.Tensor, turn: Turn) -> torch.Tensor:
-    """Turn the heads. x: [patches, heads, head size]."""
+    """Turn the heads by their angles. x: [patches, heads, head size]."""
     wide, (cos, sin) = x.float(), turn
     first, second = wide.chunk(2, -1)
     return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The common part of Thinkers with encoders: spellings of their checkpoints, and sizes of their encoders."""
+"""The part of a config that all Thinkers with encoders share: other names of their weights, and sizes of their encoders."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RENAMED = {
     "thinker.model.visual.": "thinker.visual.",
     "thinker.model.audio_tower.": "thinker.audio_tower.",
 }
-"""Names of modules in Transformers 5, and on the right the names in the published checkpoints."""
+"""Beginning of a weight's name in Transformers 5 -> its beginning in the published checkpoints."""
 
 MOST_SOUND_POSITIONS = 1 << 16
-"""Most positions of a sound encoder; each has a row in memory."""
+"""Positions that a sound encoder may have; each has a row in memory."""
 
 FRAMES_HZ = 100.0
 """Frames of a sound's spectrogram in a second."""
@@ -24,9 +24,9 @@ FRAMES_HZ = 100.0
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """An encoder of pictures and films. patch_size: pixels. frames: frames of a patch. merge: patches of an output row, on each side.
-    output_size: width of an output row. channels: channels of a picture. rope_theta: theta of the places of patches. A family adds the
-    values that only its encoder has."""
+    """The config of an encoder of pictures and films. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output
+    row, on each side. output_size: width of an output row. channels: colours of a picture. rope_theta: theta of the rotary positions of
+    patches. A family adds the values that only its encoder has."""
 
     layers: int
     hidden_size: int
@@ -52,8 +52,8 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """An encoder of sound. positions: rows of the table of positions. output_size: width of an output row. A family adds the values that
-    only its encoder has."""
+    """The config of a sound encoder. mel_bins: numbers of one frame of the spectrogram. positions: rows of the table of positions.
+    output_size: width of an output row. A family adds the values that only its encoder has."""
 
     layers: int
     hidden_size: int

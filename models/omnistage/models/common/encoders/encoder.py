@@ -1,4 +1,4 @@
-"""The interface of every family's encoders, and the sizes of them that other modules need."""
+"""The interface of the encoders of all families, and the sizes that other modules need of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.patches import Patching
 
 Need = Callable[[str], torch.Tensor]
-"""The weight of a name. Raises BadCheckpoint if it is missing."""
+"""Returns the weight of a name. Raises BadCheckpoint if it is missing."""
 
 
 class VisionSizes(Patching, Protocol):
-    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate bytes of a patch in a pass: its values,
-    and what a layer holds of it at once, in float32."""
+    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate memory of a patch in a pass: bytes of its
+    values and of everything that a layer holds of it at once, in float32."""
 
     @property
     def unit(self) -> int: ...
@@ -26,8 +26,8 @@ class VisionSizes(Patching, Protocol):
 
 class AudioSizes(Protocol):
     """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once,
-    whole windows of attention. rows_hz: output rows of a second. least_ms: duration of the shortest sound that has a row. frame_bytes: like
-    VisionSizes.patch_bytes."""
+    whole windows of attention. rows_hz: output rows of a second of sound. least_ms: milliseconds of the shortest sound that has a row.
+    frame_bytes: as VisionSizes.patch_bytes, for a frame."""
 
     @property
     def mel_bins(self) -> int: ...
@@ -44,7 +44,7 @@ class AudioSizes(Protocol):
 
 
 class MediaSizes(Protocol):
-    """Sizes of a Thinker's media."""
+    """The sizes of a Thinker's encoders."""
 
     @property
     def vision(self) -> VisionSizes: ...
@@ -63,10 +63,10 @@ class VisionEncoder(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
-        """The rows of pictures and films, [grid.patches / unit, width] each.
+        """The rows of pictures and films, [grid.patches / unit, width] for each grid.
 
-        patches: [patches of all grids, patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its
-        error ends the work."""
+        patches: those of all grids, [patches, patch_values]; the patches of a merged row are neighbours. on_layer: called before each
+        layer; its error ends the work."""
 
 
 class AudioEncoder(Protocol):
@@ -80,12 +80,12 @@ class AudioEncoder(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def rows(self, frames: int) -> int:
-        """Rows that this many frames of a spectrogram become."""
+        """Number of rows that this many frames of a spectrogram become."""
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Cut the spectrogram of one sound into parts that do not see each other: `encode` makes the same rows of each part alone as of the
-        whole."""
+        """Cut the spectrogram of one sound into parts that do not see each other: `encode` makes the same rows from each part alone as from
+        the whole."""
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
-        """The rows of sounds, or of pieces of sounds, [rows(frames), width] each. spectrograms: [frames, mel_bins] each. on_layer: as for
-        pictures."""
+        """The rows of sounds, or of pieces of sounds, [rows(frames), width] for each. spectrograms: [frames, mel_bins] each. on_layer: as
+        for pictures."""

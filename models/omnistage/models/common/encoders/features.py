@@ -1,4 +1,4 @@
-"""The form in which a model takes media, and their place in a prompt."""
+"""The form in which a Thinker gets media, and their places in a prompt."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-"""Frames as uint8 [frames, height, width, 3]; both sides are multiples of the side of a merged row."""
+"""Frames as uint8 [frames, height, width, 3]; height and width are multiples of the pixels on a merged row's side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Patches of a picture or film: frames (two pictures of a film are one), rows, columns."""
+    """The numbers of patches of a picture or film: in time (in a film, one patch has two frames), in height and in width."""
 
     frames: int
     height: int
@@ -27,8 +27,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class MediumExtent:
-    """The part of a prompt that a medium takes. grid: the patches of a picture or film, before rows are merged. seconds: duration of one
-    frame of the grid. sound: rows of sound, including the sound of a film."""
+    """How many rows of a prompt a medium takes. grid: the patches of a picture or film, before they are merged to rows. seconds: duration
+    of the frames of one patch; 0 for a picture. sound: number of rows of sound, including the sound of a film."""
 
     grid: Grid | None = None
     seconds: float = 0.0
@@ -37,7 +37,7 @@ class MediumExtent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before rows of sound. digest: of everything that the rows were
+    """A medium as rows for a Thinker. rows: [rows, width], rows of pictures before rows of sound. digest: of everything that the rows were
     made from."""
 
     extent: MediumExtent
@@ -51,8 +51,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows of a medium in a prompt. first: place of the first row. order: which of the medium's rows (pictures before sound) stands at each
-    place, int64 [rows]; None: they stand in their order."""
+    """The place of a medium's rows in a prompt. first: slot of the first row. order: number of the medium's row (pictures before sound)
+    that stands at each place, int64 [rows]; None: they stand in their order."""
 
     first: int
     order: NDArray[np.int64] | None
@@ -60,8 +60,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """A prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows after the prompt. media: in
-    order."""
+    """The rows of a prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows after the prompt.
+    media: places of the media, in order."""
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]

@@ -11,10 +11,10 @@ from omnistage.models.options import not_negative, validate_options
 
 @dataclass(frozen=True, slots=True)
 class ThinkerOptions:
-    """0 leaves a choice to the model. family: name of the family, for humans.
+    """Options of a Thinker; 0 leaves a choice to the model. family: name of the family, for humans.
 
-    context: tokens of a conversation and its answer. medium_rows: most tokens of a picture or film; a larger one is made smaller.
-    feature_cache_bytes: bytes of kept features of media. decoders: processes that decode media.
+    context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; a larger one
+    is made smaller. feature_cache_bytes: bytes of kept features of media. decoders: number of processes that decode media.
     """
 
     family: ClassVar[str]

@@ -1,4 +1,4 @@
-"""From pixels to the patches that a picture encoder takes."""
+"""Cuts pixels into the patches that a picture encoder takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omnistage.models.common.encoders.features import Grid, Pixels
 
 
 class Patching(Protocol):
-    """How frames are cut. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output row, on each side.
-    patch_values: numbers of one patch."""
+    """How frames are cut into patches. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output row, on each
+    side. channels: colours. patch_values: numbers of one patch."""
 
     @property
     def patch_size(self) -> int: ...
@@ -28,7 +28,7 @@ class Patching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Normalization of colours in 0..1: mean and standard deviation of red, green and blue."""
+    """Mean and standard deviation of red, green and blue, by which colours from 0 to 1 are normalized."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -41,8 +41,9 @@ def grid_of(pixels: Pixels, config: Patching) -> Grid:
 
 
 def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
-    """Patches of frames, float32 [grid patches, patch_values]; the patches of a merged row are neighbours. Values stand in the order
-    colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated to fill the last patch."""
+    """The patches of frames, float32 [patches of the grid, patch_values]; the patches of a merged row are neighbours. The values of a patch
+    are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated to fill the
+    last patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)

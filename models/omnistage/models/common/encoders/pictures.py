@@ -1,8 +1,8 @@
-"""The settings by which a checkpoint wants its pictures and films prepared.
+"""Reads the settings by which a checkpoint wants its pictures and films prepared.
 
 They are read as Transformers reads them, from files of any of its versions: version 5 writes all parts of a processor into
-`processor_config.json`, older versions write a file for each. A missing value has Transformers' default, and if two places disagree, the
-place that counts in Transformers counts here.
+`processor_config.json`, older versions write one file for each part. A missing value has Transformers' default. If two places disagree, the
+one that Transformers uses is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omnistage.models.common.encoders.patches import Normalization, Patching
 FILE = "preprocessor_config.json"
 FILM_FILE = "video_preprocessor_config.json"
 TOGETHER = "processor_config.json"
-"""The file of all parts: its values for a part go before the part's own file."""
+"""The file of all parts of a processor: if it has a part, the part's own file is not read."""
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -24,17 +24,17 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
-"""Fewest and most rows of one frame of a film, before two frames become one, whatever its own file says. The published processors have the
+"""Bounds of the rows of one frame of a film, before two frames are merged. Its own file does not count. The published processors have the
 same bounds, in pixels."""
 
 FILM_RATE_HZ = 2.0
-"""Frames in a second of film that are looked at, as in the published processors."""
+"""Frames that are used of a second of film, as in the published processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """How pictures and films are prepared. min_pixels, max_pixels: bounds of a resized picture. film_*: bounds of a frame of a film.
-    colours: normalization of values."""
+    """How pictures and films are prepared. min_pixels, max_pixels: bounds of a resized picture's pixels. film_min_pixels, film_max_pixels:
+    of a resized frame's. colours: normalization of the values."""
 
     min_pixels: int
     max_pixels: int
@@ -74,7 +74,8 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
-    """The folder's values for a part of its processor; None if there are none. file: the part's own file."""
+    """The folder's values for one part of its processor; None if there are none. part: its key in the file of all parts. file: the part's
+    own file."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
         return together.section(part)
@@ -83,7 +84,7 @@ def processor_part(directory: Path, part: str, file: str) -> Config | None:
 
 
 def _colours(values: Config, vision: Patching) -> Normalization:
-    """The normalization of colours. Raises BadCheckpoint if the checkpoint wants pictures prepared in a way that does not exist here."""
+    """The normalization of colours. Raises BadCheckpoint if the checkpoint wants pictures prepared in a way that is not supported."""
     for name, wanted in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
         if (found := values.value(name, int, wanted)) != wanted:
             raise BadCheckpoint(f"{values.place}: {name!r} is {found}, the model was made for {wanted}")
@@ -99,8 +100,8 @@ def _colours(values: Config, vision: Patching) -> Normalization:
 
 
 def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """A bound in pixels. name: its older name, which goes before an object `size`; that may have the bound as `name` or as `edge`. usual:
-    the default."""
+    """A bound in pixels. name: its older name, which is used if it is there; else the object `size` has the bound under `name` or `edge`.
+    usual: the default."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, usual)
     size = values.section("size")

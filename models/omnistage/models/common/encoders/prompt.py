@@ -1,8 +1,8 @@
-"""From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
+"""Turns the token ids of a conversation into the rows of its prompt, with their positions on three axes.
 
-A row has a time, a height and a width. In text all three are equal and grow from row to row. In a picture, height and width count its rows
-and columns. In a film and its sound, the time grows by a fixed number in a second, so that picture and sound of one moment have the same
-time (TMRoPE, Xu et al. 2025).
+A row has a time, a height and a width. In text all three are equal and grow by one from row to row. In a picture, height and width count
+its rows and columns. In a film and its sound, the time grows by a fixed number in a second, so that picture and sound of one moment have
+the same time (TMRoPE, Xu et al. 2025).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class MediaIds:
-    """Token ids that stand for rows of media, and the marks around sound."""
+    """The token ids that stand for rows of a picture, a film and a sound, and those before and after sound."""
 
     image: int
     video: int
@@ -39,8 +39,8 @@ class MediaIds:
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
     def check(self, vocab_size: int, place: str) -> Self:
-        """Returns itself if the ids are good. place: place of the ids in the config. Raises BadCheckpoint for ids outside the vocabulary,
-        and for equal ones."""
+        """Returns itself. Raises BadCheckpoint for ids outside the vocabulary, and for equal ones. place: of the ids in the config, for the
+        error."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
             told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
@@ -49,7 +49,7 @@ class MediaIds:
 
 
 class PromptSizes(MediaSizes, Protocol):
-    """The parts of a config that a prompt depends on. position_ids_per_second: positions that a second of sound or film takes."""
+    """The values of a config that a prompt depends on. position_ids_per_second: by how much the time grows in a second of sound or film."""
 
     @property
     def ids(self) -> MediaIds: ...
@@ -58,7 +58,7 @@ class PromptSizes(MediaSizes, Protocol):
 
 
 class PromptRows(ABC):
-    """Collects the rows of one prompt. Make one for each prompt; a family decides how a film with sound is ordered."""
+    """Collects the rows of one prompt; make one object for each prompt. A family decides how the rows of a film and its sound are mixed."""
 
     def __init__(self, config: PromptSizes) -> None:
         self._sizes = config
@@ -70,10 +70,10 @@ class PromptRows(ABC):
         self._most = 0
         """The largest position so far."""
         self._count = 0
-        """How many rows there are so far."""
+        """Number of rows so far."""
 
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """The prompt of token ids; each id of a medium stands for all of its rows. extents: of the media, in order."""
+        """The rows of a prompt. ids: token ids, in which one id of a medium stands for all of its rows. extents: of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
         start = 0
@@ -98,14 +98,14 @@ class PromptRows(ABC):
 
     @abstractmethod
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film with its sound, ordered by time, with the marks around the sound."""
+        """Add the rows of a film and its sound, mixed by time, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
         """The rows of a sound."""
         return np.full(rows, self._sizes.ids.audio), self._counted(rows)
 
     def _counted(self, rows: int) -> NDArray[np.int64]:
-        """Positions that count on, equal on all axes."""
+        """The next positions of `rows` rows, equal on all axes and growing by one, [3, rows]."""
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
     def seen(self, extent: MediumExtent) -> Run:
@@ -121,7 +121,7 @@ class PromptRows(ABC):
         return np.full(positions.shape[1], token_id), positions
 
     def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
-        """Add the rows of a medium, and note their place. order: see Placed."""
+        """Add the rows of a medium, and record their place. order: see Placed."""
         self._media.append(Placed(self._count, order))
         self.add(ids, positions)
 

@@ -1,7 +1,8 @@
-"""Encoders do not run in the steps of the engine: they have a thread of their own, which takes pieces of several media in one pass.
+"""A queue of media for an encoder. Encoders do not run in the steps of the engine, but on a thread of their own, which encodes pieces of
+several media in one pass.
 
-A medium is encoded in pieces that do not see each other (the frames of a film, chunks of sound), so a long one holds nobody up: waiting
-media take turns, piece by piece, and every pass is bounded.
+A medium is cut into pieces that do not see each other (the frames of a film, chunks of sound). Waiting media take turns, piece by piece,
+and every pass is bounded, so a long medium delays nobody for long.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ Slice = TypeVar("Slice")
 """A part of a medium that the other parts do not see: the frames of one patch, some chunks of sound."""
 
 Pass = Callable[[Sequence[Slice], Callable[[], None]], list[torch.Tensor]]
-"""Computes the rows of some pieces, in order. It calls its second argument between layers, and lets its errors through."""
+"""Computes the rows of some pieces, in order. It calls its second argument between layers; an error of that call ends the pass."""
 
 
 class _GivenUp(Exception):
-    """Nobody waits for the result any more."""
+    """Nobody waits any more for any medium of the pass."""
 
 
 @dataclass(eq=False, slots=True)
 class _Encoding(Generic[Slice]):
-    """A medium on its way. pieces: that no pass has taken yet. count: of all its pieces. rows: of the pieces that are done, in order.
-    unwanted: nobody waits for it any more."""
+    """A medium that is being encoded. pieces: those that no pass has taken yet. count: number of all its pieces. done: gets the result.
+    rows: of the finished pieces, in order. unwanted: whether nobody waits for it any more."""
 
     pieces: deque[Slice]
     count: int
@@ -41,9 +42,9 @@ class _Encoding(Generic[Slice]):
 
 
 class EncoderQueue(Generic[Slice]):
-    """Encodes media in passes over their pieces. encode: runs a pass on the worker's thread. size: returns the size of a piece in the unit
-    that its memory grows with: patches, or frames of a spectrogram. most_size: most size of a pass with more than one piece. together:
-    whether pieces may share a pass, because a trial found the same bits."""
+    """Encodes media in passes over their pieces. encode: runs a pass on the worker's thread. size: returns the size of a piece, in patches
+    or in frames of a spectrogram. most_size: size that a pass with several pieces may have. together: whether several pieces may share a
+    pass, because a trial found that this changes no bit."""
 
     def __init__(self, worker: Worker, encode: Pass[Slice], size: Callable[[Slice], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
@@ -52,8 +53,8 @@ class EncoderQueue(Generic[Slice]):
         self._running: asyncio.Task[None] | None = None
 
     async def rows(self, pieces: Sequence[Slice]) -> list[torch.Tensor]:
-        """The rows of one medium, [rows, width] for each piece. If cancelled, a piece that is being computed with others is finished, and
-        no other is begun."""
+        """The rows of one medium, [rows, width] for each piece. If the caller is cancelled, a pass with pieces of other media is finished,
+        and no further piece of this medium is begun."""
         medium = _Encoding(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
         self._waiting.append(medium)
         if self._running is None:
@@ -73,7 +74,7 @@ class EncoderQueue(Generic[Slice]):
             self._running = None
 
     def _take(self) -> list[tuple[_Encoding[Slice], Slice]]:
-        """The pieces of the next pass: one of each medium in turn, as long as there is room."""
+        """The pieces of the next pass, each with its medium: one of each medium in turn, as long as there is room; empty if none wait."""
         taken = list[tuple[_Encoding[Slice], Slice]]()
         taken_size = 0
         while self._waiting:
@@ -90,7 +91,7 @@ class EncoderQueue(Generic[Slice]):
         return taken
 
     async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
-        """Encode pieces of some media together; if that fails, encode each by itself, because one of them is the cause."""
+        """Encode pieces of some media in one pass. If that fails, encode each piece by itself, to find the medium that fails."""
         try:
             made = await self.worker.run(partial(self._compute, taken))
         except _GivenUp:
@@ -109,7 +110,7 @@ class EncoderQueue(Generic[Slice]):
                 medium.done.set_result(medium.rows)
 
     def _compute(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
-        """Run a pass, on the worker's thread. Raises _GivenUp between two layers if none of the media is wanted any more."""
+        """Run a pass, on the worker's thread. Raises _GivenUp between two layers if no medium of the pass is wanted any more."""
 
         def between() -> None:
             self.worker.activity.step()

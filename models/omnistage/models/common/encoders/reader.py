@@ -1,4 +1,4 @@
-"""Media of a request, from the received bytes to the rows that stand for them in a prompt.
+"""Reads the media of a request: from the received bytes to the rows that stand for them in a prompt.
 
 bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
 """
@@ -34,20 +34,20 @@ from omnistage.models.media.preprocessing import (
 from omnistage.models.media.turns import WaitingPlaces
 
 FILMS, OTHERS = 4, 16
-"""Most films, and most pictures and sounds, that are read at once, from decoding to the last row: this bounds the pixels and samples in
-memory."""
+"""Number of films, and of pictures and sounds, that may be read at once, from decoding to the last row: this bounds the pixels and samples
+in memory."""
 
 FILM_SHARE = 0.75
 """Part of the context that one film with its sound may take: the question and the answer need the rest."""
 
 MAX_WAITING = 256
-"""Most media of either sort that wait for their reading."""
+"""Number of films, and of pictures and sounds, that may wait to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMedium:
-    """One medium of a request. kind: image, audio or video. preprocessing: how the medium is prepared. digest: digest of everything that
-    its rows are made from. client: the client that asks."""
+    """One medium of a request. kind: image, audio or video. source: its bytes or a file. preprocessing: how the medium is prepared. digest:
+    of everything that its rows are made from. client: name of the client that sent it."""
 
     kind: str
     source: Source
@@ -58,8 +58,8 @@ class RequestMedium:
 
 @dataclass(slots=True)
 class _Reading:
-    """A medium that one request is reading now. done: set at the end; other requests for the same medium wait for it. refusal: why nobody
-    can have the medium; empty: no reason."""
+    """A medium that one request is reading now. done: set at the end; other requests for the same medium wait for it. refusal: why the
+    medium cannot be read for anybody; empty: no such reason."""
 
     done: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
@@ -67,7 +67,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """How pictures and films become rows. queue: encodes pieces of `frames` frames, which share patches. grid: returns the Grid of some
+    """How pictures and films become rows. queue: encodes pieces of `frames` frames, those of one patch. grid: returns the Grid of some
     frames."""
 
     queue: EncoderQueue[Pixels]
@@ -77,8 +77,9 @@ class PictureEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SoundEncoding:
-    """How sound becomes rows. pieces: cuts a spectrogram for the queue. spectrogram: returns float32 [frames, bins] for samples [n]. rows:
-    how many rows a number of samples becomes. least_ms: duration of the shortest sound that has a row."""
+    """How sound becomes rows. queue: encodes pieces of spectrograms. pieces: cuts a spectrogram for the queue. spectrogram: makes float32
+    [frames, bins] from samples [n]. rows: returns the number of rows for a number of samples. least_ms: milliseconds of the shortest sound
+    that has a row."""
 
     queue: EncoderQueue[torch.Tensor]
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -96,15 +97,15 @@ class MediaPreprocessing:
     film: FilmPreprocessing
 
     def of(self, kind: str, *, use_audio: bool = False, background: Colour | None = None) -> Preprocessing:
-        """The preparation of a kind: image, audio or video. use_audio: for a film, include its sound. background: colour behind transparent
-        parts; None: white."""
+        """How a medium of this kind (image, audio or video) is prepared. use_audio: for a film, whether its sound is included. background:
+        colour behind transparent parts; None: white."""
         if kind == "image":
             return replace(self.picture, background=background)
         return self.sound if kind == "audio" else replace(self.film, use_audio=use_audio, background=background)
 
     def within(self, most_rows: int, context: int) -> MediaPreprocessing:
-        """The same, bounded: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most FILM_SHARE
-        of the model's context."""
+        """The same with bounds: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most
+        FILM_SHARE of the model's `context` rows."""
         picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
         seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
         return replace(
@@ -125,8 +126,8 @@ class MediaPreprocessing:
 
 
 class MediaReader:
-    """Reads media for one model. rows_of: how many rows of a prompt a medium takes. digest: of all that the rows depend on apart from the
-    medium's own bytes: weights, settings."""
+    """Reads media for one model. rows_of: returns the number of rows of a prompt that a medium takes. cache: keeps features. digest: of
+    everything that rows depend on apart from the medium's own bytes: weights, settings."""
 
     def __init__(
         self,
@@ -147,19 +148,18 @@ class MediaReader:
         await self._decoder.close()
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> RequestMedium:
-        """The medium of a request's part. sha256: hash of its bytes. scope: rows that are kept are used only for requests of the same
-        scope."""
+        """The medium of a part of a request. sha256: hash of its bytes. scope: kept rows are used only for requests of the same scope."""
         ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
         return RequestMedium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
-        """Most bytes of one medium of this kind: image, audio or video."""
+        """Bytes that one medium of this kind (image, audio or video) may have."""
         return self._decoder.limits.of(kind)[0]
 
     async def features(self, medium: RequestMedium, most_rows: int) -> Features:
-        """The rows of a medium. most_rows: how many rows the prompt has room for. A medium that several requests ask for at once is read
-        once. Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
+        """The rows of a medium. most_rows: rows that the prompt has room for. A medium that several requests want at once is read once.
+        Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.find(medium.digest)) is None:
             if (other := self._read_now.get(medium.digest)) is not None:
                 await other.done.wait()
@@ -201,7 +201,8 @@ class MediaReader:
                 return Features(extent, await self._joined(await self._heard(sound)), digest)
 
     async def _seen(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
-        """Encode a picture, or a film and its sound. seconds: duration of the frames of one piece; 0 for a picture."""
+        """Encode a picture, or a film and its sound. seconds: duration of the frames of one piece; 0 for a picture. sound: None: there is
+        none."""
         each = self._pictures.frames
         extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
         self._check_room(extent, most_rows)
@@ -209,7 +210,7 @@ class MediaReader:
         return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
 
     def _heard_rows(self, sound: DecodedSound) -> int:
-        """How many rows a sound becomes. Raises BadMedia if it is too short for one."""
+        """Number of rows that a sound becomes. Raises BadMedia if it is too short for one."""
         rows = self._sounds.rows(len(sound.samples))
         if not rows:
             lasts_ms, least_ms = len(sound.samples) / sound.rate_hz * 1000, self._sounds.least_ms
@@ -217,7 +218,7 @@ class MediaReader:
         return rows
 
     async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """Join rows on a thread: the rows of a long film are hundreds of megabytes."""
+        """Join rows to one tensor, on a thread: the rows of a long film are hundreds of megabytes."""
         return await self._pictures.queue.worker.run(partial(torch.cat, rows))
 
     async def _heard(self, sound: DecodedSound) -> list[torch.Tensor]:

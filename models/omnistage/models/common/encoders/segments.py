@@ -1,4 +1,4 @@
-"""Attention within consecutive segments of rows: windows and frames of a picture, chunks of sound."""
+"""Attention in which rows see only their own segment: windows and frames of a picture, chunks of sound."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as functional
 
 MOST_ROWS = 1 << 14
-"""Rows of segments of one length that go into one call; bounds the memory of the call."""
+"""Number of rows of equally long segments that go into one call, which bounds its memory."""
 
 
 class Segments:
-    """Segments of consecutive rows. lengths: rows of each segment, in order."""
+    """Consecutive segments of rows. lengths: number of rows of each segment, in order."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
@@ -21,7 +21,8 @@ class Segments:
             self._of_length.setdefault(length, []).append(index)
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attention in which each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
+        """Attention in which each row sees the rows of its segment. query, key, value: [rows, heads, head size]. Returns [rows, heads *
+        head size]."""
         parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)

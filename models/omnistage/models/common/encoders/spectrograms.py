@@ -1,4 +1,4 @@
-"""Sound in the form that an encoder takes."""
+"""Turns sound into the spectrograms that an encoder takes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.pictures import FILE, TOGETHER, processor_part
 
 PUBLISHED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
-"""Samples of a second, of a step and of a window: Whisper and every encoder here were trained with these."""
+"""Numbers of samples: of a second, of the step from frame to frame, and of a window. Whisper and every encoder here were trained with
+these."""
 
 USUAL_BINS = 80
-"""The default of Transformers."""
+"""Number of mel bins by default, as in Transformers."""
 
 
 class Spectrograms:
     """Log-mel spectrograms, made by Transformers' own extractor."""
 
     def __init__(self, directory: Path, mel_bins: int) -> None:
-        """mel_bins: bins that the model was made for. Raises BadCheckpoint."""
+        """directory: the checkpoint. mel_bins: bins that the model was made for. Raises BadCheckpoint."""
         values = processor_part(directory, "feature_extractor", FILE)
         if values is None:
             raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with a 'feature_extractor': give the whole folder")
@@ -38,13 +39,14 @@ class Spectrograms:
         self.sample_rate_hz = PUBLISHED["sampling_rate"]
 
     def frames(self, samples: int) -> int:
-        """Frames of a sound of this many samples."""
+        """Number of frames of a sound with this many samples."""
         return -(-samples // int(self.extractor.hop_length))
 
     def __call__(self, samples: NDArray[np.float32]) -> torch.Tensor:
-        """The spectrogram of one sound, from samples [n] at `sample_rate_hz`; float32 [frames, mel_bins].
+        """The spectrogram of one sound, float32 [frames, mel_bins]. samples: [n], at `sample_rate_hz`.
 
-        The extractor pads every sound with silence to 300 s and cuts the spectrogram again; a little silence gives the same frames."""
+        By default the extractor pads every sound with silence to 300 s and cuts the spectrogram again; a little silence gives the same
+        frames."""
         hop, frames = int(self.extractor.hop_length), self.frames(len(samples))
         silence = int(self.extractor.n_fft) // hop + 1
         padded = np.pad(samples, (0, (frames + silence) * hop - len(samples)))

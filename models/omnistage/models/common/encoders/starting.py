@@ -1,4 +1,5 @@
-"""The start of a Thinker with encoders, from its parts to all that it runs on: the engine, the reader of media, and the memory of each."""
+"""Starts a Thinker with encoders: reads its parts, and makes all that it runs on: the engine, the reader of media, and the memory of
+each."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ from omnistage.models.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class ThinkerParts:
-    """The parts of a Thinker. products: how the encoders multiply, and why."""
+    """The parts of a Thinker. products: how the encoders' products are computed, and why, in words."""
 
     decoder: PackedDecoder
     vision: VisionEncoder
@@ -62,7 +63,7 @@ class ThinkerParts:
 
 
 class ThinkerSizes(MediaSizes, Protocol):
-    """The sizes in the config of a Thinker. text: sizes of the decoder."""
+    """The sizes in the config of a Thinker. text: those of the decoder."""
 
     @property
     def text(self) -> DecoderConfig: ...
@@ -74,9 +75,9 @@ Sized = TypeVar("Sized", bound=ThinkerSizes)
 
 @dataclass(frozen=True, slots=True)
 class ThinkerWeights(Generic[Sized]):
-    """How a family reads its weights. others: beginnings of names of weights for other models. check: raises BadCheckpoint, before anything
-    is built, if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder, and the whole
-    encoders."""
+    """How a family reads its weights. others: beginnings of the names of weights for other models. check: raises BadCheckpoint, before
+    anything is built, if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder, and the
+    whole encoders."""
 
     others: tuple[str, ...]
     read_config: Callable[[Path], Sized]
@@ -85,8 +86,8 @@ class ThinkerWeights(Generic[Sized]):
     encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
 
     def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> ThinkerParts:
-        """The parts of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing or that
-        nobody reads; ValueError for an ill-shaped one."""
+        """The parts of one rank: its part of the decoder, and the whole encoders. Raises BadCheckpoint for a weight that is missing or that
+        no part reads, ValueError for an ill-shaped one."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             self.check(weights, config, group)
             decoder = self.decoder(weights, config, dtype, device, group)
@@ -95,7 +96,7 @@ class ThinkerWeights(Generic[Sized]):
         return ThinkerParts(decoder, vision, audio, products)
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-        """The part of the decoder that one of several ranks computes, for a `rank.RankReader`."""
+        """One rank's part of the decoder, for a `rank.RankReader`."""
         dtype = choose_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
@@ -103,21 +104,21 @@ class ThinkerWeights(Generic[Sized]):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How a checkpoint wants media to be prepared for its encoders."""
+    """How a checkpoint wants media prepared for its encoders."""
 
     pictures: PictureSettings
     spectrograms: Spectrograms
 
     @classmethod
     def of(cls, folder: Path, config: MediaSizes) -> Self:
-        """Read the preparation. Raises BadCheckpoint."""
+        """Read the preparation from the folder of a checkpoint. Raises BadCheckpoint."""
         return cls(read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins))
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All that a Thinker runs on. encoders: the thread of the reader's queues. context: tokens of a conversation with its answer. team: the
-    other ranks of the decoder."""
+    """All that a Thinker runs on. encoders: the thread of the reader's queues. context: tokens that a conversation and its answer may have
+    together. team: the other ranks of the decoder."""
 
     engine: Engine
     reader: MediaReader
@@ -140,8 +141,8 @@ class Ready:
         team: Team | None = None,
     ) -> Self:
         """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: returns the output ports, from the name of
-        the type that the model computes in. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for
-        ill-shaped weights."""
+        the type of computing. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for ill-shaped
+        weights."""
         dtype, device = choose_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
@@ -197,7 +198,7 @@ def _reader(
 def _built(
     build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
-    """Build the encoders. Returns them, and a text that tells how their products multiply."""
+    """Build the encoders. Returns them, and a text on how their products are computed."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)
     # A medium alone in its pass has the same bits every time, and products of a whole picture suit a GPU.
@@ -205,7 +206,7 @@ def _built(
 
 
 def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
-    """A function that returns the weight `prefix + name` in this dtype on this device, and raises BadCheckpoint if there is none."""
+    """A function that returns the weight `prefix + name` in this dtype on this device. It raises BadCheckpoint if there is none."""
 
     def need(name: str) -> torch.Tensor:
         found = weights.read(prefix + name)
@@ -218,7 +219,7 @@ def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: tor
 
 def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
     """Encode random pictures and sounds, with sizes that give whole and partial windows and chunks. Returns whether their rows have the
-    same bits encoded together as alone, and the rows."""
+    same bits when they are encoded together as alone, and these rows."""
     random = np.random.default_rng(0)
     eyes, ears = parts.vision.config, parts.audio.config
     side, chunk = eyes.patch_size * eyes.merge, ears.chunk
@@ -236,4 +237,4 @@ def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """Does nothing: for passes whose calls between layers nobody needs."""
+    """Does nothing: for passes whose calls between layers are not needed."""

@@ -1,4 +1,4 @@
-"""The common part of Thinkers with encoders: a request with media becomes a prompt, and its rows go to a Talker."""
+"""The part that all Thinkers with encoders share: it turns a request with media into a prompt, and hands its rows to a Talker."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed
 
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
-"""Most media of one conversation."""
+"""Number of media that one conversation may have."""
 
 USUAL_TOKENS = 512
-"""Most tokens of an answer if the request does not say."""
+"""Number of tokens that an answer may have if the request does not set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation(Tokenized):
-    """A conversation with one token for each medium. media: in order; the bytes of streamed media are still to come, into files. grammar:
-    constraint of the text."""
+    """A conversation in which one token stands for each medium. media: in order; the bytes of a Streamed one are still to come. files: take
+    these bytes. grammar: constraint of the text."""
 
     media: tuple[RequestMedium | Streamed, ...]
     files: Files
@@ -50,27 +50,27 @@ class PreparedConversation(Tokenized):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """The part of a prompt that a Talker gets. ready: rows that are known before anything is computed. slots: slots of the prompt, int64,
-    whose taps the Talker gets; None: all."""
+    """The part of a prompt that a Talker gets. ready: rows that are known before anything is computed. slots: slots of the prompt whose
+    taps the Talker gets, int64; None: all."""
 
     ready: tuple[TensorRows, ...] = ()
     slots: NDArray[np.int64] | None = None
 
 
 class MediaThinker(EngineThinker[PreparedConversation]):
-    """Implements `ThinkerModel`, except how a family lays out the rows of a prompt."""
+    """Implements `ThinkerModel`, except `lay_out`: each family orders the rows of a prompt itself."""
 
     tokenizer: ChatTokenizer
 
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
-        """row_of: makes the row of a token of the answer; None: the row is the tap. `ready` is closed with the model."""
+        """ready: is closed with the model. row_of: makes the row of a token of the answer; None: the row is the tap."""
         # A thought may be long, and the answer comes after its end: so such a model may use its whole context.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
         self.reader, self._row_of = ready.reader, row_of
         self._unread = 0
-        """How many requests have media that are not read yet."""
+        """Number of requests with media that are not read yet."""
         self._spool = Spool()
 
     def load(self) -> Load:
@@ -79,8 +79,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return replace(load, queued=load.queued + self._unread)
 
     async def warm_up(self) -> None:
-        """Answer one short question about a picture: this touches the weights, starts the process that decodes, and keeps the pages of the
-        default system prompt."""
+        """Answer one short question about a picture: this touches the weights, starts the process that decodes, and leaves the default
+        system prompt in the prefix cache."""
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
         await self._answer_once(Media("image/png", file.getvalue()), "Hello!")
@@ -102,7 +102,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
     @abstractmethod
     def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """The rows of a prompt in which one token stands for each medium. extents: of the media, in order."""
+        """The rows of a prompt. prompt_ids: one token stands for each medium. extents: of the media, in order."""
 
     def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
         """The rows that a Talker gets. prompt_ids, extents: those from which `lay_out` made `layout`. Raises BadRequest."""
@@ -113,7 +113,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     ) -> PreparedConversation:
         if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
             with refuse_unfit("thinker"):
-                # Without the rows of the media: faults of the request itself are told before anything is read.
+                # Without the rows of the media: faults of the request itself are reported before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
         parts = _media(request.turns)
@@ -136,7 +136,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def _placed(
         self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
-        """See _begun; the media are read already. Raises BadRequest."""
+        """The result of `_begun`, after the media have been read. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.lay_out(prepared.prompt_ids, extents)
@@ -163,7 +163,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return answer, asked
 
     async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media of a request, in order. Waits for streamed media, which lie in files until they are read."""
+        """The features of all media of a request, in order. Waits for streamed media, which are in files until they are read."""
         if not prepared.media:
             return []
         async with prepared.files as files:
@@ -182,7 +182,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return self._medium(spooled.streamed, spooled.file, spooled.digest, request)
 
     async def _features(self, media: Sequence[RequestMedium], room: int) -> list[Features]:
-        """Read media one after the other. room: rows that the prompt may still have."""
+        """Read media one after the other. room: number of rows that the prompt still has room for."""
         features = list[Features]()
         for number, medium in enumerate(media, 1):
             features.append(await self._features_of(medium, room, number))
@@ -190,7 +190,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return features
 
     async def _features_of(self, medium: RequestMedium, room: int, number: int) -> Features:
-        """The features of one medium. room: most rows that it may have. number: its number in the request, for errors."""
+        """The features of one medium. room: rows that it may have. number: its number in the request, for errors. Raises BadRequest, Full
+        or Failed."""
         try:
             return await self.reader.features(medium, room)
         except BadMedia as error:
@@ -204,8 +205,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
 
 def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
-    """Integer rows of a prompt as int32 [n, width], from the first wanted row of a port on; nothing if the port is not wanted. Raises
-    BadRequest."""
+    """Integer rows of a prompt for a port, as int32 [n, width], from the first wanted row on; nothing if the port is not wanted. Raises
+    BadRequest if that row is after the last one."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")
@@ -217,7 +218,7 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
 
 
 def _given(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
-    """The features of media as given vectors of a prompt, in the places that `layout` has for them."""
+    """The features of media as the given vectors of a prompt, at the places that `layout` has for them."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
         for placed, each in zip(layout.media, features, strict=True)

@@ -1,4 +1,4 @@
-"""The parts that sound encoders have from Whisper (Radford et al. 2022): its layers and its table of positions."""
+"""Parts of Whisper (Radford et al. 2022) that sound encoders use: its layers and its table of positions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class LayerNorm:
 
 
 class WhisperLayer:
-    """One layer of an encoder. weight: returns a weight by its name in Transformers. heads: of attention. has_key_bias: whether keys have a
-    bias too."""
+    """One layer of an encoder. weight: returns a weight by its name in Transformers. name: beginning of the layer's names. heads: number of
+    attention heads. has_key_bias: whether the product of keys has a bias."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker, *, has_key_bias: bool) -> None:
         attention = f"{name}.self_attn"
@@ -60,7 +60,7 @@ def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
 
 
 def sinusoids(length: int, width: int) -> torch.Tensor:
-    """Embeddings of positions as in Vaswani et al. 2017, sines first, then cosines. float32 [length, width]"""
+    """The table of positions as in Vaswani et al. 2017, sines first, then cosines, float32 [length, width]."""
     half = width // 2
     scales = torch.exp(-math.log(LONGEST_WAVE) / (half - 1) * torch.arange(half, dtype=torch.float32))
     angles = torch.arange(length, dtype=torch.float32)[:, None] * scales

@@ -1,4 +1,4 @@
-"""A Code2Wav that makes windows of many speeches in one loop of steps, on threads of its own."""
+"""The part that Code2Wavs share which make windows of many speeches in one loop of steps, on threads of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 
 class WindowedCode2Wav(ABC, Generic[Prepared]):
-    """Implements the part of `Code2WavModel` that the families share. workers: the threads on which the loop computes."""
+    """Implements what the families share of `Code2WavModel`. workers: the threads on which the loop computes."""
 
     def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
         self.info, self._loop, self._workers = info, loop, workers
@@ -36,10 +36,10 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
 
     @abstractmethod
     def usual_codes(self, prepared: Prepared) -> Array:
-        """Codes [frames, codebooks], enough for a window of each size."""
+        """Codes for warming up, [frames, codebooks], enough for a window of each size."""
 
     async def warm_up(self) -> None:
-        """Speak usual codes without a listener."""
+        """Make sound from the usual codes, for nobody."""
         prepared = await self.prepare(WaveRequest(seed=0))
         (port,) = self.info.accepts
         async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:

@@ -1,4 +1,4 @@
-"""Codes of a speech as they come, kept as long as a window needs them. No torch."""
+"""Holds the codes of a speech while a window still needs them. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from omnistage.models.interface import BadRequest
 
 
 class Codes:
-    """Frames of codes from a place on. first: first needed frame; earlier ones may come before it. width: codes of a frame."""
+    """The frames of codes of a speech from a place on. first: number of the first frame that is needed; earlier ones may come and are
+    dropped. width: codes of a frame."""
 
     def __init__(self, first: int, width: int) -> None:
         self._first = first
@@ -17,21 +18,21 @@ class Codes:
         self._past: int | None = None
 
     def __len__(self) -> int:
-        """Frames that are held."""
+        """Number of frames that are held."""
         return len(self._frames)
 
     @property
     def came(self) -> int:
-        """The place after the last frame that came; 0: none came."""
+        """Number of the frame after the last one that came; 0: none came."""
         return self._past or 0
 
     @property
     def past(self) -> int:
-        """The place after the last frame that is held."""
+        """Number of the frame after the last one that is held."""
         return self._first + len(self)
 
     def add(self, first: int, frames: NDArray[np.int64]) -> None:
-        """Add the next frames, [n, width]. first: place of the first of them, which only the first call needs. Raises BadRequest if the
+        """Add the next frames, [n, width]. first: number of the first of them, which only the first call needs. Raises BadRequest if the
         first needed frame was skipped."""
         if not len(frames):
             return
@@ -44,10 +45,10 @@ class Codes:
         self._frames = np.concatenate((self._frames, frames[needless:]))
 
     def between(self, first: int, past: int) -> NDArray[np.int64]:
-        """Held frames from `first` to before `past`."""
+        """The held frames from number `first` to before `past`."""
         return self._frames[first - self._first : past - self._first]
 
     def forget(self, place: int) -> None:
-        """Drop the frames before this place."""
+        """Drop the frames before number `place`."""
         self._frames = self._frames[place - self._first :]
         self._first = place

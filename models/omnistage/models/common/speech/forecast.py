@@ -1,4 +1,4 @@
-"""A forecast, from the known pace of codes and windows, of how long a player should wait before it plays, so that it never runs dry."""
+"""Forecasts, from the pace of codes and windows so far, how long a player should wait before it plays, so that it never runs dry."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from itertools import count
 from omnistage.models.common.speech.schedule import Schedule, Window
 
 HORIZON_S = 15.0
-"""Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is enough for ever; this is enough
-for most answers."""
+"""Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is long enough for every speech; this
+is enough for most answers."""
 
 LEARNED = 0.1
-"""Weight of one window in the known pace."""
+"""Weight of the newest window in the learned pace."""
 
 
 class WindowPace:
-    """How long windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of a
-    speech says little about it, because the machine also reads the question and begins to speak at that time."""
+    """Learns from all windows how long one takes now, relative to its time at load, when nothing else ran. The first window of a speech
+    says little about it, because at that time the machine also reads the question."""
 
     def __init__(self) -> None:
         self._slowness = 1.0
 
     def took(self, seconds: float, expected_s: float, beside: int) -> None:
-        """Note that a window took `seconds`. expected_s: seconds that it took alone at load. beside: how many windows, itself included,
-        were computed in turn meanwhile."""
+        """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. beside: number of windows, itself
+        included, that were computed in turn meanwhile."""
         self._slowness += LEARNED * (seconds / (expected_s * beside) - self._slowness)
 
     def slowness(self, beside: int) -> float:
@@ -35,8 +35,8 @@ class WindowPace:
 
 
 class Forecast:
-    """The forecast for one model, from all of its speeches. code_s: seconds of sound of a code. seconds: seconds that a window takes alone
-    on this machine, by its form; nothing is learned from a window of another form. form: returns the form of a window."""
+    """Makes the forecasts of one model, and learns from all of its speeches. code_s: seconds of sound of a code. form: returns the form of
+    a window. seconds: form of a window -> seconds that it takes alone on this machine; nothing is learned from a window of another form."""
 
     def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
         self._code_s, self._seconds, self._form = code_s, seconds, form
@@ -44,7 +44,7 @@ class Forecast:
 
     @contextmanager
     def watching(self, window: Window, *, learning: bool) -> Iterator[None]:
-        """Use it around the computation of a window. learning: whether to learn from it, because it is like most others."""
+        """Use it around the computation of a window. learning: whether to learn from this window, because it is like most others."""
         begun, self._computing = time.monotonic(), self._computing + 1
         beside = self._computing
         try:
@@ -55,21 +55,21 @@ class Forecast:
             self._pace.took(time.monotonic() - begun, expected_s, beside)
 
     def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """How many seconds a player should wait with the first sound of a speech. begun, done: times at which its first window began and
-        was done, in seconds of any clock. arrivals: of its codes."""
+        """Seconds that a player should wait with the first sound of a speech. arrivals: of its codes. begun, done: when its first window
+        began and when it was done, in seconds of any clock."""
         slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
         return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
 
 class Arrivals:
-    """The times at which codes came."""
+    """Records when the codes of a speech came."""
 
     def __init__(self) -> None:
         self._first_at = self._last_at = 0.0
         self._first_count = self._count = 0
 
     def came(self, now: float, codes: int) -> None:
-        """Note that this many codes came. now: in seconds."""
+        """Record that this many codes came at the time `now`, in seconds."""
         if codes:
             if not self._count:
                 self._first_at, self._first_count = now, codes
@@ -84,11 +84,11 @@ class Arrivals:
 def prebuffer_s(
     schedule: Schedule, code_s: float, interval_s: float, decode_s: Callable[[Window], float], first_codes_at: float, heard_at: float
 ) -> float:
-    """Seconds to wait after the first sound so that each later sound is there when its turn comes: the largest difference between the time
+    """Seconds to wait after the first sound, so that each later sound is ready when its turn comes: the largest difference between the time
     at which a window will be done and the length of the sound before it.
 
-    code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: seconds that a window takes.
-    first_codes_at: time at which the codes of the first window were there. heard_at: time at which its sound was.
+    code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: returns the seconds that a
+    window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready.
     """
     first = schedule.window(0, 1 << 62, ended=False)
     if first is None:

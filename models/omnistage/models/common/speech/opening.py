@@ -1,4 +1,4 @@
-"""The beginning of a speech as it comes: the rows of the conversation, and the first row of the answer."""
+"""Collects the beginning of a speech as it comes: the rows of the conversation, and the first row of the answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Page = tuple[torch.Tensor, bytes]
 class Opening:
     """Takes pieces until it is `complete`. Meanwhile its rows can be read page by page.
 
-    places: int64 [axes, rows], places of the conversation's rows; empty until all of them came. reply: rows of the answer that came before
-    the opening was complete; empty if the answer has none. ended: no more rows will come.
+    places: places of the conversation's rows, int64 [axes, rows]; empty until all of them came. reply: rows of the answer that have come;
+    empty if the answer has none. ended: whether no more rows of the answer come.
     """
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
-        """axes: number of axes of a place. between: rows [n, row_size] between the conversation and the answer. context: rows of a
-        conversation and frames of its speech together."""
+        """axes: numbers of a place. between: rows [n, row_size] between the conversation and the answer. context: rows that a conversation
+        and frames of its speech may be together."""
         self._between, self._context = between, context
         self._missing = {PROMPT, PLACES}
         # Counted as they come: rows may come one by one, and summing up all of them each time would hold up everybody.
@@ -45,7 +45,7 @@ class Opening:
 
     @property
     def readable(self) -> bool:
-        """Whether `read` has a page, or the last rows."""
+        """Whether `read` would return a page, or the last rows."""
         return PLACES not in self._missing and (self._has_all or self._count[PROMPT] - self._read >= PAGE_ROWS)
 
     @property
@@ -54,7 +54,7 @@ class Opening:
         return not self._missing and bool(self.reply)
 
     def take(self, piece: Piece) -> None:
-        """Take a piece. Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
+        """Add a piece. Raises BadRequest for a conversation that is too long, and for rows and places whose numbers differ."""
         rows = tensor_of(cast(Array, piece.content))
         if piece.port == HIDDEN:
             # A row of the answer beyond the context has no frame to be spoken in: a Thinker's context may well be longer.
@@ -70,7 +70,7 @@ class Opening:
         self._check()
 
     def _check(self) -> None:
-        """Raises BadRequest; see `take`."""
+        """Raises BadRequest, see `take`."""
         count, placed = self._count[PROMPT], self._count[PLACES]
         # This leaves room for the first row of the answer, with which the codes begin.
         most = self._context - len(self._between) - 1
@@ -80,9 +80,9 @@ class Opening:
             raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:
-        """Rows of the sequence that were not read before, page by page, each with a digest: when a conversation goes on later, it begins
-        with the same pages. Only whole pages, until the first row of the answer completes the rows. Call it on a thread that may
-        compute."""
+        """Rows of the sequence that were not read before, page by page, each with a digest, by which the prefix cache finds them when the
+        conversation goes on later. Only whole pages are read, until the first row of the answer completes the rows. Call it on a thread
+        that may compute."""
         rows = torch.cat([*self._unread, self._between, self.reply[0][:1]] if self._has_all else self._unread)
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
         # Cloned, because the rest may be a few rows of many.

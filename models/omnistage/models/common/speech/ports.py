@@ -8,14 +8,14 @@ from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
 PROMPT, PLACES, HIDDEN, CODES = "prompt", "places", "hidden", "codes"
-"""Rows of the conversation, places of these rows, rows of the answer, and codes of speech."""
+"""Names of ports: rows of the conversation, places of these rows, rows of the answer, and codes of speech."""
 
 AXES = 3
-"""Axes of a place: time, height, width. A family may add further numbers of a row."""
+"""Number of axes of a place: time, height, width. A family may add further numbers to a place."""
 
 
 def thinker_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """The output ports of a Thinker. width, dtype: of its rows. place: how many numbers a place has; 0: it has no Talker."""
+    """The output ports of a Thinker. width, dtype: of its rows. place: number of numbers of a place; 0: there is no Talker."""
     text = PortSpec(TEXT, Content.TEXT, compact=True)
     return (text, *row_ports(width, dtype, place=place)) if place else (text,)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Codes [begin - context, end + ahead) of a speech, of which [begin, end) become sound. fresh: it needs no state of an earlier window.
-    last: the speech ends with its chunk."""
+    """The window of the codes [begin - context, end + ahead) of a speech, of which the chunk [begin, end) becomes sound. fresh: whether it
+    needs no state of an earlier window. last: whether the speech ends with its chunk."""
 
     begin: int
     end: int
@@ -34,16 +34,16 @@ class Window:
 
     @property
     def past(self) -> int:
-        """One more than the last code that the window sees."""
+        """The code after the last one that the window sees."""
         return self.end + self.ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Cuts a speech into windows. sizes: blocks of the first chunk, the second and so on; the last size is repeated. Empty: the whole
-    speech is one chunk. ahead: blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that the sound
-    of a window depends on; if windows are refreshed, that the sound of a refreshed window depends on. refresh: least number of blocks from
-    one refresh to the next, and so the most that a replica that takes over computes again; 0: no window is refreshed."""
+    """Cuts a speech into windows. sizes: numbers of blocks of the first chunk, the second and so on; the last number is repeated; empty:
+    the whole speech is one chunk. ahead: blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that
+    the sound of a window depends on; if windows are refreshed, of a refreshed window. refresh: least number of blocks from one refresh to
+    the next, and so the largest number that a replica which takes over computes again; 0: no window is refreshed."""
 
     sizes: tuple[int, ...]
     ahead: int
@@ -52,8 +52,8 @@ class Schedule:
     refresh: int
 
     def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
-        """The window with a number. codes: how many codes of the speech have come. ended: no more codes come. None: codes of the window are
-        still missing, or the speech ended before it."""
+        """The window of this number. codes: number of codes that have come. ended: no more come. None: codes of the window are still
+        missing, or the speech ended before it."""
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
             end = begin + self.sizes[min(number, self.growing)] * self.block
@@ -65,14 +65,14 @@ class Schedule:
         return Window(begin, codes, context, 0, fresh, True)
 
     def begin(self, number: int) -> int:
-        """The first code of the chunk of a window."""
+        """The first code of the chunk of the window of this number."""
         if not self.sizes:
             return 0
         growing = min(number, self.growing)
         return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
 
     def holding(self, code: int) -> int:
-        """The number of the window whose chunk has a code, if the speech is long enough for that."""
+        """The number of the window whose chunk contains a code, if the speech is long enough."""
         if not self.sizes:
             return 0
         blocks, number = code // self.block, 0
@@ -82,9 +82,9 @@ class Schedule:
         return number + (blocks // self.sizes[-1] if number == self.growing else 0)
 
     def entry(self, code: int) -> int:
-        """The number of the window with which a session begins that needs sound from a code on and has no state. The last window of a
-        speech may reach beyond its own chunk, by less than the codes that it would look ahead at. Whether it does is unknown before the
-        speech ends, so the code may belong to an earlier window."""
+        """The number of the window with which a session without state begins if it needs sound from `code` on. The last window of a speech
+        may reach past its own chunk, by less than the codes that it would look ahead at. Whether it does is unknown before the speech ends,
+        so the code may belong to an earlier window."""
         if not self.sizes:
             return 0
         number = self.holding(max(code - self.ahead * self.block, 0))
@@ -95,18 +95,18 @@ class Schedule:
         return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
-        """The first code that a window needs, apart from the state of the window before it."""
+        """The first code that a window needs, besides the state of the window before it."""
         return self.begin(number) - self._context(number)
 
     @property
     def growing(self) -> int:
-        """Number of windows before the chunks have their last size."""
+        """Number of windows before the first one with the last size; it is also that one's number."""
         return len(self.sizes) - 1
 
     @property
     def cycle(self) -> int:
-        """Number of windows after which a schedule repeats itself: one more than up to its first refresh, or to the second window of the
-        last size if there is no refresh; 0: there is only one window."""
+        """Number of windows after which a schedule repeats itself: up to and including its first refresh, or the second window of the last
+        size if there is no refresh; 0: there is only one window."""
         return self.growing + (self._every if self.refresh else 1) + 1 if self.sizes else 0
 
     @property
@@ -121,5 +121,5 @@ class Schedule:
         return (number - self.growing) % self._every == 0 and number > self.growing
 
     def _context(self, number: int) -> int:
-        """How many codes before its chunk a window computes once more."""
+        """Number of codes before its chunk that a window computes once more."""
         return self.context * self.block if number and self._is_fresh(number) else 0

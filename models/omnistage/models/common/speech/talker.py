@@ -1,8 +1,8 @@
-"""The common part of Talkers that speak the rows of an answer as they come, one frame of codes after the other.
+"""The part that Talkers share which speak the rows of an answer as they come, one frame of codes after the other.
 
 A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the answer's first token, with which the
-frames begin. The row of every further frame is its codes plus the next row of the answer. After the last row of the answer come a row for
-the end of the text and, for the rest of the speech, a row for nothing.
+frames begin. The row of every further frame is the sum of its codes' embeddings and the next row of the answer. After the last row of the
+answer come a row for the end of the text and, for the rest of the speech, a row for nothing.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelIn
 from omnistage.models.options import LoadOptions
 
 SPEAKERS = 8
-"""Speakers at once in the measurement of how many there can be."""
+"""Number of speakers in the measurement of how many can speak in real time."""
 
 LEAST_MEASURED = 4
-"""Frames of each speaker in it: the first frame comes with the prompt."""
+"""Least number of frames of each speaker in it; the first frame comes with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a family speaks. place: how many numbers a row of the port of places has. codes: the output port. block: frames that go out
-    together, after the first one. ends, silent: first codes that end a speech, and first codes that are never drawn. seen: first codes that
-    count as drawn before the first frame, for the repetition penalty."""
+    """How a family speaks. place: numbers of a place on the port of places. codes: the output port. block: frames that go out together,
+    after the first one. ends: first codes that end a speech. silent: first codes that are never drawn. seen: first codes that the
+    repetition penalty counts as drawn before the first frame."""
 
     place: int
     codes: PortSpec
@@ -61,8 +61,8 @@ class Manner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRows:
-    """Rows [n, row_size] that a Talker adds. between: rows after the conversation and before the answer, by voice, equally many for each.
-    behind: two rows that follow the last row of an answer: one for the end of the text, one for nothing."""
+    """Rows [n, row_size] that a Talker adds. between: name of a voice -> rows between the conversation and the answer, equally many for
+    each voice. behind: two rows after the last row of an answer: one for the end of the text, one for nothing."""
 
     between: Mapping[str, torch.Tensor]
     behind: torch.Tensor
@@ -70,17 +70,17 @@ class AddedRows:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeaker:
-    """A request, and the name of its voice."""
+    """A request to speak, and the name of its voice."""
 
     request: SpeechRequest
     voice: str
 
 
 class RowTalker(EngineModel):
-    """Implements `TalkerModel`, except how a family makes the prompt."""
+    """Implements `TalkerModel`, except `lay_out`: each family makes the prompt itself."""
 
     def __init__(self, manner: Manner, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
-        """context: rows of a conversation and frames of its speech together."""
+        """added: rows that the Talker adds. context: rows that a conversation and frames of its speech may be together."""
         self._worker = Worker("rows", threads=1)
         super().__init__(engine, info, [self._worker])
         self._manner, self._added, self._context = manner, added, context
@@ -88,10 +88,11 @@ class RowTalker(EngineModel):
     @abstractmethod
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the added rows, and the first row of the
-        answer. places: [place, rows] of the conversation, from the Thinker."""
+        answer. places: of the conversation's rows, from the Thinker, [place, rows]."""
 
     async def warm_up(self) -> None:
-        """Speak a little, which touches every weight, and then with several voices at once, to measure how many speak in real time."""
+        """Speak a little, which touches every weight; then speak with several voices at once, to measure how many the machine can speak in
+        real time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
         begun = computing_s(thread, device)
@@ -116,7 +117,7 @@ class RowTalker(EngineModel):
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
         prepared = PreparedSpeaker(request, voice)
         with refuse_unfit("talker"):
-            # Faults of the request itself are told before anything is read.
+            # Faults of the request itself are reported before anything is read.
             self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
         return prepared
 
@@ -146,8 +147,9 @@ class RowTalker(EngineModel):
     async def _begun(
         self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], held: AsyncExitStack
     ) -> tuple[Opening, SequenceStream | None]:
-        """A speech up to its first frame, read while it comes: a Thinker sends the rows of a long conversation long before it answers.
-        held: closes the stream. The stream is None if there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
+        """Begin a speech: collect its beginning, and start the sequence while it comes, because a Thinker sends the rows of a long
+        conversation long before it answers. held: closes the stream. The stream is None if there is nothing to speak. Raises BadRequest,
+        EngineFull or EngineClosed."""
         stream = None
         opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
         while not opening.complete:
@@ -164,10 +166,10 @@ class RowTalker(EngineModel):
         return opening, stream if opening.reply else None
 
     def sequence(self, prepared: PreparedSpeaker, places: NDArray[np.int64]) -> SequenceRequest:
-        """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `lay_out`.
+        """The request to the engine for a speech after a conversation; the vectors of its prompt are given later. places: as in `lay_out`.
         Raises Unfit.
 
-        A speech has at most as many frames as rows and as positions are left: pictures and films may take more positions than rows."""
+        A speech has at most as many frames as rows and positions are left: pictures and films may take more positions than rows."""
         request = prepared.request
         items, positions = self.lay_out(places, prepared.voice)
         prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
@@ -189,17 +191,17 @@ class RowTalker(EngineModel):
 
 
 def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, followed by the positions of `count` more rows, equal on all axes: the first is one more
-    than the largest of the last row."""
+    """Positions [axes, rows] of a conversation, then those of `count` more rows, equal on all axes: the first is one more than the largest
+    of the conversation's last row."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 
 
 def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
-    """The memory that a Talker takes, and how many of its bytes are for keys and values. row_size: width of the rows that come. context,
+    """The memory that a Talker takes, and how many bytes of it are for keys and values. row_size: width of the rows that come. context,
     wanted: as in `CacheSize.choose`. Raises LoadError.
 
-    A row that came is kept until its speech ends, because it may have to be computed again. It is kept in the CPU's memory."""
+    A row that came is kept in the CPU's memory until its speech ends, because it may have to be computed again."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
     cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, wanted=wanted)

@@ -1,5 +1,5 @@
-"""A trial of a Code2Wav at load, with random windows: it finds how many windows may be computed together, the model's results for fixed
-input, and its speed."""
+"""Tries a Code2Wav with random windows at load: finds how many windows may be computed together, the model's results for fixed input, and
+its speed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.steps.interface import Aside
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
-"""Numbers of windows that are tried together: a few keep a CPU busy."""
+"""Numbers of windows that are tried together, by type of device: a few keep a CPU busy."""
 
 SLOW_SECONDS = 0.2
-"""If one window takes longer, all are computed one at a time: one is enough for so slow a net."""
+"""If a step of one window takes longer, windows are computed one at a time: so slow a net needs no more to keep the machine busy."""
 
 TRIAL_SECONDS = 6.0
-"""Shapes that were not tried within this time are computed one window at a time."""
+"""Seconds of the trial; shapes that were not tried by then are computed one window at a time."""
 
 Job = TypeVar("Job")
 """A window at one of its stages."""
 
 
 class Trials(Protocol[Job]):
-    """How a family makes windows for the trial. code_s: seconds of sound of a code. stages: the stages of a window in order, and the number
-    of steps of each. halves: whether a step can leave half of itself to a second thread."""
+    """How a family makes windows for the trial. code_s: seconds of sound of a code. stages: name of each stage of a window, in order ->
+    number of its steps. halves: whether a step can leave half of itself to a second thread."""
 
     device: torch.device
     code_s: float
@@ -43,24 +43,24 @@ class Trials(Protocol[Job]):
     halves: bool
 
     def form(self, window: Window) -> Hashable:
-        """The form of a window: windows of one form take equally long. window: not the last one of a speech."""
+        """The form of a window: windows of one form take equally long. Not for the last window of a speech."""
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
-        """A window of random values before the first step of a stage; the same for the same seed."""
+        """A window of random values before the first step of a stage; equal seeds give equal values."""
 
     def shape(self, job: Job) -> Hashable:
-        """The shape of a job: jobs of equal shapes can step together. No shape belongs to two stages."""
+        """The shape of a job: jobs of equal shapes can step together. Jobs of two stages never have the same shape."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
-        """One step of jobs of one shape; returns the result of each. aside: another thread, for half of the step."""
+        """Do one step of jobs of one shape; returns the result of each. aside: another thread for half of the step; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The results of a trial. together: by stage and shape, the numbers of windows above 1 that have the same bits in one step as each has
-    alone, descending. halved: the shapes whose step of one window two threads make sooner, with the same bits, and the seconds that one
-    thread takes. results: results of fixed input. workers: number of threads. speakers: how many voices this machine can speak in real time
-    if it does nothing else. seconds: seconds that a window takes alone on this machine, by its form."""
+    """The results of a trial. together: stage -> shape -> numbers of windows above 1, descending, that have the same bits in one step as
+    alone. halved: the shapes whose step of one window two threads finish sooner, with the same bits -> seconds of that step on one thread.
+    results: for fixed input. workers: number of threads. speakers: number of voices that this machine can speak in real time if it does
+    nothing else. seconds: form of a window -> seconds that it takes alone on this machine."""
 
     together: Mapping[str, Mapping[Hashable, tuple[int, ...]]]
     halved: Mapping[Hashable, float]
@@ -70,13 +70,13 @@ class Trial:
     seconds: Mapping[Hashable, float]
 
     def most(self, shape: Hashable, there: int) -> int:
-        """How many windows of this shape are computed together. there: how many wait."""
+        """Number of windows of this shape to compute together. there: number that wait."""
         sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
         return next((size for size in sizes if size <= there), 1)
 
     @property
     def why(self) -> dict[str, str]:
-        """The reasons in words, by name of the setting."""
+        """Name of each setting -> its reason, for the user."""
         shapes = sum(map(len, self.together.values()))
         stages = "; ".join(f"{stage}: {_told(list(sizes.values()))}" for stage, sizes in self.together.items())
         return {
@@ -133,7 +133,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
 
 
 def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
-    """One window of each form that a speech has, except its last one; windows of the usual profile come first."""
+    """One window of each form that speeches have, except last windows; those of the usual profile come first."""
     found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
@@ -144,7 +144,7 @@ def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Windo
 
 
 class _Trying(Generic[Job]):
-    """Steps of random windows that are like a given one, at one of their stages."""
+    """Steps of random windows that have the sizes of `window`, at one of their stages."""
 
     def __init__(self, trials: Trials[Job], stage: str, window: Window) -> None:
         self._trials, self._stage, self._window = trials, stage, window
@@ -158,12 +158,12 @@ class _Trying(Generic[Job]):
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
     def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes, descending, at which each window has the same bits as alone."""
+        """Those of `sizes`, descending, at which each window has the same bits as alone."""
         alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
 
     def seconds(self, size: int, aside: Aside | None = None) -> float:
-        """Seconds of a step of `size` windows for each of them, the median of three."""
+        """Seconds of a step of `size` windows divided by `size`; the median of three steps."""
         times, clock = [], partial(computing_s, None, self._trials.device.type)
         for _ in range(3):
             jobs = [self._job(number) for number in range(size)]
@@ -180,8 +180,8 @@ def _speakers(
     workers: Sequence[Worker],
     side_by_side: int,
 ) -> float:
-    """Seconds of sound that a second of computing makes on all workers at once, from windows in the middle of a long speech. side_by_side:
-    number of workers that there are cores for."""
+    """Seconds of sound that a second of computing makes on all workers at once, with windows from the middle of a long speech.
+    side_by_side: number of workers that there are cores for."""
     window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
     assert window is not None
 
@@ -198,13 +198,13 @@ def _speakers(
 
 
 class _Clocked:
-    """A worker with a clock of its computing."""
+    """A worker that measures how long its calls compute."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._times = worker, list[float]()
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
-        """As `Worker.aside`, and note how long the call computes."""
+        """As `Worker.aside`, and records how long the call computes."""
 
         def timed() -> None:
             begun = computing_s(None, "cpu")
@@ -214,5 +214,5 @@ class _Clocked:
         return self._worker.aside(timed)
 
     def seconds(self) -> float:
-        """Seconds of a call, the median."""
+        """Seconds that a call computed; the median."""
         return sorted(self._times)[len(self._times) // 2]
