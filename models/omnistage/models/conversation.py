@@ -1,4 +1,4 @@
-"""A conversation of people with a model: turns of text and media, and the constraint of the answer. Plain Python."""
+"""A conversation of people with a model: turns of text and media, and the constraint on the answer. Plain Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Medium = Literal["text", "image", "audio", "video"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes. use_audio: for
-    a film, include its sound. background: red, green and blue behind transparent parts; None: the model chooses."""
+    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not compared with the bytes. use_audio: for a
+    film, whether its sound is included. background: red, green and blue behind transparent parts; None: the model chooses."""
 
     media_type: str
     data: bytes = field(repr=False)
@@ -21,21 +21,21 @@ class Media:
 
     @property
     def kind(self) -> str:
-        """The kind of the medium, such as image; only the content tells its format."""
+        """The kind of the medium: image, audio or video."""
         return kind_of(self.media_type)
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the bytes: equal media need to be computed only once. It takes 1 ms for each 0.5 to 2 MB: call it once, on a thread,
+        """SHA-256 of the bytes, by which equal media are computed only once. It takes 1 ms for each 0.5 to 2 MB: call it once, on a thread,
         when the request has been checked."""
         return hashlib.sha256(self.data).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Media that come piece by piece on an input port of the model; no other part names that port.
+    """A medium that comes in pieces on an input port of the model; no other part names that port.
 
-    On a port of content media: media_type, use_audio, background: as in Media; media_type is empty if none was given. total_bytes: bytes of
+    media_type, use_audio, background: as in Media, on a port of content media; media_type is empty if none was given. total_bytes: size of
     the whole file; 0: not known yet.
     """
 
@@ -47,17 +47,17 @@ class Streamed:
 
     @property
     def kind(self) -> str:
-        """As in Media; empty for live sound."""
+        """As in Media; empty for live sound without a media type."""
         return kind_of(self.media_type)
 
 
 def kind_of(media_type: str) -> str:
-    """The kind of media of a type that is taken: image, audio or video."""
+    """The kind of a media type, which is its part before the slash: image, audio or video."""
     return media_type.partition("/")[0]
 
 
 Part = str | Media | Streamed
-"""A piece of a turn, in its place."""
+"""A part of a turn: text, or a medium."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,14 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The text of the turn, for a model that takes nothing else."""
+        """The texts of the turn, joined, for a model that takes only text."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)
 class TextConstraint:
-    """The constraint of a text. form: json_schema, regex or choice. text: the schema or expression. choices: the text is one of these."""
+    """A constraint on a text. form: json_schema, regex or choice. text: the schema or the expression. choices: the text must be one of
+    these."""
 
     form: str
     text: str = ""

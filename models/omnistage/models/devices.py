@@ -1,4 +1,4 @@
-"""The devices of this machine and its torch, and the type that a device multiplies well."""
+"""Checks which devices this machine and its torch have, and which type a device multiplies fast."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from omnistage.models.errors import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""One of these exists if CUDA can work: the driver of Linux, and the driver of Linux under Windows."""
+"""Files of the driver on Linux, and on Linux under Windows. One of them exists if CUDA can work."""
 
 
 def check_possible(device: str) -> None:
-    """Raises LoadError for a device that cannot be there. Works without importing torch, which takes seconds."""
+    """Raises LoadError for a device that cannot be there. It does not import torch, which takes seconds."""
     if device == "cpu":
         return
     if (installed := version("torch")).endswith("+cpu"):
@@ -35,15 +35,15 @@ def check_there(device: str) -> None:
 
 
 def dtype_of(device: str) -> str:
-    """The default type on a device, for a family that has the choice: bfloat16 if the device multiplies it, else float32. A processor that
-    does not multiply bfloat16 is many times slower with it. Imports torch."""
+    """The default type on a device, for a family that supports several: bfloat16 if the device multiplies it, else float32, because a
+    processor that does not is many times slower with it. Imports torch."""
     from omnistage.engine.linear import multiplies_bfloat16
 
     return "bfloat16" if device != "cpu" or multiplies_bfloat16() else "float32"
 
 
 def hardware(device: str) -> str:
-    """The name of a device in a revision: kernels depend on the model of the GPU. Imports torch."""
+    """The device in the model's revision: cpu, or the model of the GPU, because kernels depend on it. Imports torch."""
     if device == "cpu":
         return device
     import torch

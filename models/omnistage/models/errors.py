@@ -1,4 +1,4 @@
-"""Errors of getting and loading a model."""
+"""Errors of fetching and loading a model."""
 
 
 class LoadError(ValueError):

@@ -11,8 +11,8 @@ from omnistage.models.interface import StageModel
 from omnistage.models.options import LoadOptions
 
 Loader = Callable[[Path | None, LoadOptions], StageModel]
-"""The type of the function that a ModelEntry names. It returns the model whose files lie in the folder; the folder is None for a model
-without files. It raises LoadError, or ValueError, KeyError or OSError for bad files."""
+"""The type of the function that a ModelEntry names. It returns the model with the files in the folder, which is None for a model without
+files. It raises LoadError, or ValueError, KeyError or OSError for bad files."""
 
 
 class OptionsReader(Protocol):
@@ -20,19 +20,20 @@ class OptionsReader(Protocol):
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> object:
-        """The options of a model. Raises LoadError for an unknown option, or one of another type."""
+        """The options of a model, from the settings of a server. Raises LoadError for an unknown option, or a value of another type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """The model of a family for one kind.
+    """A family's model for one kind of stage.
 
-    loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: devices and types that it supports; auto
-    is always one. uses: the settings of options.OPTIONAL that it uses; others are refused, because a user who sets one expects an effect.
-    options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has none. folder:
-    folder of its files in a checkpoint, "" for the top. files: files that it needs. model_type: type in its config.json; empty: the config
-    has none. sections: sections of that config.json; a checkpoint that lacks one of them has no such model. switches: keys that are false
-    in a config without such a model. voices: voices that every checkpoint has; other voices are known when a checkpoint is loaded.
+    loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: devices and types that it supports,
+    besides the type auto. uses: the settings of options.OPTIONAL that it uses; others are refused, because a user who sets one expects an
+    effect. options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has none.
+    folder: folder of its files in a checkpoint; "": the checkpoint itself. files: files that it needs. model_type: type in its config.json;
+    empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks one of them has no such model. switches:
+    keys of it that are false in a checkpoint without such a model. voices: voices that every checkpoint has; other voices are known when a
+    checkpoint is loaded.
     """
 
     loader: str
@@ -50,8 +51,8 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark of a checkpoint: the object in the JSON `file` has under `key` one of `values`, or a list with one of them. No values: any
-    value will do."""
+    """A mark by which a checkpoint is recognised: the JSON object in `file` has under `key` one of `values`, or a list with one of them. No
+    values: any value will do."""
 
     file: str
     key: str
@@ -60,10 +61,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models. models: by kind of the stage. needs: packages of the extra `models` without which no model of the family can be
-    loaded. default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it must, as
-    `fetch_default` of the registry says; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set
-    belongs to the family. Empty: the models have no files.
+    """A family of models. models: by kind of the stage. needs: packages of the extra `models` that its models cannot be loaded without.
+    default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it is missing, see `fetch_default`
+    of the registry; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to the family;
+    empty: the models have no files.
     """
 
     models: Mapping[str, ModelEntry]

@@ -1,11 +1,11 @@
 """Checkpoints by their name at a hub, such as owner/name or owner/name@revision, fetched into the cache that all programs of this user
 share.
 
-A name is pinned to a commit first. Files other than weights are fetched before anything large; they show the family. A begun file of
-weights goes on where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. A file in
-the cache with another size than at the hub is fetched anew. If the hub cannot be reached, the cache is used.
+A name is resolved to a commit first. Files other than weights are fetched before anything large; they show the family. A partial file of
+weights is continued where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. A
+file in the cache with another size than at the hub is fetched anew. If the hub cannot be reached, the cache is used.
 
-HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to every program that uses huggingface_hub.
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean the same as in every program that uses huggingface_hub.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
-# The library reads these when it is imported, here and in child processes. Xet cannot go on with a begun file.
+# The library reads these when it is imported, here and in child processes. Xet cannot continue a partial file.
 os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_SYMLINKS_WARNING="1", HF_HUB_DISABLE_XET="1"
 )
@@ -61,7 +61,8 @@ WANTED = (
     "*tokenizer.model",
     "*spk_dict.pt",
 )
-"""Weights, configs, processors, tokenizers and speakers. The only pickle is the file of speakers, which has no other form."""
+"""Patterns of the files to fetch: weights, configs, processors, tokenizers and speakers. Only the file of speakers is a pickle: it has no
+other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -78,7 +79,7 @@ class UnknownName(HubError):
 
 
 class NoWeights(HubError):
-    """A repository has no weights in a supported form."""
+    """The repository has no weights in a supported form."""
 
 
 class AccessRefused(HubError):
@@ -90,7 +91,7 @@ class HubUnreachable(HubError):
 
 
 class DiskFull(HubError):
-    """The disk is too small."""
+    """The disk has too little room."""
 
 
 def endpoint() -> str:
@@ -111,7 +112,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint in the cache. commit: commit that its name stands for. folder: its folder."""
+    """A checkpoint in the cache: the commit that its name stands for, and its folder."""
 
     commit: str
     folder: Path
@@ -119,8 +120,7 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: hash of its content; empty if the hub does not tell it. git: its name as a blob in git; empty if the
-    hub does not tell it."""
+    """One file of a commit. sha256: hash of its content. git: its name as a blob in git. Each is empty if the hub does not give it."""
 
     path: str
     size: int
@@ -129,15 +129,15 @@ class RemoteFile:
 
     @property
     def blob(self) -> str:
-        """The file's name in the cache; empty if only a request for the file would tell it."""
+        """The file's name in the cache; empty if it is not known before the file is requested."""
         return self.sha256 or self.git
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The commit that a name stands for, and how much of it must be fetched. cache: folder of the cache. size: bytes of all wanted files.
-    missing: bytes that the cache lacks. free: free bytes of its disk. is_unasked: the hub did not answer, so the checkpoint in the cache is
-    used."""
+    """The plan of a fetch: the commit that a name stands for, and how much of it must be fetched. cache: folder of the cache. size: bytes
+    of all wanted files. missing: bytes that the cache lacks. free: free bytes of its disk. is_unasked: whether the hub did not answer, so
+    that the checkpoint in the cache is used."""
 
     name: HubName
     commit: str
@@ -149,7 +149,7 @@ class FetchPlan:
 
 
 def hub_name(text: str) -> HubName | None:
-    """The name in a text that looks like owner/name or owner/name@revision. Asks no hub."""
+    """The name at a hub in a text of the form owner/name or owner/name@revision; None for another text. Does not ask the hub."""
     match = NAME.fullmatch(text)
     if match is None or ".." in text:
         return None
@@ -161,11 +161,11 @@ def hub_name(text: str) -> HubName | None:
 
 
 def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchPlan], object], progress: ShowProgress) -> FoundCheckpoint:
-    """The checkpoint of a name; the parts that the cache lacks are fetched first.
+    """The checkpoint of a name; what the cache lacks is fetched first.
 
-    tell: called before anything is fetched. check: called with the folder when everything but the weights is there; its error ends the
-    fetch. Raises HubError."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own error tells each fault once.
+    tell: called with the plan before anything is fetched. check: called with the folder when everything but the weights is there; its error
+    ends the fetch. Raises HubError."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own errors report each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
     if COMMIT.fullmatch(name.revision) and (folder := _cached(name, knowing=True)) is not None:
         return _unfetched(folder, FetchPlan(name, name.revision, cache), check, tell)
@@ -180,7 +180,7 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchP
 
 
 def _unfetched(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
-    """The checkpoint in a folder of the cache, after the calls that `fetch` promises."""
+    """The checkpoint in a folder of the cache, after `tell` and `check` were called as `fetch` promises."""
     tell(plan)
     check(folder)
     return FoundCheckpoint(plan.commit, folder)
@@ -196,7 +196,7 @@ def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
 
 
 def _remote(file: RepoSibling) -> RemoteFile:
-    """A file as the hub lists it. Raises ValueError for an impossible one: its name and its hashes become paths here."""
+    """A file as the hub lists it. Raises ValueError for impossible values: its name and its hashes become paths here."""
     remote = RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
     if "\0" in remote.path or not {"", ".", ".."}.isdisjoint(remote.path.split("/")):
         raise ValueError(f"{remote.path!r} is no file of a repository")
@@ -209,7 +209,7 @@ def _remote(file: RepoSibling) -> RemoteFile:
 
 @contextmanager
 def _of_a_hub() -> Iterator[None]:
-    """Turns errors about a hub's senseless answers into a HubError."""
+    """Turns errors caused by senseless answers of the hub into HubUnreachable."""
     try:
         yield
     except (OSError, HubError):
@@ -219,8 +219,8 @@ def _of_a_hub() -> Iterator[None]:
 
 
 class Fetch:
-    """Fetches one commit into the cache, which has the layout that huggingface_hub documents: blobs by hash, snapshots of links to them by
-    commit, and refs from branches and tags to commits."""
+    """Fetches one commit into the cache. Its layout is the one that huggingface_hub documents: blobs named by hash, snapshots by commit
+    with links to blobs, and refs from branches and tags to commits."""
 
     def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: ShowProgress) -> None:
         self._name = name
@@ -254,7 +254,8 @@ class Fetch:
         return FoundCheckpoint(self._commit, self._folder)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Keeps our other processes from fetching this repository meanwhile. The library's own locks are for one file each."""
+        """Holds a lock that keeps other processes from fetching this repository meanwhile: the library's own locks are for one file
+        each."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
         return hold_lock(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
@@ -281,11 +282,11 @@ class Fetch:
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
 
     def _missing(self) -> int:
-        """How many bytes must still be fetched."""
+        """Number of bytes that must still be fetched."""
         return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
 
     def _begun(self, file: RemoteFile) -> int:
-        """The number of a file's bytes that are in the cache under another name."""
+        """Number of bytes of a file that the cache has as a blob, complete or partial."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
         begun = size_of(self._partial(file)) if file.sha256 else 0
@@ -298,7 +299,7 @@ class Fetch:
         return self._store / "blobs" / f"{file.sha256}.incomplete"
 
     def _snapshot(self, files: Sequence[RemoteFile]) -> None:
-        """Let the library fetch and link the missing files."""
+        """Let the library fetch those of these files that are missing, and link them into the snapshot."""
         missing = [file for file in files if not self._is_there(file)]
         if not missing:
             return
@@ -334,8 +335,7 @@ class Fetch:
             self._progress(label, done, total, "bytes")
 
     def _weight(self, file: RemoteFile, came: Callable[[int], None]) -> None:
-        """Fetch one file of weights from where an earlier try stopped, and check it. came: called with the number of its bytes that are
-        there."""
+        """Fetch one file of weights, continuing its partial file, and check it. came: called with the number of its bytes so far."""
         partial = self._partial(file)
         partial.parent.mkdir(parents=True, exist_ok=True)
         if size_of(partial) > file.size:
@@ -358,7 +358,7 @@ class Fetch:
         partial.rename(self._blob(file))
 
     def _refer(self) -> None:
-        """Note the commit of a branch or tag, now that all of its files are there: it is read when the hub cannot be reached."""
+        """Record the commit of a branch or tag, now that all of its files are there: it is read when the hub cannot be reached."""
         reference = self._store / "refs" / self._name.revision
         if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
             return
@@ -369,8 +369,8 @@ class Fetch:
 
 
 def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None if it lacks a file. knowing: also None if the cache has no list of the commit's files, by
-    which alone completeness is known; otherwise its own indices of weights and parts decide. Asks no hub."""
+    """The folder of a name in the cache; None if a file is missing there. knowing: also None if the cache has no list of the commit's
+    files, which alone proves completeness; otherwise the indices of weights and parts decide. Does not ask the hub."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
@@ -387,8 +387,8 @@ def _has_size(path: Path, count: int) -> bool:
 
 
 def _has_all_parts(folder: Path) -> bool:
-    """Whether a folder has weights, everything that their indices name, and a folder for each part that the model_index.json of a drawing
-    model names: [library, class], both null for a part that the model lacks."""
+    """Whether a folder has weights, all files that their indices name, and a folder for each part in the model_index.json of a drawing
+    model. A part is [library, class] there; both are null for a part that the model lacks."""
     listed = json_object(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
     parts = [name for name, value in listed.items() if isinstance(value, list) and any(value)]
     shards = {
@@ -401,7 +401,7 @@ def _has_all_parts(folder: Path) -> bool:
 
 
 def _counter(came: Callable[[int], None]) -> type[tqdm]:
-    """A class of progress bars for the library that draws nothing, and calls `came` with the bytes that have come, before they are
+    """A class of progress bars for the library that draws nothing, and calls `came` with the number of bytes so far, before they are
     written."""
 
     class Counter(tqdm):
@@ -428,18 +428,18 @@ def _is_weights(file: RemoteFile) -> bool:
 
 
 def _literally(path: str) -> str:
-    """A pattern that fits this path only."""
+    """A pattern that matches only this path."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _free(folder: Path) -> int:
-    """Free bytes of the disk of a folder, which need not exist."""
+    """Free bytes of the disk that a folder is on; the folder need not exist."""
     return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
 
 
 @contextmanager
 def _told(name: HubName) -> Iterator[None]:
-    """Turns the library's errors into a HubError."""
+    """Turns the library's errors into HubError. name: the checkpoint, for their texts."""
     try:
         yield
     except GatedRepoError as error:

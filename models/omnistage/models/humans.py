@@ -6,7 +6,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def bytes_told(size: int) -> str:
-    """A number of bytes in at most four digits, or in whole GiB if it has more."""
+    """The text of a number of bytes, with at most four digits unless it is 10,000 GiB or more."""
     unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "B"))
     number = size / unit
     return f"{number:.4g} {name}" if number < 1000 else f"{number:.0f} {name}"

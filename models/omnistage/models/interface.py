@@ -1,11 +1,11 @@
-"""The interface of a model of each stage kind to the server of that kind.
+"""The interface between the server of each kind of stage and the models of that kind.
 
-    request --prepare--> prepared --generate | speak | decode | draw--> pieces
+request --prepare--> prepared --generate | speak | decode | draw--> pieces
 
 Plain Python and numpy: a model knows neither protobuf nor its neighbours. `prepare` is awaited once for every request. It refuses a request
 that the model cannot do, with the field and what to do instead, or returns what the run needs, in a type of the model's own. The run is an
-async generator from inputs to outputs; closing the generator (`aclose`) cancels the work and frees everything it held before `aclose`
-returns. One event loop may run many sessions of a model at once; the model never computes on that loop, but on a thread of its own.
+async generator from inputs to outputs. To close it (`aclose`) cancels the work; everything that it held is free when `aclose` returns. One
+event loop may run many sessions of a model at once; the model never computes on that loop, but on a thread of its own.
 
 The server has checked the form of a request and the ranges that stage.proto states; the model checks its own abilities. Nothing is checked
 by both.
@@ -33,8 +33,8 @@ P = TypeVar("P")
 
 
 class BadRequest(ValueError):
-    """The caller asked for something that this model cannot do. `field` names the request field, in proto spelling; the text says what to
-    do.
+    """The caller asked for something that this model cannot do. field: the field of the request, in proto spelling. description: what is
+    wrong and what to do.
 
     place: which of several parts is meant: `medium`, its number among the media of a conversation, from 1; or `port`, on which it is
     streamed."""
@@ -47,7 +47,7 @@ class BadRequest(ValueError):
 
 
 class Full(RuntimeError):
-    """The model can do this, but not now, because of its other work; another replica may. The text says what is full."""
+    """The model cannot do this now because of its other work; another replica may. The text says what is full."""
 
 
 class Failed(RuntimeError):
@@ -59,7 +59,7 @@ class Failed(RuntimeError):
 
 
 class Content(enum.Enum):
-    """The content of a port."""
+    """The kind of items that a port carries."""
 
     TEXT = "text"
     CODES = "codes"
@@ -95,9 +95,9 @@ class ElementType(enum.Enum):
 class PortSpec:
     """One input or output port of a model.
 
-    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 if a rate means nothing. width: size of a row
-    (tensor), codebooks (codes) or channels (audio). element_type: of a tensor port. compact: small enough for the caller to keep as a
-    checkpoint. window: of an input: a replica that takes over a session needs its items only from a later one on, not from the first.
+    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0: it has no rate. width: size of a row (tensor),
+    codebooks (codes) or channels (audio). element_type: of a tensor port. compact: whether its items are small enough for the caller to
+    keep as a checkpoint. window: for an input: a replica that takes over a session needs its items only from some later one on.
     """
 
     name: str
@@ -114,10 +114,10 @@ class ModelInfo:
     """Constant facts of a loaded model.
 
     revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports. inputs:
-    kinds of content that a message or request may hold. constraints: forms of TextConstraint that it supports. settings: chosen values and
-    reasons, by name of the setting, for humans. draws: whether another seed can give another output. None for a Thinker or Talker: only if
-    a temperature is requested and, of a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: a Talker that yields
-    Unspoken. usual_tokens: most tokens of a Thinker's text if neither request nor pipeline says; 0: one of them must.
+    kinds of content that a message or request may hold. constraints: forms of TextConstraint that it supports. settings: name of a setting
+    -> its value and reason, for humans. draws: whether another seed can give another output. None for a Thinker or Talker: only if a
+    temperature is requested and, for a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: whether it is a Talker
+    that yields Unspoken. usual_tokens: tokens that a Thinker's text may have if neither request nor pipeline says; 0: one of them must.
     """
 
     name: str
@@ -136,7 +136,8 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How much a model computes together. steps: number of steps. stepped: sessions in them, each counted once a step."""
+    """How much a model computes together. steps: number of steps since the start. stepped: number of sessions in them, each counted once a
+    step."""
 
     steps: int = 0
     stepped: int = 0
@@ -144,9 +145,10 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a model now. Pages are KV-cache pages; both are 0 if there is no such cache.
+    """The load of a model now. queued: number of requests that wait. kv_pages_used, kv_pages_total: pages of the KV cache; both 0: there is
+    none.
 
-    batches: counted since the start, for a model that computes several sessions in one step; None for others.
+    batches: for a model that computes several sessions in one step; None for others.
     """
 
     queued: int = 0
@@ -163,7 +165,7 @@ class Model(Protocol):
 
     @property
     def threads(self) -> Sequence[Activity]:
-        """Every thread of the model that computes. A thread that hangs ends the process; see docs/failover.md."""
+        """The activity of each thread of the model that computes. A thread that hangs ends the process; see docs/failover.md."""
 
     def load(self) -> Load: ...
 
@@ -171,14 +173,14 @@ class Model(Protocol):
         """Run small sessions, so that the first real one is not slow. A measurement made with them becomes one of `info.settings`."""
 
     async def close(self) -> None:
-        """Stop the thread and free the memory. No session may be running."""
+        """Stop the threads and free the memory. No session may be running."""
 
 
 # Inputs and outputs --------------------------------------------------------------------------------------------------------------------
 
 Wanted = Mapping[str, int]
-"""Output ports that somebody takes, and the first wanted item of each: 0, or later in a session that was begun elsewhere. A port that is
-not named is neither computed nor sent. At least one is named."""
+"""Name of each output port that somebody reads -> index of its first wanted item: 0, or later in a session that was begun elsewhere. A port
+that is not here is neither computed nor sent. There is at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text whose characters are final, and the tokens it came from.
+    """Text whose characters are final, and the tokens that it came from.
 
-    logprobs: natural log, one per token; empty if not requested. top_logprobs: the likeliest tokens in the place of each, descending; empty
-    if not requested. pieces: the text of each token in UTF-8, if logprobs are requested. finish_reason: set on the last piece only.
-    queued_s, cached_tokens: on the first piece, seconds that the request waited before its first step, and tokens of its prompt that need
-    no computing. prompt_tokens: on the first piece, tokens of the whole prompt; None: not told. thought: text that the model thinks before
-    its answer; the tokens then belong to the thought, and text is empty. None: the tokens belong to the answer.
+    logprobs: natural log, one for each token; empty if not requested. top_logprobs: for each token, the likeliest tokens at its place,
+    descending; empty if not requested. pieces: the text of each token in UTF-8, if logprobs are requested. finish_reason: on the last piece
+    only. On the first piece: queued_s: seconds that the request waited before its first step; cached_tokens: tokens of its prompt that need
+    no computing; prompt_tokens: tokens of the whole prompt, None: not known. thought: text that the model thinks before its answer; the
+    tokens then belong to the thought, and text is empty. None: the tokens belong to the answer.
     """
 
     text: str
@@ -225,7 +227,7 @@ class TensorRows:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece that came in on a port. first: index of its first item. last: the port has ended.
+    """A piece that came on an input port. first: index of its first item. last: whether the port ends with it.
 
     content, by the content of the port: text: TextPiece; tensor: [n, width] in its element type; codes: uint32 [n, codebooks]; audio:
     float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is requested.
@@ -246,8 +248,8 @@ async def no_inputs() -> AsyncIterator[Piece]:
 @dataclass(frozen=True, slots=True)
 class Sound:
     """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement Code2Wav needs to go on after them.
-    prebuffer_s: on the first sound of a speech, how long a player should wait before it plays, so that it never runs dry; None: the model
-    cannot tell."""
+    prebuffer_s: on the first sound of a speech, seconds that a player should wait before it plays, so that it never runs dry; None: not
+    known."""
 
     samples: NDArray[np.float32]
     needs: int = 0
@@ -259,12 +261,12 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A request to a Thinker. logprobs: the logprobs of the tokens are wanted too. top_logprobs: so many of the likeliest tokens are wanted
-    with them. verbatim: say exactly this instead of generating, with the rows that an answer of its tokens has; no media go with it; empty:
-    generate. client: a name without meaning, equal for all requests of one client; empty: nobody in particular. scope: results that are
-    kept of a request are used only for requests of the same scope.
+    """A request to a Thinker. logprobs: whether the logprobs of the tokens are wanted. top_logprobs: number of the likeliest tokens that
+    are wanted with theirs. verbatim: text to say exactly as it is, with the rows that an answer of its tokens has; no media go with it;
+    empty: the model writes the answer. client: a name without meaning, equal for all requests of one client; empty: nobody in particular.
+    scope: results that are kept of a request are used only for requests of the same scope.
 
-    To go on with an answer that an equal request began: history: all its tokens so far. finished: the answer has ended in this way; then
+    To go on with an answer that an equal request began: history: all its tokens so far. finished: how the answer has ended already; then
     only rows are wanted.
     """
 
@@ -289,15 +291,15 @@ class ThinkerModel(Model, Protocol[P]):
     """Makes text, and rows, from a conversation."""
 
     async def prepare(self, request: TextRequest) -> P:
-        """The prepared run for `generate`. A text that is too long is refused before any work, and long work is done on a thread that
-        `threads` names. Faults that only the media show may be found by `generate`, before it yields anything. Raises BadRequest."""
+        """The prepared run for `generate`. A text that is too long is refused before any work; long work is done on one of `threads`.
+        Faults that only the media show may be found by `generate`, before it yields anything. Raises BadRequest."""
 
     def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: streamed media.
+        """Yields pieces as they are ready. While nobody takes them, it stops computing after a bounded number. inputs: streamed media.
 
-        With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
-        port from its wanted row on. A history is read like a prompt, not generated again. No row of a token that is not in the history has
-        gone out before. A row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. If
+        With a history, the answer goes on after it, token for token as if it had never stopped: text from the first new token on, the rows
+        of a port from its wanted row on. A history is read like a prompt, not generated again. Rows that went out earlier belong to tokens
+        of the history. A row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. If
         max_tokens or a stop string ends the answer, no end token follows its last token: some families never put out the row of such a
         token, because their Talker was trained so.
         """
@@ -308,10 +310,10 @@ class ThinkerModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A request to a Talker. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. plain: the text
-    is no Markdown; every character stands for itself. client, scope: as in TextRequest.
+    """A request to a Talker. voice: empty: the default. max_frames: frames that the speech may have; 0: the model's own limit. speed: 0.5
+    to 2. plain: whether the text is no Markdown, so that every character stands for itself. client, scope: as in TextRequest.
 
-    To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes the
+    To go on with speech that an equal request began: history: the codes made so far, [frames, codebooks], for a model whose codes the
     caller keeps; None for others.
     """
 
@@ -333,8 +335,8 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Consecutive speech frames. rows: [n, width], uint32 for a codes port, the port's element type for a tensor port; n may be 0 only on
-    the last, which has the finish_reason."""
+    """Consecutive frames of speech. rows: [n, width], uint32 for a codes port, the port's element type for a tensor port; n may be 0 only
+    on the last, which has the finish_reason."""
 
     rows: Array
     finish_reason: FinishReason | None = None
@@ -342,8 +344,8 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word of the text, or several that are read as one. first_character: index in the whole text, from 0. character_count: up to the end
-    of the word. begin_us, end_us: microseconds of its sound from the beginning of the speech."""
+    """A word of the text, or several that are read as one. first_character: its index in the whole text, from 0. character_count: number of
+    its characters. begin_us, end_us: when its sound begins and ends, in microseconds from the beginning of the speech."""
 
     first_character: int
     character_count: int
@@ -353,8 +355,8 @@ class SpokenWord:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The times at which the next words are spoken, as SpokenWord in chunk.proto says. words may be empty only with `last`, after which
-    none comes."""
+    """When the next words are spoken, as SpokenWord in chunk.proto says. words: may be empty only with `last`, after which no words
+    come."""
 
     words: tuple[SpokenWord, ...]
     last: bool = False
@@ -362,33 +364,33 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Unspoken:
-    """Characters of the text that the voice has no sound for, in their order; characters that stand together are one run."""
+    """Characters of the text that the voice has no sound for, in their order; each run is characters that stand together."""
 
     runs: tuple[str, ...]
 
 
 class TalkerModel(Model, Protocol[P]):
-    """Makes speech frames, which go out on one port, from text, rows, or both. A model that knows when it speaks which word has a second
+    """Makes frames of speech, which go out on one port, from text, rows, or both. A model that knows when it speaks which word has a second
     port, of content ALIGNMENT, which does not depend on how the text was cut into pieces."""
 
     async def prepare(self, request: SpeechRequest) -> P:
         """The prepared run for `speak`. Raises BadRequest."""
 
     def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
-        """inputs: the pieces of all input ports in order of arrival, from item 0 even in a session that goes on elsewhere. Yields the
-        frames from the first wanted one on, and likewise the words if they are wanted, before or right after their frames. Raises
-        BadRequest for speech that ends before the first wanted item.
+        """Yields the frames from the first wanted one on, and the words, if they are wanted, before or right after their frames. inputs:
+        the pieces of all input ports in order of arrival, from item 0 even in a session that goes on elsewhere. Raises BadRequest for
+        speech that ends before the first wanted item.
 
-        A model that `tells_unspoken` yields the unspoken characters of the whole text, whatever is wanted. For these alone it is also
-        called in a session that goes on elsewhere and of which nothing else is wanted any more."""
+        A model that `tells_unspoken` yields the unspoken characters of the whole text, whatever is wanted. In a session that goes on
+        elsewhere, it is called for these alone even if nothing else is wanted any more."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
 
 
 class Profile(enum.StrEnum):
-    """The profiles of a Code2Wav, as in stage.proto: from the soonest first sound to the sound of the whole speech at once. Every model has
-    all of them."""
+    """The profiles of a Code2Wav, as in stage.proto: from the earliest first sound to the sound of the whole speech at once. Every model
+    has all of them."""
 
     LATENCY = "latency"
     BALANCED = "balanced"
@@ -401,8 +403,8 @@ USUAL_PROFILE = Profile.BALANCED
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """A request to a Code2Wav. profile: a Profile. client: as in TextRequest. A model makes sound at its own rate; the stage converts to
-    other rates."""
+    """A request to a Code2Wav. profile: a Profile. voice: empty: the default. client: as in TextRequest. A model makes sound at its own
+    rate; the stage converts it to other rates."""
 
     seed: int
     profile: str = USUAL_PROFILE
@@ -411,18 +413,17 @@ class WaveRequest:
 
 
 class Code2WavModel(Model, Protocol[P]):
-    """Makes sound from speech frames."""
+    """Makes sound from frames of speech."""
 
     async def prepare(self, request: WaveRequest) -> P:
         """The prepared run for `decode`. Raises BadRequest."""
 
     def first_frame(self, prepared: P, sample: int) -> int:
-        """The first frame needed for the sound from that sample (per channel) on, left context included; 0 if only the frames themselves
-        tell."""
+        """The first frame that the sound from this sample (of each channel) on depends on; 0 if only the frames themselves show that."""
 
     def decode(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """inputs: frames without gap, from frame `first_frame` of the wanted sample, or from the `Sound.needs` of a sound before it, or
-        from any frame between. Yields the sound from the wanted sample on. Chunk borders that change the samples depend only on the frame
+        """Yields the sound from the wanted sample on. inputs: frames without gap, from frame `first_frame` of the wanted sample, or from
+        the `Sound.needs` of a sound before it, or from any frame between. Chunk borders that change the samples depend only on the frame
         index, never on how the frames arrived or where they began. Raises BadRequest for sound that ends before the wanted sample."""
 
 
@@ -475,7 +476,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """Progress of a drawing. step: how many steps are done. steps: how many there are; 0: unknown."""
+    """Progress of a drawing. step: number of steps that are done. steps: number of all; 0: unknown."""
 
     step: int
     steps: int
@@ -504,8 +505,8 @@ MAX_CLIP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: frames that become showable with it, at least one. They are the items of
-    the video port: a piece without any would come twice in a session that goes on elsewhere. codecs: their names as a browser needs them
+    """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: number of frames that can be shown with it, at least one. They are the
+    items of the video port: a piece without any would come twice in a session that goes on elsewhere. codecs: their names for a browser
     (RFC 6381); empty: unknown."""
 
     data: bytes
@@ -531,10 +532,10 @@ class DiffusionModel(Model, Protocol[P]):
         """The prepared run for `draw`. Raises BadRequest."""
 
     def items(self, prepared: P) -> Mapping[str, int]:
-        """The number of items that will come on each port in all, without ports of progress and ports that keep states."""
+        """For each output port, the number of items that will come in all; without ports of progress and ports that keep states."""
 
     def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        """Yield the results: pictures, frames and samples from the wanted item of their ports on. Progress begins anew in a session that
+        """Yields the results: pictures, frames and samples from the wanted item of their ports on. Progress begins anew in a session that
         was begun elsewhere."""
 
 

@@ -16,7 +16,7 @@ Made = TypeVar("Made", bound="DataclassInstance")
 
 
 class SettingsLike(Protocol):
-    """The settings of a server that concern loading; see omnistage.stage.settings."""
+    """The settings of a server that matter for loading; see omnistage.stage.settings."""
 
     checkpoint: str
     device: str
@@ -39,8 +39,8 @@ USUAL_SESSIONS = 64
 
 
 def with_resumed(sessions: int) -> int:
-    """Most sessions of a replica with a limit of `sessions`, if it takes over sessions of a lost replica: these may exceed the limit,
-    because they must not be turned away while there is memory for them."""
+    """Number of sessions that a replica with a limit of `sessions` may have when it takes over sessions of a lost replica: these may exceed
+    the limit, because they must not be turned away while there is memory for them."""
     return 2 * sessions
 
 
@@ -48,11 +48,11 @@ def with_resumed(sessions: int) -> int:
 class LoadOptions:
     """How a model is to be loaded. A default leaves a setting to the model.
 
-    path: folder of a checkpoint; None: the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
-    rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: keep the common beginnings of prompts. tensor_parallel_size:
-    number of ranks of the model. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to 1. memory_share: part of the
-    device's memory that it may count on, above 0 to 1, if other models that take all free memory start at the same time. family: options
-    that only models of one family have.
+    path: folder of a checkpoint; None: the family's own. threads: torch threads of a computing thread. max_sessions: answers at once.
+    max_batch_size, max_batch_tokens: sequences and rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: whether to
+    keep the common beginnings of prompts. tensor_parallel_size: number of ranks of the model. gpu_memory_utilization: part of a GPU's
+    memory that it may fill, above 0 to 1. memory_share: part of the device's memory that it may count on, above 0 to 1, if other models
+    that take all free memory start at the same time. family: options that only models of one family have.
     """
 
     path: Path | None = None
@@ -76,12 +76,12 @@ class LoadOptions:
         return cls(path, family=settings.options, **named)
 
     def given(self, name: str) -> bool:
-        """Whether the user gave this setting."""
+        """Whether the user set this setting to another value than the default."""
         return bool(getattr(self, name) != DEFAULTS[name])
 
     @property
     def sessions(self) -> int:
-        """Answers at once; USUAL_SESSIONS if the user does not say."""
+        """Number of answers at once; USUAL_SESSIONS if the user does not set it."""
         return self.max_sessions or USUAL_SESSIONS
 
     @property
@@ -90,12 +90,13 @@ class LoadOptions:
         return self.enable_cache is not False
 
     def told(self, name: str, value: object) -> str:
-        """The text of the value that was chosen for a setting, marked as default if the user gave none."""
+        """The text of a setting's chosen value, marked as default if the user did not set it."""
         return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
 
 
-def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
-    """The options of a family, each of the type of its default. of: name of the family, for humans. Raises LoadError."""
+def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
+    """The options of a family, after a check that each is known and has the type of its default. of: the model's name in errors. Raises
+    LoadError."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
     unknown = sorted(options.keys() - known.keys())
     if unknown:
@@ -109,8 +110,7 @@ def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of
 
 
 def not_negative(made: Made, of: str) -> Made:
-    """The same options of a family, in which 0 leaves a choice to the model. of: name of the family, for humans. Raises LoadError for a
-    number below 0."""
+    """The same options, after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
     for each in fields(made):
         value = getattr(made, each.name)
         if not isinstance(value, str) and value < 0:
@@ -119,14 +119,14 @@ def not_negative(made: Made, of: str) -> Made:
 
 
 def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:
-    """Raises LoadError for an option below 1. names: the options to check. of: name of the family, for humans."""
+    """Raises LoadError for an option below 1. names: the options to check. of: the model's name in errors."""
     for name in names:
         if getattr(options, name) < 1:
             raise LoadError(f"option {name} of {of} is {getattr(options, name)}: give 1 or more")
 
 
 def value_text(value: object) -> str:
-    """The text of a value as it is written on a command line."""
+    """The text of a value, spelled as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -134,7 +134,7 @@ GPU_MEMORY = "gpu_memory_utilization"
 """A setting that every model accepts on a CPU, where it means nothing."""
 
 MEMORY_SHARE = "memory_share"
-"""A setting of models that take all the memory they find free."""
+"""A setting of models that take all free memory."""
 
 OPTIONAL = (
     "threads",

@@ -1,5 +1,5 @@
-"""The families of models: a table, the entries that installed packages add to it, and functions that read it. A family's code is imported
-when it is needed."""
+"""The families of models: a table, the families that installed packages add to it, and functions that read both. A family's code is
+imported when it is needed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class UnknownFamily(LoadError):
 
 
 class UnknownCheckpoint(LoadError):
-    """A folder that is a checkpoint of no family, or of several."""
+    """The checkpoint in a folder belongs to no family, or to several."""
 
 
 ADVICE: Mapping[str, str] = {
     "tensor_parallel_size": "computes on one device; for more answers at once run more replicas of it",
     "max_batch_size": "computes one session after the other; leave it out",
 }
-"""Advice to a user who gives a setting to a model that does not use it."""
+"""Setting -> advice to a user who sets it for a model that does not use it."""
 
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-"""Errors of building a model from files that cannot be read, or from numbers and words of a config that nobody foresaw."""
+"""Errors that building a model may raise if its files cannot be read, or if its config has unforeseen values."""
 
 CONVERTED = ("config.json", WEIGHTS)
 
@@ -46,7 +46,7 @@ _SPEAKS = ("enable_audio_output", "enable_talker")
 """Keys of a config that are false if the checkpoint has neither Talker nor Code2Wav."""
 
 _SPEECH_2_5 = ("talker_config", "token2wav_config")
-"""Sections that its Talker and its Code2Wav both read."""
+"""Sections of a config of Qwen2.5-Omni that its Talker and its Code2Wav both read."""
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
 """The options of the toy models, the same for every kind, so that one option can be given to a whole chain."""
@@ -199,24 +199,24 @@ FAMILIES: Mapping[str, Family] = {
 
 
 GROUP = "omnistage.families"
-"""Entry points of this group name families that other packages bring: `name = "module:ATTRIBUTE"`, the place of a Family. An entry point
-with the name of a family in the table is ignored."""
+"""Entry points of this group name families of other packages: `name = "module:ATTRIBUTE"`, where the Family is. An entry point with the
+name of a family in the table is ignored."""
 
 
 def family_of(name: str) -> Family | None:
-    """The family of that name, from the table or an installed package; None: there is no such family. Raises LoadError for a package that
-    lacks the family it names."""
+    """The family of this name, from the table or an installed package; None: there is none. Raises LoadError for a package without the
+    family that it names."""
     points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
     return _brought(points) if points else FAMILIES.get(name)
 
 
 def families() -> dict[str, Family]:
-    """All families by name. Packages that lack the family they name are left out."""
+    """All families by name, without those of packages that lack the family that they name."""
     return _sound_and_broken()[0]
 
 
 def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
-    """All families by name, and the errors of packages that should bring one: a bad package hinders no other."""
+    """All families by name, and the errors of packages whose family cannot be used: such a package must not hinder others."""
     points = entry_points(group=GROUP)
     found, broken = dict[str, Family](), list[LoadError]()
     for name in sorted(points.names - FAMILIES.keys()):
@@ -228,7 +228,7 @@ def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
 
 
 def _brought(points: tuple[EntryPoint, ...]) -> Family:
-    """The family that packages bring by entry points of one name. Raises LoadError if there are several, or if it is no Family."""
+    """The family behind the entry points of one name. Raises LoadError if there are several, or if it is no Family."""
     packages = [point.dist.name if point.dist else "a package" for point in points]
     name = points[0].name
     if len(points) > 1:
@@ -243,7 +243,7 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 
 
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
-    """The types that a family's model of a kind computes in; auto, which is always possible, is not among them. Raises UnknownFamily."""
+    """The types that a family's model of a kind can compute in, without auto, which is always possible. Raises UnknownFamily."""
     return _entry(family, kind).dtypes
 
 
@@ -254,14 +254,15 @@ def has_model(family: str, kind: str) -> bool:
 
 
 def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
-    """The kinds of those models, given by family and kind, that a checkpoint does not have, judged by its config.json. Raises LoadError."""
+    """The kinds of those of `models`, as (family, kind), that a checkpoint does not have, judged by its config.json. folder: the
+    checkpoint. Raises LoadError."""
     paths = [(family, kind, folder / _entry(family, kind).folder / "config.json") for family, kind in models]
     return [kind for family, kind, path in paths if path.is_file() and not is_said(Config(json_object(path), str(path)), family, kind)]
 
 
 def is_said(config: Config, family: str, kind: str) -> bool:
-    """Whether a checkpoint has a family's model of a kind, by its config: no section of the model is absent or empty, and no switch is
-    false. Raises BadCheckpoint for a value of another type."""
+    """Whether the config says that the checkpoint has a family's model of a kind: no section of the model is absent or empty, and no switch
+    is false. Raises BadCheckpoint for a value of another type."""
     entry = _entry(family, kind)
     there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
     return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
@@ -274,18 +275,18 @@ def check_said(config: Config, family: str, kind: str) -> None:
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:
-    """The voices that every model of this family and kind has; none for models whose checkpoints decide that."""
+    """The voices that every model of this family and kind has; none if the checkpoint decides that."""
     return _entry(family, kind).voices
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: the model uses the setting, or `loading_texts`
-    says that the setting means nothing there. Raises UnknownFamily."""
+    """Whether a setting of options.OPTIONAL may be set for a family's model of a kind on a device: the model uses it, or it means nothing
+    on that device, and `loading_texts` says so. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
 def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
-    """How a family's model of a kind is loaded, for humans, as far as the options tell."""
+    """How a family's model of a kind is loaded, as far as the options determine it: setting -> text for humans."""
     dtypes = _entry(family, kind).dtypes
     said = {
         "family": family,
@@ -302,8 +303,8 @@ def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str
 
 
 def check(family: str, kind: str, options: LoadOptions) -> None:
-    """Raises LoadError for a model that cannot be loaded with these options, as far as that can be known without importing torch. A setting
-    that the model would not use is refused too, because a user who gives it expects an effect."""
+    """Raises LoadError if a model cannot be loaded with these options, as far as that can be known without importing torch. A setting that
+    the model would not use is refused too, because a user who sets it expects an effect."""
     entry = _entry(family, kind)
     if options.device.partition(":")[0] not in entry.devices:
         raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(entry.devices)} only")
@@ -330,9 +331,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
-    """Load a family's model of a kind, from `options.path` or otherwise from the family's own checkpoint, which is fetched if the cache
-    lacks it.
-
+    """Load a family's model of a kind from `options.path`; None: from the family's own checkpoint, which is fetched if the cache lacks it.
     Raises LoadError."""
     check(family, kind, options)
     check_there(options.device)
@@ -357,7 +356,7 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
     except Unreachable as error:
         raise BadCheckpoint(f"{folder} is not complete: {error}") from error
     except FAULTS as error:
-        # On a CPU torch has no class of its own for a lack of memory.
+        # For a lack of memory on a CPU, torch has no error class of its own.
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
         if folder is None:
@@ -382,29 +381,28 @@ def _loader(family: str, kind: str) -> Loader:
 
 
 def has_default(family: str) -> bool:
-    """Whether a family has a checkpoint of its own, which is fetched if no other one is given."""
+    """Whether a family has a checkpoint of its own, which is used if the user gives no other."""
     return bool(_known(family).default)
 
 
 def missing_packages(family: str) -> list[str]:
-    """The packages that a family needs and that are not installed."""
+    """Names of the packages that a family needs and that are not installed."""
     return [name for name in _known(family).needs if find_spec(name) is None]
 
 
 def fetch_default(family: str, progress: ShowProgress | None = None) -> Path:
-    """The folder of a family's own checkpoint, fetched first if it is not in the cache. Safe to call from several processes at once. Raises
+    """The folder of a family's own checkpoint, which is fetched first if the cache lacks it. Several processes may call it at once. Raises
     FetchError."""
     return cast(Callable[[Path | None, ShowProgress | None], Path], _named(_known(family).default))(None, progress)
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
-    """The family to which the checkpoint in a folder belongs. among: possible families; None: all. called: the folder's name in errors.
-    Raises UnknownCheckpoint if there is no such family, or more than one. A family whose package lacks it cannot be recognised: the error
-    names it."""
+    """The family of the checkpoint in a folder. among: the possible families; None: all. called: the folder's name in errors; empty: its
+    path. Raises UnknownCheckpoint if no family fits, or several; the error names packages whose family cannot be used."""
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
-    # A family with a mark that any value has gives way to families that name the value.
+    # Families whose marks all name values go before families with a mark that accepts any value.
     found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]

@@ -1,8 +1,8 @@
-"""The sound encoder of Qwen2.5-Omni: log-mel spectrograms in, rows of the Thinker out, one for 40 ms.
+"""The sound encoder of Qwen2.5-Omni: turns log-mel spectrograms into rows of the Thinker, one for 40 ms of sound.
 
-Whisper's encoder (Radford et al. 2022) in chunks of two seconds that do not see each other, with every two rows averaged at the end:
-Transformers' `Qwen2_5OmniAudioEncoder`. A convolution is a product of three frames at a time, so all products run as the engine's do
-(omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
+It is Whisper's encoder (Radford et al. 2022) in chunks of two seconds that do not see each other, with every two rows averaged at the end:
+Transformers' `Qwen2_5OmniAudioEncoder`. A convolution is computed as a product of three frames at a time, so all products run as the
+engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnistage.models.qwen2_5_omni.config import AudioConfig
 
 
 def rows_of_frames(frames: int) -> int:
-    """Rows that this many frames of the spectrogram become: a convolution takes every second frame, then pairs are averaged."""
+    """Number of rows that this many frames of the spectrogram become: a convolution keeps every second frame, then pairs are averaged."""
     return ((frames - 1) // 2 + 1) // 2
 
 
@@ -54,7 +54,7 @@ class AudioEncoder:
         return torch.split(spectrogram, self.config.piece)
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """The rows of sounds, [rows_of_frames(frames), output_size] each. spectrograms: [frames, mel_bins] each, at least 3 frames.
+        """The rows of sounds, [rows_of_frames(frames), output_size] for each. spectrograms: [frames, mel_bins] each, at least 3 frames.
         on_layer: called before each layer; its error ends the work."""
         config = self.config
         chunks = [chunk for spectrogram in spectrograms for chunk in torch.split(spectrogram, config.chunk)]
@@ -72,6 +72,7 @@ class AudioEncoder:
         return list(torch.split(rows, [count // 2 for count in counts]))
 
     def _convolved(self, index: int, chunks: Sequence[torch.Tensor], stride: int) -> torch.Tensor:
-        """A convolution over three frames and its GELU, of chunks [frames, width] each, with zeros before and after them."""
+        """A convolution over three frames, then GELU, of chunks [frames, width] each, padded with one zero frame before and after. index: 0
+        or 1, which convolution. Returns the frames of all chunks, joined."""
         threes = [functional.pad(chunk, (0, 0, 1, 1)).unfold(0, 3, stride).flatten(1) for chunk in chunks]
         return functional.gelu(self._convolutions[index](torch.cat(threes)))

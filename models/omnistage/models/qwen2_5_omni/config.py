@@ -1,4 +1,4 @@
-"""The config.json of a Qwen2.5-Omni checkpoint, as far as the Thinker and the Talker need it.
+"""The config of a Qwen2.5-Omni checkpoint's Thinker and Talker, from its config.json.
 
 Two spellings are read: `rope_theta` with `rope_scaling`, as the published checkpoints have it, and `rope_parameters` of Transformers 5.
 """
@@ -25,8 +25,8 @@ PIECE_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """See the common VisionConfig. window_size: pixels. full_layers: layers whose attention sees the whole frame; the others see
-    windows."""
+    """The common VisionConfig, and: window_size: pixels of a window's side. full_layers: numbers of the layers whose attention sees the
+    whole frame; the others see windows."""
 
     window_size: int
     full_layers: frozenset[int]
@@ -39,18 +39,19 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """See the common AudioConfig. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many."""
+    """The common AudioConfig, and: window: half the number of frames of a chunk; two frames of the spectrogram become one for attention,
+    which sees this many."""
 
     window: int
 
     @property
     def chunk(self) -> int:
-        """Frames of the spectrogram that convolutions see together."""
+        """Number of frames of the spectrogram that convolutions see together."""
         return 2 * self.window
 
     @property
     def piece(self) -> int:
-        """Frames of several chunks, which are encoded at once."""
+        """Number of frames of the chunks that are encoded at once."""
         return PIECE_CHUNKS * self.chunk
 
     @property
@@ -71,9 +72,9 @@ class AudioConfig(encoders.AudioConfig):
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of
-    sound or film takes. seconds_per_chunk: seconds of a film and its sound that stand together in the prompt. tied: the logits use the
-    embedding if there is no head."""
+    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second:
+    positions that a second of sound or film takes. seconds_per_chunk: seconds of a film and its sound that stand together in the prompt.
+    tied: the logits use the embedding if there is no head."""
 
     text: DecoderConfig
     rope: RopeConfig
@@ -87,7 +88,7 @@ class ThinkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CodecIds:
-    """Items of the Talker that are no codes. Speech ends with `eos` or `pad`."""
+    """Items of the Talker that are no codes. `eos` and `pad` end a speech."""
 
     bos: int
     eos: int
@@ -97,10 +98,10 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The config of a Talker. decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: rope of
-    its positions. codec: special items. silent: items that are neither codes nor an end, of which Code2Wav could make nothing. row_size:
-    width of the rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand
-    after the last row. block: codes that Code2Wav attends to together. speaker_size, mel_bins: sizes of a voice's vector and of its
+    """The config of a Talker. decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: of its
+    positions. codec: special items. silent: items that are neither codes nor an end, from which Code2Wav could make nothing. row_size:
+    width of the rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker for the rows
+    after the last one. block: codes that Code2Wav attends to together. speaker_size: width of a voice's vector. mel_bins: width of its
     example."""
 
     decoder: DecoderConfig
@@ -116,7 +117,7 @@ class TalkerConfig:
 
     @property
     def nothing(self) -> int:
-        """The item of a row without an item."""
+        """The item that stands for no item."""
         return self.decoder.vocab_size - 1
 
 

@@ -1,4 +1,4 @@
-"""A Qwen2.5-Omni Thinker from the files of a checkpoint in the published layout."""
+"""Loads a Qwen2.5-Omni Thinker from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of the encoders in the config do not fit their weights: everything is built and tried by the
-    config."""
+    """Raises BadCheckpoint if the sizes of the encoders in the config do not fit their weights: what is built and tried next has the
+    config's sizes."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
     block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -1,4 +1,4 @@
-"""A Qwen2.5-Omni Talker from the files of a checkpoint in the published layout."""
+"""Loads a Qwen2.5-Omni Talker from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
-    """The decoder. Its embedding has one row more than the checkpoint: zeros for a row without an item."""
+    """The decoder. Its embedding has one row more than the checkpoint: zeros, for the item `config.nothing`."""
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:

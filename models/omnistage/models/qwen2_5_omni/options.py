@@ -1,4 +1,4 @@
-"""The options that only models of this family have."""
+"""Options that only models of this family have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from omnistage.models.errors import LoadError
 
 FAMILY = "qwen2_5_omni"
 SOLVERS = ("rk4", "midpoint", "euler")
-"""Solvers of the flow; the model was published with the first."""
+"""Names of the solvers of the flow; the first is the published one."""
 
 MOST_STEPS = 100
 MOST_AHEAD = 36
-"""Most blocks ahead: with the published solver and steps, a block depends on no block farther ahead."""
+"""Largest `lookahead`: with the published solver and steps, a block depends on no block farther ahead."""
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
@@ -35,7 +35,7 @@ class TalkerOptions(speech.TalkerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions(speech.Code2WavOptions):
-    """See the common Code2WavOptions. solver: solver of the flow, one of SOLVERS. steps: its steps, one less than `num_steps` of
+    """The common Code2WavOptions, and: solver: solver of the flow, one of SOLVERS. steps: its number of steps, one less than `num_steps` of
     Transformers. lookahead: blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request."""
 
     family = FAMILY

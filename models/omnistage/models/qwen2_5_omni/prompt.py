@@ -1,4 +1,4 @@
-"""The prompt of Qwen2.5-Omni: `get_rope_index` of Transformers' `Qwen2_5OmniThinker`."""
+"""Lays out the prompt of Qwen2.5-Omni, as `get_rope_index` of Transformers' `Qwen2_5OmniThinker` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Rows(PromptRows):
         self._config = config
 
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film and its sound: the rows of each `seconds_per_chunk` stand together, pictures first. The marks around the
+        """Add the rows of a film and its sound: those of each `seconds_per_chunk` stand together, pictures first. The marks around the
         sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
@@ -40,15 +40,15 @@ class _Rows(PromptRows):
         order = np.concatenate(pieces)
         positions = np.concatenate((seen[1], heard[1]), 1)
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # Later rows count on from the last piece, even if the other one lasts longer: so the model was trained.
+        # Later positions follow those of the last piece, even if the other medium reaches further: so the model was trained.
         self.next = int(positions[:, pieces[-1]].max()) + 1
         self.add(np.array([config.ids.audio_end]), np.full((3, 1), self.next))
         self.next -= 1
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
-    """Cut rows into chunks by their times. times: [rows]. For each chunk, the index of its first row and the index after its last one: the
-    n-th chunk ends before the first time that is not below n * step."""
+    """Cut rows into chunks by their times. times: of each row, [rows]. Returns for each chunk the index of its first row, and the index
+    after its last one. The n-th chunk ends before the first time that is n * step or later."""
     chunks, start = list[tuple[int, int]](), 0
     for index in range(len(times)):
         if times[index] >= (len(chunks) + 1) * step:

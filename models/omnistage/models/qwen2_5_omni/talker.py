@@ -1,8 +1,8 @@
 """The Talker of Qwen2.5-Omni (Xu et al. 2025): speaks the rows of an answer as they come, one code after the other.
 
-Between the conversation and the answer it adds the row of the voice token; a frame is one code, and each code is embedded in the rows of
-the Thinker. It follows the intent of `Qwen2_5OmniForConditionalGeneration.generate` of Transformers: versions 5.20 to 5.23 compute
-something else for a request alone, because they drop its mask, and with it places and special codes.
+Between the conversation and the answer it adds the row of the voice's token. A frame is one code, and a code's embedding is as wide as a
+row of the Thinker. It does what `Qwen2_5OmniForConditionalGeneration.generate` of Transformers intends. Versions 5.20 to 5.23 compute
+something else for a request alone: they drop its mask, and with it places and special codes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Qwen2_5Talker(RowTalker):
         self.config = config
 
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.lay_out. The rows of the conversation have no code; `pad` and `bos` go with the voice and the first token."""
+        """See RowTalker.lay_out. The rows of the conversation have no code. The row of the voice's token has `pad`, the row of the answer's
+        first token has `bos`."""
         codec, positions = self.config.codec, positions_behind(places, 2)
         items = np.full((positions.shape[1], 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.bos

@@ -1,8 +1,9 @@
-"""The encoder of pictures and films of Qwen2.5-Omni: patches in, rows of the Thinker out.
+"""The encoder of pictures and films of Qwen2.5-Omni: turns patches into rows of the Thinker.
 
-A vision transformer with RMS norms, gated feed-forward layers, rotary positions on two axes (row and column of a patch) and attention
-within windows, except in a few layers; at the end, patches are merged two by two on each side: Transformers' `Qwen2_5OmniVisionEncoder`.
-Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures in the pass.
+It is a vision transformer with RMS norms, gated feed-forward layers, rotary positions on two axes (row and column of a patch) and attention
+within windows, except in a few layers. At the end, patches are merged two by two on each side. It is Transformers'
+`Qwen2_5OmniVisionEncoder`. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other
+pictures in the pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One layer."""
+    """The weights of one layer."""
 
     attention_norm: torch.Tensor
     query_key_value: Linear
@@ -54,10 +55,10 @@ class VisionEncoder:
         return self._merge_norm.dtype
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """The rows of pictures and films, [grid.patches / merge², output_size] each.
+        """The rows of pictures and films, [grid.patches / merge², output_size] for each grid.
 
-        patches: [patches of all grids, patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its
-        error ends the work."""
+        patches: those of all grids, [patches, patch_values]; the patches of a merged row are neighbours. on_layer: called before each
+        layer; its error ends the work."""
         order, windows, frames = self._arranged(grids)
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)
@@ -84,8 +85,8 @@ class VisionEncoder:
         return x + block.down(functional.silu(gate) * up)
 
     def _arranged(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
-        """The numbers of merged rows in the order of windows, int64 [rows]; and, in that order, the patches of each window and of each
-        frame."""
+        """The numbers of merged rows in the order of windows, int64 [rows]; and, in that order, the Segments of windows and the Segments of
+        frames, both of patches."""
         side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit
         orders, windows, frames, start = list[torch.Tensor](), list[int](), list[int](), 0
         for grid in grids:

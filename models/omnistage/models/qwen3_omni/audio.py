@@ -1,12 +1,12 @@
-"""The sound encoder of Qwen3-Omni: log-mel spectrograms in, rows of the Thinker out, 13 for a second.
+"""The sound encoder of Qwen3-Omni: turns log-mel spectrograms into rows of the Thinker, 13 for a second.
 
-Three convolutions over time and pitch take chunks of a second that do not see each other, and Whisper's layers take windows of several
-chunks: Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is a product of three by three numbers at a time, so all products run as the
-engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
+Three convolutions over time and pitch see chunks of a second, each by itself; Whisper's layers see windows of several chunks. It is
+Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is computed as a product of three by three numbers at a time, so all products run as
+the engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
 
-The last chunk of a sound with whole chunks is padded with silence to a whole one, as in Transformers. Transformers also pads a sound that
-is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here its rows are always those that it
-has alone.
+If a sound is longer than a chunk, its last chunk is padded with silence to a whole one, as in Transformers. Transformers also pads a sound
+that is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here its rows are always those that
+it has alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, si
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved_length
 
 CHUNKS = 8
-"""Chunks that go through the convolutions at once: this bounds the memory, of which convolutions take much."""
+"""Number of chunks that go through the convolutions at once, which bounds their memory."""
 
 
 class AudioEncoder:
@@ -54,14 +54,15 @@ class AudioEncoder:
         return whole * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The windows of attention. A rest that is shorter than a chunk stays with the last window, because it must be padded."""
+        """The windows of attention. A last piece that is shorter than a chunk stays with the window before it, because it must be
+        padded."""
         pieces = list(torch.split(spectrogram, self.config.piece))
         if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
             pieces[-2:] = [torch.cat(pieces[-2:])]
         return pieces
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """See common's AudioEncoder; rows have row_size numbers. spectrograms: at least 1 frame."""
+        """See common's AudioEncoder; a row has row_size numbers. spectrograms: at least 1 frame each."""
         config = self.config
         x = self._convolved(spectrograms)
         counts = [self.rows(len(spectrogram)) for spectrogram in spectrograms]
@@ -74,7 +75,7 @@ class AudioEncoder:
         return list(torch.split(functional.pad(rows, (0, config.row_size - config.output_size)), counts))
 
     def _convolved(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The output rows of the convolutions, with their positions in their chunks, [rows, hidden_size]."""
+        """The rows that the convolutions make of all chunks, plus their positions in their chunks, [rows, hidden_size]."""
         chunks, rows = list[torch.Tensor](), list[int]()
         for spectrogram in spectrograms:
             for chunk in torch.split(spectrogram, self.config.chunk):
@@ -91,7 +92,7 @@ class AudioEncoder:
         return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
 
     def _convolved_alike(self, chunks: torch.Tensor) -> torch.Tensor:
-        """The convolutions of chunks [chunks, frames, bins] of equal length; [chunks, rows, hidden_size]."""
+        """The convolutions of chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
         x = chunks.mT[:, None]
         for convolution in self._convolutions:
             height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])

@@ -1,4 +1,4 @@
-"""The config.json of a Qwen3-Omni checkpoint, as far as the Thinker needs it."""
+"""The config of a Qwen3-Omni checkpoint's Thinker, from its config.json."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from omnistage.models.registry import is_said
 MODEL_TYPE = "qwen3_omni_moe"
 
 SECTIONS = (24, 20, 20)
-"""Pairs of components of a head by axis, if a config does not say."""
+"""Numbers of pairs of components of a head for each axis, if a config does not give them."""
 
 CHUNK_ROWS = 13
-"""Rows that the sound encoder makes from a whole chunk. The published code has this number, whatever the size of a chunk."""
+"""Number of rows that the sound encoder makes from a whole chunk. The published code has this number, whatever the size of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """See the common VisionConfig. positions: rows of the table of positions, which form a square. deepstack: layers after which rows for
-    layers of the decoder are made too, of output_size each."""
+    """The common VisionConfig, and: positions: rows of the table of positions, which form a square. deepstack: numbers of the layers after
+    which rows are made for layers of the decoder too, of output_size each."""
 
     positions: int
     deepstack: tuple[int, ...]
 
     @property
     def grid(self) -> int:
-        """Rows and columns of the square of positions."""
+        """Number of rows, and of columns, of the square of positions."""
         return isqrt(self.positions)
 
     @property
     def row_size(self) -> int:
-        """Width of the whole output for a row: the row itself, and one for each layer of `deepstack`."""
+        """Width of an output row: the row itself, and one part for each layer of `deepstack`."""
         return (1 + len(self.deepstack)) * self.output_size
 
     @property
@@ -59,9 +59,9 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """See the common AudioConfig. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention
-    sees together. channels: channels of the convolutions. row_size: width of an output row with the zeros after it, which make it as wide
-    as the rows of pictures."""
+    """The common AudioConfig, and: chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention
+    sees together. channels: of the convolutions. row_size: width of an output row with zeros at its end, which make it as wide as the rows
+    of pictures."""
 
     chunk: int
     window_chunks: int
@@ -70,7 +70,7 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def piece(self) -> int:
-        """Frames of one window."""
+        """Number of frames of one window."""
         return self.window_chunks * self.chunk
 
     @property
@@ -85,16 +85,16 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def frame_bytes(self) -> int:
-        """See AudioSizes; most of it is the input of the second convolution: nine numbers of each channel, a quarter of the bins, of every
-        fourth frame."""
+        """See AudioSizes. Most of it is the input of the second convolution: for every fourth frame, nine numbers of each channel and of a
+        quarter of the bins."""
         taken = 9 * self.channels * self.mel_bins // 16
         return 4 * (self.mel_bins + taken + (12 * self.hidden_size + 2 * self.ffn_size + self.row_size) // 8)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechSource:
-    """Facts of the Thinker that decide which rows the Talker gets. layer: for media, it gets the hidden rows with this index in
-    `hidden_states` of Transformers. turn: the id with which a turn begins. user: the id after it if a user speaks."""
+    """Facts of the Thinker that decide which rows the Talker gets. layer: for media, the Talker gets the hidden rows with this index in
+    `hidden_states` of Transformers. turn: the id with which a turn begins. user: the id that follows it in a user's turn."""
 
     layer: int
     turn: int
@@ -103,9 +103,9 @@ class SpeechSource:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of
-    sound or film takes. biased: see `decoder_weights`. tied: the logits use the embedding if there is no head. speech: None for a
-    checkpoint that does not speak."""
+    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second:
+    positions that a second of sound or film takes. biased: see `decoder_weights`. tied: the logits use the embedding if there is no head.
+    speech: None for a checkpoint without a Talker."""
 
     text: DecoderConfig
     experts: ExpertSizes
@@ -147,7 +147,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _speech(whole: Config, layers: int) -> SpeechSource | None:
-    """Read the facts for the Talker; None if the checkpoint has none. layers: of the Thinker's decoder."""
+    """The facts for the Talker; None if the checkpoint has no Talker. layers: number of layers of the Thinker's decoder. Raises
+    BadCheckpoint."""
     if not is_said(whole, "qwen3_omni", "talker"):
         return None
     talker = whole.section("talker_config")
@@ -197,7 +198,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
 
 
 def convolved_length(count: int) -> int:
-    """How many of `count` frames or bins three convolutions leave; each takes every second one."""
+    """Number of frames or bins that three convolutions make of `count`; each keeps every second one."""
     for _ in range(3):
         count = (count - 1) // 2 + 1
     return count

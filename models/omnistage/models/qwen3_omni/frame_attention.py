@@ -1,9 +1,9 @@
-"""Attention within the frames of the code predictor: a few places for each speaker, all of them in one product.
+"""Attention within the frames of the code predictor: each speaker has a frame of a few places, and all speakers share one product.
 
-A frame has few places and begins anew each time. So keys and values lie side by side by speaker and head, and are multiplied where they
-lie. Places that a row does not see yet are masked, so that all passes have one size; the numbers left in them must be finite. The bits of a
-row may depend on how many speakers are multiplied together. So each number of speakers is tried, and if the bits differ for one, each
-speaker is always multiplied alone.
+Each frame begins anew. So keys and values are stored side by side by speaker and head, and are multiplied where they are. Places that a row
+does not see yet are masked, so that all passes have one size; the numbers left in them must be finite. The bits of a row may depend on how
+many speakers are multiplied together. So each number of speakers is tried at load; if the bits differ for one, each speaker is always
+multiplied alone.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from omnistage.engine.adapter import Attention, DecoderSpec
 
 
 class FrameAttention:
-    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: most speakers at once. together:
-    whether they share a product."""
+    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: number of speakers that it has room
+    for. together: whether they share a product."""
 
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
-        # In float32, whatever the rows are: so small products are faster, and oneDNN has no kernel to keep for each number of speakers.
+        # In float32, whatever the rows' type: products so small are faster in it, and oneDNN keeps no kernel for each number of speakers.
         self._held = torch.zeros(shape, device=spec.device)
         self.together = all(self._alike(speakers, each) for each in (1, 2))
 
     @property
     def told(self) -> str:
-        """The text for the settings of the model."""
+        """The text about this for the settings of the model."""
         if self.together:
             return "all speakers at once: each had the same bits in every company at load"
         return "speaker by speaker: together they had other bits at load"
 
     def forget(self) -> None:
-        """Clear the frames so far."""
+        """Set all keys and values to zero."""
         self._held.zero_()
 
     def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """The attention of a pass for `speakers` speakers. start: first place of the pass in the frames. each: number of rows of each
+        """The attention of a pass for `speakers` speakers. start: the pass's first place in the frames. each: number of rows of each
         speaker."""
         spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
         group, end = spec.query_heads // heads, start + each
@@ -62,23 +62,25 @@ class FrameAttention:
         return attend
 
     def _alike(self, most: int, each: int) -> bool:
-        """Whether rows have the same bits in products of any number of speakers, up to `most`, as alone. each: rows of each speaker."""
+        """Whether rows have the same bits in products of any number of speakers up to `most` as alone. each: number of rows of each
+        speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
         shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
         asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
         mask = torch.zeros(1, spec.context, device=spec.device)
         alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
-        # The last speakers, which have other places than in the product of all.
+        # The last speakers, so that each has another place than in the product of all.
         parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
         return all(torch.equal(_attended(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
 
 
 def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention. asked: [heads, rows, head_size]; keys, values: [heads, places, head_size]; mask: [rows, places], added to scores."""
+    """The results of attention, [heads, rows, head_size]. asked: queries, in the same shape. keys, values: [heads, places, head_size].
+    mask: added to the scores, [rows, places]."""
     return torch.bmm(torch.baddbmm(mask, asked, keys.transpose(1, 2)).softmax(-1), values)
 
 
 def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As `_attended`, with a product for each speaker. heads: heads of keys of a speaker."""
+    """As `_attended`, with one product for each speaker. heads: number of heads of keys of one speaker."""
     parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
     return torch.cat([_attended(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])

@@ -1,4 +1,4 @@
-"""A Qwen3-Omni Thinker from the files of a checkpoint in the published layout."""
+"""Loads a Qwen3-Omni Thinker from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def read_embedding(folder: Path) -> torch.Tensor:
-    """The embeddings of tokens, in the memory of the file: a row of the answer is the embedding of its token."""
+    """The embeddings of tokens, [tokens, hidden_size], mapped from the file: a row of the answer is the embedding of its token. Raises
+    BadCheckpoint."""
     with Weights(folder, _OTHERS, RENAMED) as weights:
         found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
     if found is None:
@@ -92,8 +93,8 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of encoders and experts in the config do not fit their weights: everything is built and tried by
-    the config."""
+    """Raises BadCheckpoint if the sizes of encoders and experts in the config do not fit their weights: what is built and tried next has
+    the config's sizes."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
     block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -1,4 +1,4 @@
-"""A Qwen3-Omni Talker from the files of a checkpoint in the published layout."""
+"""Loads a Qwen3-Omni Talker from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
 
 
 def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
-    """The added rows: embeddings of tokens, the same for all voices, because an item tells the voice."""
+    """The rows that the Talker adds: embeddings of tokens, the same for all voices, because an item stands for the voice. Raises
+    BadCheckpoint."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
@@ -101,8 +102,8 @@ def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtyp
 
 @dataclass(frozen=True, slots=True)
 class TalkerParts:
-    """The parts of a Talker. first: embeddings of the first codes of frames. predictor: decoder of the code predictor. heads: its heads,
-    one for each further codebook."""
+    """The parts of a Talker. first: embeddings of the first codes of frames. predictor: decoder of the code predictor. heads: the
+    predictor's heads, one for each further codebook."""
 
     decoder: PackedDecoder
     first: torch.Tensor
@@ -134,7 +135,7 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
 
 
 def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
-    """The decoder. first: embeddings of its items; rows without an item have zeros. further: embeddings of the codes of the other
+    """The decoder. first: embeddings of the first codes; zeros for rows without an item. further: embeddings of the codes of all other
     codebooks."""
     dtype, device = first.dtype, first.device
     for layer in range(config.decoder.layers):
@@ -156,8 +157,8 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
 
 
 def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials], Enter]:
-    """A row is the sum of the embeddings of its codes and the projection of its row from the Thinker. There is one projection for tokens,
-    and one for rows of media."""
+    """Returns a function that builds the decoder's entry: a row is the sum of the embeddings of its codes, and the projection of its row
+    from the Thinker. Rows of tokens and rows of media have different projections. further: see `_decoder`."""
     offsets = torch.arange(config.groups - 1, device=further.device) * config.predictor.ids
 
     def build(materials: Materials) -> Enter:

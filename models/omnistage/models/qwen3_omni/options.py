@@ -1,4 +1,4 @@
-"""The options that only models of this family have."""
+"""Options that only models of this family have."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The code predictor of Qwen3-Omni (Xu et al. 2025): draws the codes of a frame after the first one, each from the codes before it.
 
-A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the drawn
-codes, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; frames know nothing of each
-other. The frames of all speakers of a step go through it together: two rows of each frame, then one row of each for every further code. It
-is a decoder of parts with attention of its own, over the places of one frame. The bits of a frame do not depend on other frames, as in the
-engine.
+A frame is a short sequence of rows: the hidden row of the Talker, the embedding of the first code, and the embeddings of the further codes.
+Each further code is drawn by a head of its own from the row before it. The last code is never embedded here, so a frame has as many rows as
+codes. Frames do not see each other. The frames of all speakers of a step are computed together: first two rows of each frame, then one row
+of each for every further code. It is a decoder of the engine's parts with attention of its own, over the places of one frame. The bits of a
+frame do not depend on other frames.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Choose = Callable[[int, torch.Tensor], Sequence[int]]
 
 
 class Predictor:
-    """The code predictor. decoder: its items are the codes of all further codebooks, one after the other. heads: one for each of these
-    codebooks. first: embeddings of the first codes. speakers: most speakers in one step."""
+    """The code predictor. decoder: its items are the codes of all further codebooks, numbered through. heads: one for each of these
+    codebooks. first: embeddings of the first codes. speakers: number of speakers that a step may have."""
 
     def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
         self._ids = decoder.spec.item_ids // len(heads)
         self._speakers, self.attention = speakers, FrameAttention(decoder.spec, speakers)
         self._known: dict[tuple[int, int], _Pass] = {}
-        """The plans of passes, by number of speakers and codebook."""
+        """(number of speakers, codebook) -> the plan of the pass."""
 
     def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
-        """The further codes of one frame for each speaker. hidden: [speakers, hidden_size], the rows from which the first codes were drawn.
-        first: these codes. choose: draws the codes of each codebook."""
+        """The further codes of one frame for each speaker. hidden: the rows from which the first codes were drawn, [speakers, hidden_size].
+        first: the first codes. choose: draws the codes of each codebook."""
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
         given = torch.stack((hidden, embedded), 1).flatten(0, 1)
@@ -66,11 +66,11 @@ class Predictor:
         return list(zip(*made, strict=True))
 
     def forget(self) -> None:
-        """Clear the frames so far, after numbers that are not finite: they must not stay in masked places."""
+        """Set all keys and values to zero, after numbers that are not finite: these must not stay in masked places."""
         self.attention.forget()
 
     def fixed_results(self) -> list[torch.Tensor]:
-        """The logits of a few fixed frames."""
+        """The logits of a few fixed frames, for the model's revision."""
         results, spec = list[torch.Tensor](), self._decoder.spec
         speakers = min(FIXED_SPEAKERS, self._speakers)
         rows = torch.randn(speakers, self._first.shape[1], generator=torch.Generator().manual_seed(0))
@@ -84,7 +84,8 @@ class Predictor:
         return results
 
     def _computed(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden rows of the pass for one codebook. given: [rows, hidden_size] instead of embeddings; else ids: [rows]."""
+        """The last rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given: rows to use,
+        [rows, hidden_size]; None: the embeddings of `ids`, [rows]."""
         known = self._known.get((count, codebook))
         if known is None:
             known = self._known[count, codebook] = self._planned(count, codebook)
@@ -98,7 +99,7 @@ class Predictor:
         return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
 
     def _planned(self, count: int, codebook: int) -> _Pass:
-        """The plan of the pass for a codebook and `count` speakers: the first pass has two rows of each speaker, the others have one."""
+        """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, the others have one."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
         rows, device = count * each, self._decoder.spec.device
         padding = pad_rows(rows) - rows
@@ -108,7 +109,7 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The plan that all passes for a codebook and a number of speakers share. rows: with padding."""
+    """The plan of all passes for one codebook and one number of speakers. rows: number of rows, with padding."""
 
     rows: int
     padding: int
@@ -120,7 +121,7 @@ class FrameHead:
     """Implements `Head`: the first code of a frame is drawn like a token, and the code predictor draws the others, unless the first is an
     end.
 
-    logits: logits of first codes. ends: first codes that end a speech; no codes follow them."""
+    logits: computes the logits of first codes. ends: first codes that end a speech; their further codes are zeros."""
 
     def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
         """codes: codes of a frame."""
@@ -138,8 +139,8 @@ class FrameHead:
         return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
-        """The further codes of frames; None for a frame whose numbers are not finite. hidden, first: as in `Predictor.codes`. draws: of the
-        same speakers."""
+        """The further codes of each speaker's frame; None for a frame whose numbers are not finite. hidden, first: as in `Predictor.codes`.
+        draws: of the same speakers."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)
 
@@ -161,6 +162,6 @@ def _item(token: DrawnToken | None, further: Codes | None) -> DrawnItem | None:
 
 
 def seed_of(seed: int, codebook: int) -> int:
-    """The seed of the draws of a codebook, counted from 0 after the first one of a frame: with one seed for all codebooks, all would be
-    drawn with the same luck."""
+    """The seed for drawing from one codebook, counted from 0 after the first one of a frame. With one seed for all codebooks, they would
+    all get the same noise."""
     return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS

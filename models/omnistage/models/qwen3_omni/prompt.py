@@ -1,4 +1,5 @@
-"""The prompt of Qwen3-Omni: `get_rope_index` of Transformers' `Qwen3OmniMoeThinker`; and the part of it that goes to the Talker.
+"""Lays out the prompt of Qwen3-Omni, as `get_rope_index` of Transformers' `Qwen3OmniMoeThinker` does, and the part of it that goes to the
+Talker.
 
 Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
 films, there is no fraction.
@@ -27,7 +28,7 @@ class _Rows(PromptRows):
     """The rows of one prompt of Qwen3-Omni."""
 
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film and its sound: a picture stands before the sound from its time on. The marks around the sound stand within
+        """Add the rows of a film and its sound, ordered by time; of one time, pictures stand first. The marks around the sound stand within
         the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
@@ -35,7 +36,7 @@ class _Rows(PromptRows):
         positions = np.concatenate((seen[1], heard[1]), 1)
         order = np.argsort(positions[0], kind="stable")
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # When one of both has ended, later rows count on from the rest of the other, even if the one that ended reached further.
+        # Later positions follow the rows after the end of the shorter of the two, even if that one had larger positions.
         is_heard = order >= len(seen[0])
         left = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
         self.next = int(positions[:, order[left:]].max()) + 1
@@ -44,8 +45,8 @@ class _Rows(PromptRows):
 
 @dataclass(frozen=True, slots=True)
 class TalkerPrompt:
-    """The part of a prompt that the Talker gets: the users' turns and, last, the ids that open the answer. slots: slots of these rows in
-    the whole prompt, int64. places: their places, [PLACE, rows]."""
+    """The part of a prompt that the Talker gets: the users' turns, then the ids that open the answer. slots: slots of these rows in the
+    whole prompt, int64. places: their places, [PLACE, rows]."""
 
     slots: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -59,8 +60,8 @@ def spoken_part(
     speech: SpeechSource,
     opens: int | None = None,
 ) -> TalkerPrompt:
-    """The part of a prompt that the Talker gets. ids, extents: as `lay_out` got them to make `whole`. opens: the id with which the prompt
-    begins a thought, which is not spoken; None: it begins none."""
+    """The part of a prompt that the Talker gets. whole: the whole prompt, which `lay_out` made from `ids` and `extents`. opens: the id with
+    which the prompt begins a thought, which is not spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
     kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
@@ -70,7 +71,8 @@ def spoken_part(
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
-    """For each id, whether the Talker gets its row. The id after the one with which a turn begins tells whose turn it is."""
+    """For each id, whether the Talker gets its row. The id after the one that begins a turn says whose turn it is. speech, opens: as in
+    `spoken_part`."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
     is_user[begun[-1] :] = True

@@ -1,9 +1,9 @@
 """The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
 
-The rows of the conversation belong to the users' turns, and to the three tokens with which an answer begins. A token of text is its
-embedding in the Thinker; a row of a picture, a film or sound is a hidden row of the Thinker. After them stand rows that tell the voice,
-then the first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes
-and the next token of the answer. It equals `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers for one request alone.
+The rows of the conversation are those of the users' turns, and of the three tokens with which an answer begins. The row of a token is its
+embedding in the Thinker; the row of a picture, a film or sound is a hidden row of the Thinker. After them come rows for the voice, then the
+first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes and the
+next token of the answer. For one request alone it computes what `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Qwen3Talker(RowTalker):
         self.config = config
 
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.lay_out. The last number of a place tells the kind of the row; the rows that tell the voice end with the first
-        token. Raises BadRequest for an unknown kind."""
+        """See RowTalker.lay_out. places: [AXES + 1, rows]; the last number of each place is the kind of its row. After the conversation
+        come the rows for the voice; the last of them has `bos`, with which the codes begin. Raises BadRequest for an unknown kind."""
         config, codec = self.config, self.config.codec
         spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
         positions = positions_behind(places[:AXES], len(spoken))

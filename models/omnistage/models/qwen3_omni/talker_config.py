@@ -1,4 +1,4 @@
-"""The config.json of a Qwen3-Omni checkpoint, as far as the Talker needs it."""
+"""The config of a Qwen3-Omni checkpoint's Talker, from its config.json."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 
 MOST_GROUPS = 64
-"""Most codes of a frame; 16 are published. Each has weights of its own."""
+"""Number of codes that a frame may have: each has weights of its own. 16 are published."""
 
 RESERVED = 1024
-"""This many of the Talker's items, the last ones, are no codes: Transformers bans them, except the end."""
+"""Number of the Talker's last items that are no codes: Transformers bans them, except the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecIds:
-    """Items of the Talker that are no codes. Speech ends with `eos`; the others stand before its first frame."""
+    """Items of the Talker that are no codes. `eos` ends a speech; the others stand before its first frame."""
 
     bos: int
     eos: int
@@ -37,7 +37,7 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TextIds:
-    """Token ids of the Thinker: the one before the first token of an answer, the one after the last token, and the one for nothing."""
+    """Token ids of the Thinker: the one before the first token of an answer, the one after its last token, and the one for nothing."""
 
     bos: int
     eos: int
@@ -46,8 +46,8 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """The code predictor. decoder: its items are the codes of all further codebooks, one after the other. ids: number of ids of one
-    codebook. biased: see `decoder_weights`."""
+    """The config of the code predictor. decoder: its items are the codes of all further codebooks, numbered through. ids: number of ids of
+    one codebook. biased: see `decoder_weights`."""
 
     decoder: DecoderConfig
     rope: RopeConfig
@@ -57,10 +57,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The config of a Talker. decoder: for the first code of a frame it has two ids more than the checkpoint; they stand for no item: see
-    `nothing` and `medium`. groups: codes of a frame. codes: the first code of a frame is below this number; ids above are no codes.
-    row_size: width of the rows that come from the Thinker. between: width between the two products that bring such a row to the width of
-    the decoder. biased: see `decoder_weights`. speakers: items by the name of the voice. rate_hz: frames in a second."""
+    """The config of a Talker. decoder: for first codes it has two ids more than the checkpoint, `nothing` and `medium`, which are no codes.
+    text: token ids for the rows that the Talker adds. codes: first codes are below this number. row_size: width of the rows that come from
+    the Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`.
+    speakers: name of a voice -> its item. rate_hz: frames in a second."""
 
     decoder: DecoderConfig
     experts: ExpertSizes
@@ -91,7 +91,7 @@ class TalkerConfig:
 
     @property
     def silent(self) -> frozenset[int]:
-        """Items that are neither codes nor the end: Code2Wav could make nothing of them."""
+        """Items that are neither codes nor the end, from which Code2Wav could make nothing."""
         return frozenset(range(self.codes, self.nothing)) - {self.codec.eos}
 
 

@@ -29,7 +29,7 @@ class Qwen3Thinker(MediaThinker):
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
-        """embedding: embeddings of tokens, [tokens, hidden_size], on the CPU. See MediaThinker."""
+        """embedding: of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
         super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
@@ -53,7 +53,7 @@ def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """The tokenizer of a checkpoint. Raises BadCheckpoint, also if its template does not begin turns with the ids of the config."""
+    """The tokenizer of a checkpoint. Raises BadCheckpoint, also if its template does not begin turns with the ids that the config names."""
     tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
     if config.speech is not None:
         turn, user = config.speech.turn, config.speech.user

@@ -1,10 +1,10 @@
-"""The encoder of pictures and films of Qwen3-Omni: patches in, rows of the Thinker out.
+"""The encoder of pictures and films of Qwen3-Omni: turns patches into rows of the Thinker.
 
-A vision transformer with layer norms, learned positions that are stretched over the picture, rotary positions on two axes and attention
-within a frame; at the end, patches are merged two by two on each side: Transformers' `Qwen3OmniMoeVisionEncoder`. After some layers rows
-are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024): their numbers stand after the numbers of the
-row that they belong to. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures
-in the pass.
+It is a vision transformer with layer norms, learned positions that are interpolated for the picture's size, rotary positions on two axes
+and attention within a frame. At the end, patches are merged two by two on each side: Transformers' `Qwen3OmniMoeVisionEncoder`. After some
+layers, rows are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024); their numbers come after those of
+the row that they belong to. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other
+pictures in the pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from omnistage.models.qwen3_omni.config import VisionConfig
 NORM_EPS = 1e-6
 
 COLUMNS = 32
-"""Activated rows have a multiple of this many columns: otherwise the bits of a row could depend on other rows (see engine.feed_forward)."""
+"""Rows to activate have a multiple of this many columns: otherwise the bits of a row could depend on other rows (see
+engine.feed_forward)."""
 
 
 class VisionEncoder:
@@ -54,7 +55,7 @@ class VisionEncoder:
         return self._positions.dtype
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """See common's VisionEncoder; rows have row_size numbers."""
+        """See common's VisionEncoder; a row has row_size numbers."""
         config = self.config
         x = self._embed(patches) + self._placed(grids)
         turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads, config.rope_theta)
@@ -69,7 +70,7 @@ class VisionEncoder:
         return list(torch.split(rows, [grid.patches // config.unit for grid in grids]))
 
     def _placed(self, grids: Sequence[Grid]) -> torch.Tensor:
-        """The learned positions of patches, [patches, hidden_size], interpolated from the table."""
+        """The learned position of each patch, interpolated from the table, [patches, hidden_size]."""
         sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
         taken, shares = get_vision_interpolation_indices_and_weights(
             sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge
@@ -80,7 +81,8 @@ class VisionEncoder:
 
 
 class _Block:
-    """One layer. It is called with rows [patches, hidden_size]; frames: which patches see each other."""
+    """One layer. name: beginning of its weights' names. Its call maps rows [patches, hidden_size] to the same shape. frames: which patches
+    see each other."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads
@@ -98,7 +100,7 @@ class _Block:
 
 
 class _Merger:
-    """Makes one row from the patches of a merged row. is_merged_first: the patches are joined to one row before the norm."""
+    """Makes one row from the patches of a merged row. is_merged_first: whether the patches are joined to one row before the norm."""
 
     def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
         self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first

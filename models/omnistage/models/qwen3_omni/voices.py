@@ -1,4 +1,4 @@
-"""The voices of a Qwen3-Omni checkpoint: an item of the Talker for each."""
+"""The voices of a Qwen3-Omni checkpoint: each is an item of the Talker."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ USUAL = "ethan"
 
 
 def in_order(speakers: Mapping[str, int]) -> dict[str, int]:
-    """The voices of a checkpoint, the default first."""
+    """The items of the voices by name, the default voice first."""
     return {name: speakers[name] for name in sorted(speakers, key=lambda name: name.lower() != USUAL)}

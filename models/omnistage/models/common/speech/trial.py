@@ -87,21 +87,22 @@ class Trial:
 
 
 def _told(shapes: Sequence[tuple[int, ...]]) -> str:
-    """The results of one stage in words. shapes: for each of its shapes the exact numbers of windows."""
+    """The results of one stage in words. shapes: for each of its shapes, the numbers of windows that have the same bits together as
+    alone."""
     exact = [max(sizes) for sizes in shapes if sizes]
     return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
 
 
 def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread and on the workers' threads. most: most windows together; 0: as many
-    as are worth it."""
+    """Run the trial: windows of all shapes that speeches have, on this thread and on the workers' threads. schedules: by name of the
+    profile. most: number of windows that may be computed together; 0: as many as are worth it."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual(trials, schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
     for stage, exact in together.items():
-        # Numbers that are worth trying: if none is exact for one shape of a stage, none is for its other shapes.
+        # The numbers still worth trying: a number that changes bits for one shape of a stage is not tried for its other shapes.
         worth = sizes
         for window in usual:
             trying = _Trying(trials, stage, window)

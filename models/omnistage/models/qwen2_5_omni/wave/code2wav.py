@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen2.5-Omni: sound from codes while the codes are still being made, for many speeches at once."""
+"""Code2Wav of Qwen2.5-Omni: makes sound from codes while further codes are still being made, for many speeches at once."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. If no codes come, there is no sound. While the caller takes the sound of a window, the sound of the
-        next window is made, and the flow of the one after it is solved."""
+        """See Code2WavModel.decode. Without codes there is no sound. While the caller takes the sound of one window, the sound of the next
+        is made, and the flow of the one after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
             aclosing(make_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
@@ -72,16 +72,15 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _solved(
         self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
-        """The chunks that are to become sound, each with the time by which it is due: when its listener has heard the sound before it, or
-        at once."""
+        """Solves the flow of each window. Yields the chunk that is to become sound, and the time by which it is due: when its listener has
+        heard the sound before it, or at once."""
         clock, due, begun = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (flow := speech.next()) is not None:
-                # A client that wants the whole speech at once does not listen before its end: its sound is never due before other
-                # listeners'.
+                # A client that wants the whole speech at once does not listen before its end: its sound is due after all other sound.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 assert speech.window is not None
                 # The sound of the window before is made at the same time: the longer of the two times is the time from one window to the
@@ -100,7 +99,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _sounds(
         self, schedule: Schedule, solved: AsyncIterator[tuple[float, Vocoding]], arrivals: Arrivals
     ) -> AsyncGenerator[Sound, None]:
-        """Make sound of the chunks that `_solved` yields; the first one tells how long a player should wait."""
+        """Yields the sound of the chunks that `_solved` yields; the first sound says how long a player should wait."""
 
         begun: float | None = None
         async for due, vocoding in solved:
@@ -116,5 +115,5 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             yield made
 
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
-        """Codes of one second."""
+        """See WindowedCode2Wav.usual_codes."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)

@@ -1,4 +1,4 @@
-"""The part about Code2Wav in the config.json of a Qwen2.5-Omni checkpoint."""
+"""The config of a Qwen2.5-Omni checkpoint's Code2Wav, from its config.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from omnistage.models.registry import check_said
 MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
-"""How many layers look at the block before, and at the next one, as published: one evaluation of all layers sees as many blocks back and
-ahead."""
+"""Numbers of layers that see the block before, and the next block, as published. So one evaluation of all layers sees this many blocks back
+and ahead."""
 
 MOST_BLOCK_FRAMES = 1 << 12
-"""Most frames of a block, for which every speech has memory; 24 are published."""
+"""Frames that a block may have: every speech has memory for one. 24 are published."""
 
 _VOCODER = {
     "upsample_rates": (5, 3, 2, 2, 2, 2),
@@ -27,12 +27,13 @@ _VOCODER = {
     "resblock_kernel_sizes": (3, 7, 11),
 }
 _DILATIONS = ((1, 3, 5),) * 3
-"""As published. They decide how far a sample looks (vocoder.FIELD), and so where sound may be cut into windows."""
+"""The published values, here and above. They decide how far a sample sees (vocoder.FIELD), and so where sound may be cut into windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerConfig:
-    """The net (ECAPA-TDNN) that makes a vector from the example of a voice. size: size of the vector. Lists are by layer."""
+    """The config of the net (ECAPA-TDNN) that makes a vector from the example of a voice. size: width of the vector. A tuple has one number
+    for each layer."""
 
     size: int
     channels: tuple[int, ...]
@@ -45,9 +46,9 @@ class SpeakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DitConfig:
-    """The net of the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to the block after their
-    own, in `back_layers` also to the one before it. code_rows: rows of the table of codes. repeats: frames of a code. voice_size: size of
-    the vector that comes with a voice. max_frames: most frames of one speech."""
+    """The config of the net that computes the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to
+    the next block, in `back_layers` also to the block before. code_rows: rows of the table of codes. repeats: frames of a code. voice_size:
+    width of the vector that comes with a voice. max_frames: frames that one speech may have."""
 
     layers: int
     hidden_size: int
@@ -69,8 +70,8 @@ class DitConfig:
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """The net (BigVGAN) that makes samples from mel frames. channels: channels before the first upsampling; each upsampling halves them.
-    rates, kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks after each upsampling."""
+    """The config of the net (BigVGAN) that makes samples from mel frames. channels: before the first upsampling; each upsampling halves
+    them. rates, kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks after each upsampling."""
 
     mel_bins: int
     channels: int
@@ -81,13 +82,14 @@ class VocoderConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of a mel frame."""
+        """Number of samples of a mel frame."""
         return math.prod(self.rates)
 
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """The config of a Code2Wav. ends: items that are no codes, and end a speech."""
+    """The config of a Code2Wav. dit: the net of the flow. vocoder: the net that makes samples. ends: items that are no codes, and end a
+    speech."""
 
     dit: DitConfig
     vocoder: VocoderConfig
@@ -95,17 +97,17 @@ class WaveConfig:
 
     @property
     def code_samples(self) -> int:
-        """Samples of a code."""
+        """Number of samples of a code."""
         return self.dit.repeats * self.vocoder.frame_samples
 
     @property
     def sample_rate_hz(self) -> int:
-        """Samples in a second. No config has it: there are 50 codes a second."""
+        """Number of samples in a second, from 50 codes a second: no config has it."""
         return round(CODE_RATE_HZ * self.code_samples)
 
     @property
     def block_codes(self) -> int:
-        """Codes of a block: less than a block can become sound only at the end of a speech."""
+        """Number of codes of a block. Only at the end of a speech is sound made of less than a block."""
         return self.dit.block_frames // self.dit.repeats
 
 

@@ -1,13 +1,13 @@
-"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): given codes and a voice, it computes the slope by which noise becomes
+"""The net of the flow in Qwen2.5-Omni's Token2Wav (Xu et al. 2025): from codes and a voice it computes the slopes along which noise becomes
 mel frames.
 
-A diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; few layers also see a neighbouring block. So
-attention is computed block by block, and a layer that looks back can keep the keys and values that it needs of the block before the first
-one from an earlier call. Values that depend only on the time are computed once for all times; values that depend only on codes and voice,
-once for a window.
+It is a diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; a few layers also see a neighbouring block. So
+attention is computed block by block, and a layer that looks back can keep the keys and values of a block for a later call, which begins
+with the next block. Values that depend only on the time are computed once for all times; values that depend only on codes and voice, once
+for a window.
 
-It is Transformers' `Qwen2_5OmniToken2WavDiTModel` in another order: places count from the beginning of each frame's own block, which makes
-no difference to attention, because only differences of places count there.
+It is Transformers' `Qwen2_5OmniToken2WavDiTModel` computed in another order: places count from the beginning of each frame's own block,
+which makes no difference to attention, because only differences of places count there.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from omnistage.models.steps.interface import Aside
 
 NORM_EPS = 1e-6
 GUIDANCE = 0.5
-"""As published: this part of the difference between the slope with codes and voice and the slope without them is added to the former."""
+"""How much of the difference between the slope with codes and voice and the slope without them is added to the first one, as published."""
 
 BRANCHES = 2
-"""The branch with codes and voice, and the branch without."""
+"""Number of branches: one with codes and voice, one without."""
 
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
@@ -48,7 +48,8 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. ahead: whether it sees the next block too. back: its index among the layers that see the block before; None for others."""
+    """One layer. ahead: whether it sees the next block too. back: its index among the layers that see the block before too; None: it does
+    not."""
 
     query_key_value: _Linear
     output: _Linear
@@ -59,10 +60,11 @@ class _Layer:
 
 
 class Dit:
-    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: of all evaluations.
+    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: those of all
+    evaluations, from 0 to 1.
 
-    In shapes, S is a number of windows, and F a number of frames in whole blocks; a speech that ends within a block is padded to it. 2S
-    rows are both branches of the first window, then of the second, and so on.
+    In shapes, S is a number of windows, and F a number of frames in whole blocks; a speech that ends within a block is padded. 2S rows are
+    both branches of the first window, then of the second, and so on.
     """
 
     def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
@@ -88,8 +90,8 @@ class Dit:
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
-        """Shape of the state that one evaluation leaves to the next window: for each layer that looks back, keys and values of a block in
-        both branches."""
+        """The shape of the state that one evaluation leaves to the next window: for each layer that looks back, keys and values of a block
+        in both branches."""
         config = self.config
         return len(config.back_layers), 2, BRANCHES, config.block_frames, config.heads, config.head_size
 
@@ -98,8 +100,8 @@ class Dit:
         return self._enter.device
 
     def conditions(self, codes: torch.Tensor, speaker: Speaker, blocks: int) -> torch.Tensor:
-        """The values that codes and a voice add to every evaluation, [2, blocks * block_frames, hidden]; zeros after the last code. codes:
-        int64 [n], below `code_rows`."""
+        """The values that codes and a voice add to every evaluation, in both branches, [2, blocks * block_frames, hidden]; zeros after the
+        last code. codes: int64 [n], below `code_rows`."""
         frames = len(codes) * self.config.repeats
         branches = (
             (speaker.examples[:1], self._codes[codes].repeat_interleave(self.config.repeats, 0), speaker.vector),
@@ -119,11 +121,12 @@ class Dit:
         keep: int | None,
         aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The slope of every point, [S, F, mel_bins], and the state that block `keep` leaves to a next window, [S, *kept_shape()].
+        """The slope at every point, [S, F, mel_bins], and the state that block `keep` leaves to the next window, [S, *kept_shape()]; None
+        if `keep` is None.
 
-        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: the index of each window's time. frames: F without padding.
-        left: state of the block before the first one, [S, *kept_shape()]; None: there is no such block. aside: a thread for one of the two
-        branches; None: both are computed here, together.
+        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation, which is the index of its
+        time. frames: number of frames without padding. left: the state of the block before the first one, [S, *kept_shape()]; None: there
+        is no such block. aside: a thread for one of the two branches; None: both are computed here, together.
         """
         windows, padded, mel = points.shape
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
@@ -143,8 +146,8 @@ class Dit:
         return given + (given - without) * GUIDANCE, kept
 
     def _computed(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
-        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
-        hidden]."""
+        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: those of these branches, [S, branches,
+        F, hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
         which = evaluations.repeat_interleave(branches)
@@ -160,8 +163,8 @@ class Dit:
         return self._leave(_normed(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
 
     def _attend(self, layer: _Layer, x: torch.Tensor, masks: _Masks, edges: _Edges) -> torch.Tensor:
-        """The attention of a layer, each frame within the blocks that the layer sees. x: [rows, F, hidden], normed. Returns the same
-        shape."""
+        """The attention of a layer: each frame sees its block and the neighbouring blocks that the layer sees. x: normed rows, [rows, F,
+        hidden]. Returns the same shape."""
         config, (rows, padded, _) = self.config, x.shape
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
         made = layer.query_key_value(x).view(shape)
@@ -191,8 +194,8 @@ class Dit:
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turned(self, x: torch.Tensor, block: int) -> torch.Tensor:
-        """Vectors of one head, [..., block_frames, head_size], turned to their places. block: their block relative to the one that looks at
-        them, from -1 to 1."""
+        """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: -1, 0 or 1: their block relative to the block
+        that sees them."""
         cosines, sines = self._turns[block + 1]
         return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
@@ -219,8 +222,9 @@ class Dit:
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """The state that some branches of windows share with the windows before and after them. frames: without padding. left: state from
-    before, [S, back_layers, 2, branches, ...]; None: there is nothing before. kept: receives block `keep` for the windows after."""
+    """The state that some branches of windows get from the windows before, and leave to those after. frames: number of frames without
+    padding. left: state from before, [S, back_layers, 2, branches, ...]; None: there is none. kept: receives the state of block `keep` for
+    the windows after."""
 
     frames: int
     left: torch.Tensor | None
@@ -229,7 +233,7 @@ class _Edges:
 
     @classmethod
     def of(cls, frames: int, left: torch.Tensor | None, kept: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
-        """left, kept: with both branches, of which `branches` are used."""
+        """left, kept: with both branches; `branches` says which are used."""
         left, kept = (None if each is None else each[:, :, :, branches] for each in (left, kept))
         return cls(frames, left, kept, keep or 0)
 
@@ -238,7 +242,7 @@ class _Edges:
         return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
 
     def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
-        """Store the keys and values of block `keep`. parts: keys and values of all blocks, [rows, blocks, block_frames, heads,
+        """Store the keys and values of block `keep` of a layer. parts: keys and values of all blocks, [rows, blocks, block_frames, heads,
         head_size]."""
         if self.kept is not None:
             for part, each in enumerate(parts):
@@ -246,7 +250,7 @@ class _Edges:
 
 
 class _Masks:
-    """The keys that exist for a window whose blocks at the edges may lack a neighbour, and whose last block may be padded.
+    """Says which keys exist: the first and the last block of a window may lack a neighbour, and the last block may be padded.
 
     Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist.
     """
@@ -280,12 +284,12 @@ class _Masks:
 
 
 def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Normed rows times scale, plus shift."""
+    """Layer norm without weights, times `scale`, plus `shift`."""
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joins the blocks that a layer sees, [rows, blocks, frames, heads, head_size]."""
+    """Join the blocks that a layer sees along their frames, [rows, blocks, frames, heads, head_size]."""
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
 
@@ -305,8 +309,8 @@ def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, h
 
 
 def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Cosines and sines of the places of the block before, the own one and the next, each [block_frames, head_size]. The first half of the
-    sines is negative: a turned vector is the vector times cosines plus its exchanged halves times these."""
+    """For the block before, the own block and the next one: cosines and sines of their places, [block_frames, head_size] each. The first
+    half of the sines is negative: a turned vector is the vector times the cosines plus its exchanged halves times the sines."""
     frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size))
     places = torch.arange(-config.block_frames, 2 * config.block_frames, dtype=torch.float64)
     angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)

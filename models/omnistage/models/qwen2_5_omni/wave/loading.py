@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen2.5-Omni from the files of a checkpoint in the published layout."""
+"""Loads a Code2Wav of Qwen2.5-Omni from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODE_REVISION = "2"
 """Part of the revision; grows whenever the code could give other samples for equal input."""
 
 STEPS = 9
-"""Steps of the solver, as published."""
+"""Number of steps of the solver, as published."""
 
 FLOAT_BYTES = 4
 
@@ -98,12 +98,12 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bound_building(stored, folder):  # Its sizes are checked only when it is filled.
+        with torch.device("meta"), bounded(stored, folder):  # On no memory: its sizes are checked only when it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()
         voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
-        # Once for each voice, on the CPU: the net of the examples is not needed any more.
+        # Once for each voice, on the CPU: afterwards the net of the examples is not needed any more.
         speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
     return Windows(dit, vocoder, solver), speakers
 

@@ -1,4 +1,4 @@
-"""Noise from which speech is made. Each block has its own, so the noise of a block is the same in all windows."""
+"""The noise from which speech is made. Each block of a speech has noise of its own, the same in every window."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 
 def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.Tensor:
-    """Standard normal noise of some blocks, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: number of the first block
-    in its speech. frames: of a block."""
+    """Standard normal noise of consecutive blocks, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: number of the first
+    block in its speech. frames: frames of a block."""
     # A plain tuple would go through floating point, which rounds seeds above 2^53.
     keys = (np.array((seed, block), np.uint64) for block in range(first, first + blocks))
     drawn = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]

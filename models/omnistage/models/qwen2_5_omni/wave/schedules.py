@@ -1,4 +1,4 @@
-"""The codes of Qwen2.5-Omni that become sound together, by profile. No torch."""
+"""Decides by profile which codes of Qwen2.5-Omni become sound together. No torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
 
 CONTEXT = BACK_LAYERS
-"""Blocks that one evaluation of the net looks back."""
+"""Number of blocks that one evaluation of the net looks back."""
 
 REFRESH_BLOCKS = 24
-"""Blocks between two refreshes, at least 5.8 s; each refresh costs CONTEXT blocks."""
+"""Least number of blocks between two refreshes, 5.8 s; each refresh computes CONTEXT blocks once more."""
 
 SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
     Profile.LATENCY: ((1, 1, 2, 3), 1),
@@ -20,7 +20,7 @@ SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
     Profile.QUALITY: ((2, 3, 6), 2),
     Profile.OFFLINE: ((), 0),
 }
-"""Blocks of the chunks, and blocks that a window looks ahead."""
+"""Profile -> numbers of blocks of the chunks, and of blocks that a window looks ahead."""
 
 
 def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:

@@ -14,8 +14,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A Butcher tableau. places: places of the evaluations in a step, from 0 to 1. weights: weights of earlier slopes in the point of each
-    evaluation. result: weights of all slopes in the step."""
+    """A Butcher tableau. places: where in a step each slope is evaluated, from 0 to 1. weights: for each evaluation, the weights of the
+    earlier slopes in its point. result: the weights of all slopes in the step."""
 
     places: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]
@@ -32,14 +32,14 @@ METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """A method, and the times between which it steps, ascending."""
+    """A method, and the ascending times between which it steps."""
 
     method: Method
     times: tuple[float, ...]
 
     @classmethod
     def of(cls, name: str, steps: int) -> Solver:
-        """The solver of a name in METHODS."""
+        """The solver with this number of steps. name: of a method in METHODS."""
         times = torch.linspace(0, 1, steps + 1)
         times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
         return cls(METHODS[name], tuple(times.tolist()))
@@ -62,8 +62,8 @@ class Solver:
 
 
 class Trajectory:
-    """A solution that is being computed. point: where the next slope is wanted; the solution when `done`. evaluation: number of slopes so
-    far."""
+    """The way of one solution from its start. point: where the next slope is needed; when it is `done`, the solution. evaluation: number of
+    slopes so far."""
 
     def __init__(self, solver: Solver, start: torch.Tensor) -> None:
         self._solver = solver
@@ -76,7 +76,7 @@ class Trajectory:
         return self.evaluation == self._solver.evaluations
 
     def take(self, slope: torch.Tensor) -> None:
-        """Take the slope at `point`, in the same shape, and move `point` on."""
+        """Add the slope at `point`, in the same shape, and move `point` on."""
         method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
         length = self._solver.times[step + 1] - self._solver.times[step]
         self._slopes.append(slope)
@@ -88,7 +88,8 @@ class Trajectory:
         self._slopes = []
 
     def _moved(self, weights: Sequence[float], length: float) -> torch.Tensor:
-        """The value at the beginning of the step, moved by the slopes of the step so far. weights: of these slopes. length: of the step."""
+        """The value at the beginning of the step, moved along the slopes of the step so far. weights: of these slopes. length: of the step,
+        in time."""
         point = self._value
         for weight, slope in zip(weights, self._slopes, strict=True):
             if weight:

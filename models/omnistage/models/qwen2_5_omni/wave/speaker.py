@@ -1,4 +1,4 @@
-"""The speaker: all that Code2Wav of Qwen2.5-Omni knows of a voice before the voice has said anything."""
+"""The speaker: everything that Code2Wav of Qwen2.5-Omni needs of a voice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A voice as the net of the flow takes it. vector: the vector of the voice, float32 [voice_size]. examples: vectors made from its
-    example and from silence of equal length, float32 [2, speaker.size]."""
+    """A voice in the form that the net of the flow needs. vector: the voice's own, float32 [voice_size]. examples: a vector made from its
+    example, and one from silence of equal length, float32 [2, speaker.size]."""
 
     vector: torch.Tensor
     examples: torch.Tensor
@@ -24,7 +24,7 @@ class Speaker:
 
 
 def example_net(config: DitConfig) -> torch.nn.Module:
-    """ECAPA-TDNN (Desplanques et al. 2020): [n, frames, mel_bins] to [n, speaker.size]."""
+    """The net (ECAPA-TDNN, Desplanques et al. 2020) that makes vectors [n, speaker.size] from examples [n, frames, mel_bins]."""
     net: torch.nn.Module = ECAPA_TimeDelayNet(
         Qwen2_5OmniDiTConfig(
             mel_dim=config.mel_bins,

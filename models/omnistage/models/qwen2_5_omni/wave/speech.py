@@ -1,4 +1,4 @@
-"""One speech: codes in, windows out, and the state that the flow of one window leaves to the next."""
+"""One speech: takes codes, gives windows, and keeps the state that the flow of one window leaves to the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocodi
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """The parameters of a speech."""
+    """The seed, schedule and speaker of a speech."""
 
     seed: int
     schedule: Schedule
@@ -28,9 +28,9 @@ class PreparedSpeech:
 
 
 class Speech:
-    """Makes windows of the codes of one speech, one after the other. Not safe to use from two threads at once.
+    """Makes the windows of one speech from its codes, one after the other. Not safe to use from two threads at once.
 
-    first_sample: earlier samples are computed only if the rest depends on them.
+    first_sample: the first sample that is wanted; earlier ones are computed only if later ones depend on them.
     """
 
     def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
@@ -47,8 +47,9 @@ class Speech:
         """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """Take the next codes, [n, 1]. first: place of the first of them in the speech; codes that are not needed may come before. last: no
-        more come. Raises BadRequest for codes outside the table, codes that come too late, and a speech that ends before `first_sample`."""
+        """Add the next codes, [n, 1]. first: number of the first of them in the speech; codes before the needed ones are dropped. last: no
+        more come. Raises BadRequest for codes outside the table, if needed codes were skipped, and for a speech that ends before
+        `first_sample`."""
         if not self._ended:
             self._take(first, codes.astype(np.int64))
         self._ended = self._ended or last
@@ -57,14 +58,15 @@ class Speech:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> Flow | None:
-        """The next window, if all of its codes are there and the window before it was `solved`."""
+        """The flow of the next window; None if some of its codes have not come, or the speech is over. Call `solved` for the window before
+        first."""
         if self._over:
             return None
         self.window = self._prepared.schedule.window(self._number, self._codes.past, ended=self._ended)
         return None if self.window is None else self._flow(self.window)
 
     def solved(self, flow: Flow) -> Vocoding:
-        """The part of the window returned last by `next` that is to become sound."""
+        """The part of the window that `next` returned last which is to become sound. flow: its flow, done."""
         assert self.window is not None
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead
@@ -88,7 +90,7 @@ class Speech:
         )
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
-        """Take codes, up to one that ends the speech. See `feed`."""
+        """Add codes, up to one that ends the speech. See `feed`."""
         ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
             codes, self._ended = codes[: ends[0]], True
@@ -100,7 +102,7 @@ class Speech:
             raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
-        """The flow of a window. It makes its noise and conditions only when it begins."""
+        """The flow of a window. Its noise and conditions are made only when it begins."""
         config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
         codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
         first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
@@ -122,6 +124,6 @@ class Speech:
 
 
 def sound(vocoding: Vocoding) -> Sound:
-    """The sound of a chunk."""
+    """The sound of a chunk, without the samples that are not wanted."""
     samples = torch.cat(vocoding.samples) if vocoding.samples else torch.zeros(0)
     return Sound(samples[vocoding.needless :, None].numpy(), vocoding.needs)

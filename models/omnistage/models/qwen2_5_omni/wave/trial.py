@@ -1,4 +1,4 @@
-"""Random windows of Qwen2.5-Omni, with which its Code2Wav is tried at load."""
+"""Makes random windows of Qwen2.5-Omni, for the trial of its Code2Wav at load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOW, VOCODER = "flow", "vocoder"
 
 
 def form(window: Window | None) -> Hashable:
-    """The form of a window: windows of one form take equally long. None for the last window of a speech, which may be of any length."""
+    """The form of a window: windows of one form take equally long. None for the last window of a speech, which may have any length."""
     if window is None or window.last:
         return None
     return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
@@ -35,7 +35,7 @@ class WindowTrials:
         self.stages: Mapping[str, int] = {FLOW: windows.solver.evaluations, VOCODER: 1}
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
-        """A job before its first evaluation, or before its sound."""
+        """See Trials. The job is before its first evaluation, or before its sound."""
         config, dit, generator = self._config, self._windows.dit, torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): from mel frames to samples, many windows at once.
+"""The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): makes samples from mel frames, many windows at once.
 
-The mel frames that a sample depends on reach far, but less far from level to level. So frames that are only context are cut off as soon as
-no wanted sample depends on them. Filters are sums of shifted copies, without the intermediate samples that other implementations write.
+A sample depends on mel frames far away, but each level needs less context than the level before. So frames that are only context are cut
+off as soon as no wanted sample depends on them. Filters are sums of shifted copies, without the intermediate samples that other
+implementations write.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
 
 FIELD = 28
-"""Mel frames on each side of a frame that its samples depend on, with the published kernels and rates: frames farther away change no
-bit."""
+"""Number of mel frames on each side that the samples of a frame depend on, with the published kernels and rates: frames farther away change
+no bit."""
 
 TAPS = 12
-"""Taps of the filters between a signal and the same signal at twice its rate."""
+"""Number of taps of the filters between a signal and the same signal at twice its rate."""
 
 ACTIVATION_REACH = 5
 """Samples on each side that an activation depends on: three of the signal at twice the rate, and three of its own."""
@@ -40,7 +41,7 @@ class _Convolution:
 
     @property
     def reach(self) -> int:
-        """Samples on each side that one sample depends on."""
+        """Number of samples on each side that one sample depends on."""
         return self.dilation * (self.weight.shape[2] - 1) // 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ class _Activation:
 
 
 def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
-    """The sum of shifted copies of a signal, each times its tap."""
+    """The sum of shifted copies of a signal, each times its weight. taps: pairs of weight and copy."""
     (weight, moved), *others = taps
     out = moved * weight
     for weight, moved in others:
@@ -85,7 +86,7 @@ def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """A residual block: each step adds the output of its two activations and convolutions."""
+    """A residual block: each step adds to the signal what its two activations and convolutions make of it."""
 
     steps: Sequence[tuple[_Activation, _Convolution, _Activation, _Convolution]]
 
@@ -101,8 +102,8 @@ class _Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """An upsampling, then the mean of some residual blocks. context: how many samples of its output, on each side of the wanted ones, later
-    levels depend on."""
+    """One level: an upsampling, then the mean of some residual blocks. context: number of samples of its output, on each side of the wanted
+    ones, that later levels depend on."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -112,7 +113,8 @@ class _Level:
     context: int
 
     def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
-        """aside: a thread for the last block, which has the largest kernels."""
+        """x: [windows, channels, samples]. aside: a thread for the last block, which has the largest kernels; None: this thread computes
+        all."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
         *most, last = range(len(self.blocks))
         made: dict[int, torch.Tensor] = {}
@@ -133,13 +135,13 @@ class _Level:
 
     @property
     def input_context(self) -> int:
-        """How many samples of its input, on each side, this level and later ones depend on."""
+        """Number of samples of its input, on each side of the wanted ones, that this level and later ones depend on."""
         reached = self.context + max(block.reach for block in self.blocks)
         return (reached + self.weight.shape[2] - 1 - self.padding) // self.rate
 
 
 class Vocoder:
-    """Makes samples. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
+    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
 
     def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config
@@ -156,8 +158,9 @@ class Vocoder:
         self._levels = levels
 
     def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0, aside: Aside | None = None) -> torch.Tensor:
-        """mel: [windows, frames, mel_bins], from the flow. before, behind: frames at its ends that are only context and become no samples.
-        aside: a thread for a half of the work. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
+        """Make samples, float32 [windows, (frames - before - behind) * frame_samples] in -1..1. mel: frames from the flow, [windows,
+        frames, mel_bins]. before, behind: numbers of frames at its beginning and end that are only context. aside: a thread for half of the
+        work; None: there is none."""
         x = self._enter(_normalized(mel.transpose(1, 2)))
         for level in self._levels:
             x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
@@ -203,8 +206,8 @@ class Vocoder:
 
 
 def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Cut off samples at the ends that no wanted sample depends on. before, behind: how many unwanted samples x has at each end. Returns
-    the rest, and how many it has."""
+    """Cut off samples at the ends of x that no wanted sample depends on. before, behind: numbers of unwanted samples at its beginning and
+    end. Returns the rest, and these numbers for it."""
     first, last = max(before - context, 0), max(behind - context, 0)
     return x[..., first : x.shape[2] - last], before - first, behind - last
 

@@ -1,8 +1,8 @@
-"""One window of a speech, from noise to samples, and the steps that many windows take together.
+"""One window of a speech on its way from noise to samples, and the steps that many windows take together.
 
 codes, voice --conditions--> noise --Flow: evaluations of the net, solver--> mel frames --Vocoding, piece by piece--> samples
 
-The next window needs only the state that the flow of this one leaves: it can begin while this one becomes sound.
+The next window needs only the state that the flow of this one leaves, so it can begin while this one becomes sound.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
 from omnistage.models.steps.interface import Aside
 
 SLICE_BLOCKS = 24
-"""Most blocks of a window that one step evaluates. Only windows of whole speeches have more: other windows wait for a step, and so does a
-signal to end the server."""
+"""Number of blocks of a window that one step evaluates at most, because other windows wait for the step, and so does a signal to end the
+server. Only windows of whole speeches have more."""
 
 PIECE_FRAMES = 144
-"""Most mel frames that become sound in one step: as many as the largest chunk of a streaming schedule has."""
+"""Number of mel frames that become sound in one step at most: as many as the largest chunk of a streaming schedule has."""
 
 
 @dataclass(eq=False, slots=True)
 class Flow:
     """The first part of a window's work: from noise to mel frames.
 
-    chunk: how many frames become sound. context, ahead: how many more there are before and after these. begin: makes the first noise,
-    padded to whole blocks, and the conditions of Dit.conditions; called by the first step, because both may be large. left: state of the
-    window before, by evaluation, [evaluations, *Dit.kept_shape()]; None if it needs none. leaves: filled with the state for the next
-    window, in the same shape; None if no window needs it.
-
-    slopes: if an evaluation takes several steps, the slopes of the blocks that are done.
+    chunk: number of frames that become sound. context, ahead: numbers of frames before and after these. begin: makes the noise, padded to
+    whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. left: state of the window
+    before, [evaluations, *Dit.kept_shape()]; None: it needs none. leaves: is filled with the state for the next window, in the same shape;
+    None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done.
     """
 
     context: int
@@ -83,9 +81,10 @@ class Flow:
 class Vocoding:
     """The second part of a window's work: from the mel frames of its chunk to samples.
 
-    mel: frames of the chunk, with at most FIELD final frames before it and `ahead` after it. sounded: frames of the chunk that have become
-    samples, or that nobody needs as sound. needless: how many of the first samples nobody needs either. wanted_frames: frames of the chunk
-    that somebody needs. needs: first code that a replacement needs to go on after the chunk. last: the speech ends with it.
+    mel: frames of the chunk, with at most FIELD frames before it and `ahead` after it. sounded: number of frames of the chunk that have
+    become samples, or that nobody wants. needless: number of samples at the beginning that nobody wants either. wanted_frames: number of
+    frames of the chunk that somebody wants. needs: first code that a replacement needs to go on after the chunk. last: whether the speech
+    ends with it.
     """
 
     mel: torch.Tensor
@@ -103,7 +102,8 @@ class Vocoding:
         return self.sounded == self.chunk
 
     def piece(self) -> tuple[int, int, int, int]:
-        """The next piece of sound: the first frame of `mel` that it depends on, the first that becomes sound, and the ends of both."""
+        """The next piece of sound, as four indices in `mel`: the first frame that it depends on, its first frame, the end of its frames,
+        and the end of the frames that it depends on."""
         chunk = len(self.mel) - self.ahead - self.chunk
         begin = chunk + self.sounded
         end = min(begin + PIECE_FRAMES, chunk + self.chunk)
@@ -114,12 +114,12 @@ Job = Flow | Vocoding
 
 
 class Windows:
-    """The steps of windows; implements `Steps`."""
+    """Implements `Steps` for the jobs of windows."""
 
     def __init__(self, dit: Dit, vocoder: Vocoder, solver: Solver) -> None:
         self.dit, self.vocoder, self.solver = dit, vocoder, solver
         self.halved: Callable[[Hashable, float], None] = lambda key, seconds: None
-        """Called with the key and the seconds of each step on two threads."""
+        """Called after each step on two threads, with its key and its seconds."""
 
     def key(self, job: Job) -> Hashable:
         """The shape of a job's next step: jobs with equal keys can step together."""
@@ -159,7 +159,7 @@ class Windows:
                 self._sound([job for job in jobs if isinstance(job, Vocoding)], aside)
 
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
-        """Evaluate the net once for all of these flows, which have one key."""
+        """Evaluate the net once for each of these flows, which have one key."""
         one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
         left = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
         slopes, kept = self.dit.slopes(
@@ -177,7 +177,7 @@ class Windows:
             flow.trajectory.take(slopes[place])
 
     def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
-        """Evaluate the next blocks of a window that has nothing before it and leaves nothing. The blocks that they look at are computed
+        """Evaluate the next blocks of a window that has nothing before it and leaves nothing; the blocks that they look at are computed
         with them."""
         assert flow.left is None and flow.leaves is None
         block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
@@ -204,7 +204,7 @@ class Windows:
         return -(-flow.frames // self.dit.config.block_frames)
 
     def _sound(self, jobs: Sequence[Vocoding], aside: Aside | None) -> None:
-        """Make the next piece of sound of each job; all have one key."""
+        """Make the next piece of sound of each job. All jobs have one key."""
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True)])
         first, begin, end, past = pieces[0]

@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen3-Omni: sound from frames of codes while the frames are still being made, for many speeches at once."""
+"""Code2Wav of Qwen3-Omni: makes sound from frames of codes while further frames are still being made, for many speeches at once."""
 
 from __future__ import annotations
 
@@ -46,20 +46,19 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return PreparedSpeech(self._schedules[request.profile], request.profile != Profile.OFFLINE)
 
     def first_frame(self, prepared: PreparedSpeech, sample: int) -> int:
-        """See Code2WavModel.first_frame: the beginning of a window, as far back as any sound from the sample on depends on."""
+        """See Code2WavModel.first_frame: the first frame of a window, early enough for all sound from the sample on."""
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. If no frames come, there is no sound. While the caller takes the sound of a window, the next one is
-        made."""
+        """See Code2WavModel.decode. Without frames there is no sound. While the caller takes the sound of one window, the next is made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
         async with aclosing(make_ahead(self._sounds(speech, prepared, inputs))) as sounds:
             async for each in sounds:
                 yield each
 
     async def _sounds(self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
-        """The sounds. Each window is due when its listener has heard the sound before it, or at once; if nobody listens, after all windows
-        that others hear."""
+        """Yields the sound of each window. A window is due when its listener has heard the sound before it, or at once; if nobody listens
+        meanwhile, after all windows with a listener."""
         clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)

@@ -1,4 +1,4 @@
-"""The part about Code2Wav in the config.json of a Qwen3-Omni checkpoint."""
+"""The config of a Qwen3-Omni checkpoint's Code2Wav, from its config.json."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ SAMPLE_RATE_HZ = 24_000
 """Samples in a second. No config has this number."""
 
 KERNEL = 7
-"""How many samples a convolution sees, including past ones; the convolution at the end of a residual unit sees one."""
+"""Number of samples that a convolution sees, its own and past ones; the convolution at the end of a residual unit sees one."""
 
 DILATIONS = (1, 3, 9)
-"""Dilations of the residual units after each upsampling of the decoder. The code of Transformers has them, and no config."""
+"""Dilations of the residual units after each upsampling of the decoder. They are in the code of Transformers, and in no config."""
 
 MOST_SAMPLES = SAMPLE_RATE_HZ
-"""Most samples of a frame: nobody waits a second for one."""
+"""Number of samples that a frame may have: nobody waits a second for one."""
 
 MOST_WINDOW = 1 << 12
-"""Most frames that attention sees; memory holds their keys for every speech. 72 are published."""
+"""Number of frames that attention may see: every speech has their keys in memory. 72 are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """The config of a Code2Wav. codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the
-    frame itself. widening: factors by which the first upsamplings multiply the rows. channels: channels of the decoder before its
-    upsamplings by `rates`, each of which halves them."""
+    """The config of a Code2Wav. codebooks: codes of a frame. codes: ids of a codebook. window: frames that attention sees, including the
+    frame itself. widening: factors by which the first upsamplings multiply the number of rows. channels: channels of the decoder before its
+    upsamplings. rates: factors of these upsamplings, each of which halves the channels."""
 
     codebooks: int
     codes: int
@@ -52,13 +52,13 @@ class WaveConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of a frame."""
+        """Number of samples of a frame."""
         return math.prod((*self.widening, *self.rates))
 
     @property
     def missing(self) -> int:
-        """Samples that the end of a speech lacks. Each upsampling of the decoder looks one input ahead, and makes nothing of the last one:
-        sample s belongs to the frame of sample s + missing."""
+        """Number of samples that are missing at the end of a speech. Each upsampling of the decoder looks one input ahead, and makes
+        nothing of the last one. So sample s is made with the frame of number (s + missing) // frame_samples."""
         missing = 0
         for rate in self.rates:
             missing = (missing + 1) * rate
@@ -66,7 +66,8 @@ class WaveConfig:
 
     @property
     def heard_frames(self) -> int:
-        """How many frames before a window its samples depend on through the convolutions: frames farther away change no bit of theirs."""
+        """Number of frames before a window that its samples depend on through the convolutions: frames farther away change no bit that
+        way."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
             # One more: the upsampling that looked ahead from there makes the first samples.
@@ -78,7 +79,7 @@ class WaveConfig:
 
     @property
     def frames_before(self) -> int:
-        """How many frames before a window its samples depend on at all, through layers and convolutions."""
+        """Number of frames before a window that its samples depend on at all, through layers and convolutions."""
         return self.layers * (self.window - 1) + self.heard_frames
 
     @property

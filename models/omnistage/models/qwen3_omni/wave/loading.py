@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen3-Omni from the files of a checkpoint in the published layout."""
+"""Loads a Code2Wav of Qwen3-Omni from the files of a checkpoint in the published layout."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfi
 from omnistage.models.qwen3_omni.wave.state import ConvolutionInputs, WaveState
 
 NEXT_EPSILON = 1e-6
-"""Epsilon in the norm of a ConvNeXt block."""
+"""The epsilon of the norm in a ConvNeXt block."""
 
 
 class CausalNet:
@@ -51,16 +51,16 @@ class CausalNet:
         return self._codes.device
 
     def start(self, place: int = 0) -> WaveState:
-        """A state before a frame that knows nothing of earlier frames. place: place of the frame. If it is above 0, samples are right only
-        from `WaveConfig.frames_before` frames after it on."""
+        """A state before a frame, without knowledge of earlier frames. place: number of the frame in its speech. If it is above 0, samples
+        are right only from the frame `WaveConfig.frames_before` frames later on."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
         return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
 
     def step(self, codes: torch.Tensor, states: Sequence[WaveState], *, silent: bool = False) -> tuple[torch.Tensor, list[WaveState]]:
-        """Compute samples. codes: int64 [speeches, frames, codebooks]; either all speeches or none are at their first frame. silent: make
-        no samples, because nobody needs these, nor any that depend on the same inputs of convolutions. Returns float32 [speeches, samples]
-        in -1..1, and the states after them."""
+        """Compute samples, float32 [speeches, samples] in -1..1, and the states after them. codes: int64 [speeches, frames, codebooks];
+        either all speeches or none are at their first frame. silent: make no samples, and do not run the convolutions, whose old inputs
+        stay in the states."""
         hidden, keys = self._attended(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
         seen = [min(state.seen + frames, self.config.window - 1) for state in states]
@@ -74,8 +74,8 @@ class CausalNet:
         return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
     def _attended(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run the layers. x: [speeches, frames, hidden_size]. Returns their rows, and for each speech the keys and values that it keeps:
-        see WaveState."""
+        """Run the layers. x: [speeches, frames, hidden_size]. Returns their output, and for each speech the keys and values that its state
+        keeps: see WaveState."""
         frames, kept = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
@@ -88,20 +88,22 @@ class CausalNet:
         return self._norm(x), [keys.clone() for keys in left]
 
     def _turned(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines by which heads turn, [speeches, frames, head_size], in float32 as Transformers computes them."""
+        """Cosines and sines by which heads turn, [speeches, frames, head_size], in float32 as in Transformers. places: [speeches,
+        frames]."""
         angles = places[..., None].float() * self._turning
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 
     def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
         """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; keys of the past stand before the new ones.
-        seen: how many keys of the past belong to frames."""
+        seen: for each speech, how many keys of the past belong to frames."""
         kept = self.config.window - 1
         key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
         return there & (key >= frame) & (key <= frame + kept)
 
     def _sounded(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
-        """Samples [speeches, samples] from rows [speeches, frames, hidden_size]."""
+        """The samples, [speeches, samples], of the rows in x, [speeches, frames, hidden_size]. before: past inputs of the convolutions,
+        which this replaces."""
         for widen, block in self._widening:
             x = block(widen(x), before)
         x = self._enter(x.transpose(1, 2), before)
@@ -112,8 +114,8 @@ class CausalNet:
         return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
 
     def _kept(self, *, first: bool) -> list[tuple[int, int]]:
-        """The shapes of the inputs that each convolution keeps, in order. first: for the state before the first frame of a speech, when an
-        upsampling has no input at all; other states have zeros, because they do not know the input."""
+        """The shapes of the past inputs that each convolution keeps, in order. first: whether it is for the state before the first frame of
+        a speech, when an upsampling has no input at all; in other states an unknown input is zero."""
         config, past = self.config, KERNEL - 1
         shapes = [(config.hidden_size, past)] * (len(config.widening) + 1)
         for number in range(len(config.rates)):
@@ -124,7 +126,7 @@ class CausalNet:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """A norm by the mean square."""
+    """A norm by the root of the mean square."""
 
     weight: torch.Tensor
     epsilon: float
@@ -135,8 +137,8 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. heads: heads of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: factors of the added
-    parts, by component."""
+    """One layer. heads: number of heads of queries. kv_heads: number of heads of keys, and of values. attention_scale, ffn_scale: factors
+    for each component of what the two parts add."""
 
     heads: int
     kv_heads: int
@@ -152,8 +154,8 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [speeches, frames, hidden_size]. before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns
-        the output, and the keys and values of the past followed by the new ones."""
+        """The output of the layer, [speeches, frames, hidden_size], and the keys and values of the past followed by the new ones. x:
+        [speeches, frames, hidden_size]. before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]."""
         made = _rows(self.attention_in, self.attention_norm(x))
         made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
@@ -169,7 +171,7 @@ class _Layer:
 
 
 def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """Multiply rows: [speeches, count, in] to [speeches, count, out]."""
+    """A product of rows: [speeches, count, in] to [speeches, count, out]."""
     return linear(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
 
@@ -192,7 +194,7 @@ class _Convolution:
 
 @dataclass(frozen=True, slots=True)
 class _Snake:
-    """x + sin(frequency * x)^2 / height (SnakeBeta). Both [channels, 1]."""
+    """The activation x + sin(frequency * x)^2 / height (SnakeBeta). frequency, inverse_height: [channels, 1]."""
 
     frequency: torch.Tensor
     inverse_height: torch.Tensor
@@ -204,8 +206,8 @@ class _Snake:
 
 @dataclass(frozen=True, slots=True)
 class _Upsampling:
-    """Makes `rate` outputs from each pair of consecutive inputs, like a transposed convolution with twice as many steps whose ends, which
-    only one input has made, are cut off. pair: has all outputs of a pair as channels."""
+    """Makes `rate` outputs from each pair of consecutive inputs. It equals a transposed convolution with 2 * rate weights whose outputs at
+    the ends, which only one input has made, are cut off. pair: the convolution that makes all outputs of a pair, as channels."""
 
     snake: _Snake
     pair: _Convolution
@@ -246,7 +248,7 @@ class _Next:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A residual unit: adds the output of two activations and convolutions."""
+    """A residual unit: adds to the signal what two activations and convolutions make of it."""
 
     first: _Snake
     far: _Convolution

@@ -1,8 +1,8 @@
-"""The frames of Qwen3-Omni that become sound together, by profile. No torch.
+"""Decides by profile which frames of Qwen3-Omni become sound together. No torch.
 
 The net is exact for every schedule: a profile decides only how soon there is sound and how much it costs. The first window can be one
-frame, because no window looks ahead. Sizes grow slowly: a player that is told to wait before it plays waits for the largest step between
-two sizes.
+frame, because no window looks ahead. Sizes grow slowly: the largest step between two sizes decides how long a player must wait before it
+plays.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.QUALITY: (4, 6, 8, 12),
     Profile.OFFLINE: (12,),
 }
-"""Frames of the windows; a frame is 80 ms. With more than twelve at once a frame costs hardly less, and others would wait for them."""
+"""Profile -> numbers of frames of the windows; a frame is 80 ms. With more than twelve at once a frame costs hardly less, and other
+speeches would wait."""
 
 
 def schedule_of(sizes: tuple[int, ...], frames_before: int) -> Schedule:
-    """See Schedule. frames_before: see WaveConfig. No window is refreshed: each gets the exact state of the windows before it."""
+    """The schedule of a profile. sizes: as in SCHEDULES. frames_before: see WaveConfig. No window is refreshed: each gets the exact state
+    of the windows before it."""
     return Schedule(sizes, ahead=0, block=1, context=frames_before, refresh=0)

@@ -1,4 +1,5 @@
-"""The state that the frames of a speech leave to later frames: all that the net knows of the past, however long the past is."""
+"""The state that the frames of a speech leave to later frames: it is all that the net knows of the past, and has the same size however long
+the past is."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """The state before a frame. place: place of this frame in its speech. seen: how many of the keys, the last ones, belong to frames.
-    keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the
-    order in which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
+    """The state before a frame. place: number of this frame in its speech. seen: how many of the keys, counted from the end, belong to
+    frames. keys: keys and values of the last frames, [layers, 2, kv_heads, window - 1, head_size]. inputs: the last inputs of each
+    convolution, in the order in which the net runs them, [channels, count] each; zeros before the first frame, as in Transformers.
 
-    A step changes no state, but makes another one: a step that fails has lost nothing."""
+    A step changes no state but makes a new one, so a step that fails loses nothing."""
 
     place: int
     seen: int
@@ -27,19 +28,20 @@ class WaveState:
 
 
 class ConvolutionInputs:
-    """Inputs of the convolutions of one step, in order: inputs that a convolution kept from the step before stand before its new ones."""
+    """The past inputs of the convolutions of one step, taken in order: each convolution puts the ones that it kept before its new ones."""
 
     def __init__(self, states: Sequence[WaveState]) -> None:
         self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])
         self._left: list[torch.Tensor] = []
 
     def joined(self, x: torch.Tensor, keep: int) -> torch.Tensor:
-        """The old inputs with the new ones. x: [speeches, channels, count]. keep: how many inputs the next step needs."""
+        """The past inputs of the next convolution, followed by its new ones. x: the new ones, [speeches, channels, count]. keep: how many
+        inputs the next step needs."""
         joined = torch.cat((next(self._before), x), 2)
         self._left.append(joined[..., joined.shape[2] - keep :])
         return joined
 
     def left(self, speech: int) -> Iterable[torch.Tensor]:
-        """The inputs that one of the speeches leaves to the next step. They are copies: a view would keep the inputs of all speeches of the
-        step."""
+        """The inputs that one speech leaves to the next step, by convolution. They are copies: a view would keep the inputs of all speeches
+        of the step."""
         return (kept[speech].clone() for kept in self._left)

@@ -1,4 +1,4 @@
-"""Random windows of Qwen3-Omni, with which its Code2Wav is tried at load."""
+"""Makes random windows of Qwen3-Omni, for the trial of its Code2Wav at load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WindowTrials:
         codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
         state = self._windows.net.start(window.begin)
         if window.begin:
-            # At any phase of their speeches.
+            # A window anywhere in its speech.
             seen = int(torch.randint(config.window, (), generator=generator))
             state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return WindowJob(codes, state)

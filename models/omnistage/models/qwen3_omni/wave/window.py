@@ -1,4 +1,4 @@
-"""One window of a speech, from codes to samples, and the step that many windows take together."""
+"""One window of a speech on its way from codes to samples, and the step that many windows take together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.models.steps.interface import Aside
 
 @dataclass(eq=False, slots=True)
 class WindowJob:
-    """A window. codes: int64 [frames, codebooks]. state: state before them. samples, after: sound of the codes and state after them; None
-    until the job is done. silent: see CausalNet.step."""
+    """A window. codes: int64 [frames, codebooks]. state: the state before them. silent: see CausalNet.step. samples, after: the sound of
+    the codes and the state after them; None until the job is done."""
 
     codes: torch.Tensor
     state: WaveState
@@ -25,18 +25,18 @@ class WindowJob:
 
 
 class Windows:
-    """The steps of windows; implements `Steps`. A window is one step."""
+    """Implements `Steps` for windows, each of which is one step."""
 
     def __init__(self, net: CausalNet) -> None:
         self.net = net
 
     def key(self, job: WindowJob) -> Hashable:
-        """The shape of a job: jobs with equal keys can step together, wherever in their speeches they are, except that first frames have
-        other shapes."""
+        """The shape of a job: jobs with equal keys can step together, wherever in their speeches they are; but a first frame has a shape of
+        its own."""
         return len(job.codes), job.state.place == 0, job.silent
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None = None) -> None:
-        """See Steps. jobs: jobs of one key. Leaves no work to a second thread."""
+        """See Steps. jobs: of one key. aside: not used."""
         with torch.inference_mode():
             codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
             made, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
