@@ -51,7 +51,7 @@ with AVX-512 and 192 with AVX2, oneDNN 1,024 in bfloat16. The first mapping that
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """dtype -> largest relative error of a head's output that can come from rounding."""
 
-_TOLD = 300
+_ERROR_CHARACTERS = 300
 """Number of characters of an error that are shown."""
 
 _LEAST_PRODUCT = 16**3
@@ -294,7 +294,7 @@ def _pad(rows: torch.Tensor) -> torch.Tensor:
 
 class _Triton(_Bound):
     """The attention of `TritonAttention` for one plan: each program of the kernel computes one tile of queries for one head of keys.
-    `_told`: the table that the programs read. `_tiles`: number of tiles."""
+    `_table`: the table that the programs read. `_tiles`: number of tiles."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -302,10 +302,10 @@ class _Triton(_Bound):
 
         self._attend = paged_kernel.attend
         told, self._tiles = paged_kernel.tiles(plan.runs, self._group)
-        self._told = to_device(told, spec.device)
+        self._table = to_device(told, spec.device)
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
-        self._attend(self._spec, queries.contiguous(), self._cache.layer(layer), self._told, self._tiles, result)
+        self._attend(self._spec, queries.contiguous(), self._cache.layer(layer), self._table, self._tiles, result)
 
 
 class _Sdpa(_Bound):
@@ -387,7 +387,7 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
             return "its numbers were not those of sdpa in float32"
         return "" if rows_are_independent(backend, spec) else "a row depended on its neighbours"
     except backend.failures as error:
-        return f"it failed with {type(error).__name__} ({' '.join(str(error).split())[:_TOLD]})"
+        return f"it failed with {type(error).__name__} ({' '.join(str(error).split())[:_ERROR_CHARACTERS]})"
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:

@@ -215,10 +215,10 @@ class Engine:
         more than a reader may leave unread."""
         if found := sequence.found_taps:
             taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
-            self._put(sequence, SequenceEvent(taps=self._fresh(sequence, taps)))
+            self._put(sequence, SequenceEvent(taps=self._new_taps(sequence, taps)))
             found.clear()
 
-    def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
+    def _new_taps(self, sequence: Sequence, taps: Taps) -> Taps:
         """The part of these taps that was not put out before; the sequence counts it as put out."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
@@ -266,7 +266,7 @@ class Engine:
         taps = None
         if done.taps is not None:
             sequence.keep_taps(done.taps)
-            taps = self._fresh(sequence, done.taps)
+            taps = self._new_taps(sequence, done.taps)
         walk = sequence.draws.walk
         if run.draws and done.drawn is None:
             if walk is not None and not walk.allowed().any():

@@ -167,28 +167,28 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchP
     ends the fetch. Raises HubError."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own errors report each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
-    if COMMIT.fullmatch(name.revision) and (folder := _cached(name, knowing=True)) is not None:
-        return _unfetched(folder, FetchPlan(name, name.revision, cache), check, tell)
+    if COMMIT.fullmatch(name.revision) and (folder := _find_cached(name, knowing=True)) is not None:
+        return _use_cached(folder, FetchPlan(name, name.revision, cache), check, tell)
     try:
-        commit, files = _listed(name)
+        commit, files = _list_files(name)
     except HubUnreachable:
-        if (folder := _cached(name)) is None:
+        if (folder := _find_cached(name)) is None:
             raise
-        return _unfetched(folder, FetchPlan(name, folder.name, cache, is_unasked=not constants.HF_HUB_OFFLINE), check, tell)
-    with _told(name):
+        return _use_cached(folder, FetchPlan(name, folder.name, cache, is_unasked=not constants.HF_HUB_OFFLINE), check, tell)
+    with _as_hub_errors(name):
         return Fetch(name, commit, files, cache, progress).run(check, tell)
 
 
-def _unfetched(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
+def _use_cached(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
     """The checkpoint in a folder of the cache, after `tell` and `check` were called as `fetch` promises."""
     tell(plan)
     check(folder)
     return FoundCheckpoint(plan.commit, folder)
 
 
-def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
+def _list_files(name: HubName) -> tuple[str, list[RemoteFile]]:
     """The commit that a name stands for, and its wanted files. Raises HubError."""
-    with _told(name), _of_a_hub():
+    with _as_hub_errors(name), _of_a_hub():
         listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
         if listing.sha is None or not COMMIT.fullmatch(listing.sha):
             raise ValueError(f"{listing.sha!r} is no commit")
@@ -236,29 +236,29 @@ class Fetch:
         """Fetch the missing files; `check` and `tell` are as in `fetch`. Raises HubError and the library's errors."""
         if not any(map(_is_weights, self._files)):
             raise NoWeights(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
-        missing, free = self._missing(), _free(self._cache)
+        missing, free = self._missing_bytes(), _free_disk_bytes(self._cache)
         tell(FetchPlan(self._name, self._commit, self._cache, self._size, missing, free))
         if missing > free:
             raise DiskFull(
                 f"{self._name}: {bytes_told(missing)} are to be fetched, and {self._cache} has {bytes_told(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
-        with nullcontext() if all(map(self._is_there, self._files)) else self._alone():
+        with nullcontext() if all(map(self._is_there, self._files)) else self._hold_lock():
             self._drop_damaged()
             self._snapshot([file for file in self._files if not _is_weights(file)])
             check(self._folder)
             self._weights()
             self._snapshot(self._files)
             self._check_whole()
-            self._refer()
+            self._record_commit()
         return FoundCheckpoint(self._commit, self._folder)
 
-    def _alone(self) -> AbstractContextManager[None]:
+    def _hold_lock(self) -> AbstractContextManager[None]:
         """Holds a lock that keeps other processes from fetching this repository meanwhile: the library's own locks are for one file
         each."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
-        return hold_lock(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
+        return hold_lock(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing_bytes(), self._size))
 
     def _is_there(self, file: RemoteFile) -> bool:
         return _has_size(self._folder / file.path, file.size)
@@ -281,11 +281,11 @@ class Fetch:
             if not self._is_there(file):
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
 
-    def _missing(self) -> int:
+    def _missing_bytes(self) -> int:
         """Number of bytes that must still be fetched."""
-        return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
+        return sum(file.size - self._cached_bytes(file) for file in self._files if not self._is_there(file))
 
-    def _begun(self, file: RemoteFile) -> int:
+    def _cached_bytes(self, file: RemoteFile) -> int:
         """Number of bytes of a file that the cache has as a blob, complete or partial."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
@@ -309,9 +309,9 @@ class Fetch:
             if count > most:
                 raise HubError(f"{self._name}: the hub sends more than the {bytes_told(most)} that it told: try again later")
 
-        patterns = [_literally(file.path) for file in missing]
+        patterns = [_exact_pattern(file.path) for file in missing]
         with _of_a_hub():
-            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
+            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counting_bar(came))
 
     def _weights(self) -> None:
         """Fetch the files of weights whose SHA-256 is known, one after the other."""
@@ -329,7 +329,7 @@ class Fetch:
                 self._progress(label, before + position, total, "bytes")
 
             if file.sha256 and not self._is_there(file) and not self._blob(file).is_file():
-                came(self._begun(file))
+                came(self._cached_bytes(file))
                 self._weight(file, came)
             done += file.size
             self._progress(label, done, total, "bytes")
@@ -348,7 +348,7 @@ class Fetch:
                 resume_size=out.tell(),
                 headers={**build_hf_headers(), "Accept-Encoding": "identity"},
                 expected_size=file.size,
-                tqdm_class=_counter(came),
+                tqdm_class=_counting_bar(came),
             )
             out.flush()
             os.fsync(out.fileno())
@@ -357,7 +357,7 @@ class Fetch:
             raise HubError(f"{file.path} of {self._name} came with other bytes than the hub says that it has: it was removed; try again")
         partial.rename(self._blob(file))
 
-    def _refer(self) -> None:
+    def _record_commit(self) -> None:
         """Record the commit of a branch or tag, now that all of its files are there: it is read when the hub cannot be reached."""
         reference = self._store / "refs" / self._name.revision
         if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
@@ -368,7 +368,7 @@ class Fetch:
         new.replace(reference)
 
 
-def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
+def _find_cached(name: HubName, *, knowing: bool = False) -> Path | None:
     """The folder of a name in the cache; None if a file is missing there. knowing: also None if the cache has no list of the commit's
     files, which alone proves completeness; otherwise the indices of weights and parts decide. Does not ask the hub."""
     try:
@@ -400,7 +400,7 @@ def _has_all_parts(folder: Path) -> bool:
     return is_whole and any(folder.rglob("*.safetensors"))
 
 
-def _counter(came: Callable[[int], None]) -> type[tqdm]:
+def _counting_bar(came: Callable[[int], None]) -> type[tqdm]:
     """A class of progress bars for the library that draws nothing, and calls `came` with the number of bytes so far, before they are
     written."""
 
@@ -427,18 +427,18 @@ def _is_weights(file: RemoteFile) -> bool:
     return file.path.endswith(".safetensors")
 
 
-def _literally(path: str) -> str:
+def _exact_pattern(path: str) -> str:
     """A pattern that matches only this path."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
-def _free(folder: Path) -> int:
+def _free_disk_bytes(folder: Path) -> int:
     """Free bytes of the disk that a folder is on; the folder need not exist."""
     return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
 
 
 @contextmanager
-def _told(name: HubName) -> Iterator[None]:
+def _as_hub_errors(name: HubName) -> Iterator[None]:
     """Turns the library's errors into HubError. name: the checkpoint, for their texts."""
     try:
         yield
@@ -465,10 +465,10 @@ def _told(name: HubName) -> Iterator[None]:
             " check the network and try again; what was fetched is kept"
         ) from error
     except OSError as error:
-        raise _of_disk(error, name) from error
+        raise _disk_error(error, name) from error
 
 
-def _of_disk(error: OSError, name: HubName) -> HubError:
+def _disk_error(error: OSError, name: HubName) -> HubError:
     """The HubError for an error of reading or writing files."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")

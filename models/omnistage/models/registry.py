@@ -207,7 +207,7 @@ def family_of(name: str) -> Family | None:
     """The family of this name, from the table or an installed package; None: there is none. Raises LoadError for a package without the
     family that it names."""
     points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
-    return _brought(points) if points else FAMILIES.get(name)
+    return _load_family(points) if points else FAMILIES.get(name)
 
 
 def families() -> dict[str, Family]:
@@ -221,13 +221,13 @@ def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
     found, broken = dict[str, Family](), list[LoadError]()
     for name in sorted(points.names - FAMILIES.keys()):
         try:
-            found[name] = _brought(tuple(points.select(name=name)))
+            found[name] = _load_family(tuple(points.select(name=name)))
         except LoadError as error:
             broken.append(error)
     return {**found, **FAMILIES}, broken
 
 
-def _brought(points: tuple[EntryPoint, ...]) -> Family:
+def _load_family(points: tuple[EntryPoint, ...]) -> Family:
     """The family behind the entry points of one name. Raises LoadError if there are several, or if it is no Family."""
     packages = [point.dist.name if point.dist else "a package" for point in points]
     name = points[0].name
@@ -323,7 +323,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
         if entry.files and not has_default(family):
             raise LoadError(f"{family} has no checkpoint of its own: give the folder of one")
         return
-    if not _known(family).marks:
+    if not _need_family(family).marks:
         raise LoadError(f"the models of {family} have no weights: leave the folder {options.path} out")
     check_files(options.path, entry.folder, entry.files)
     if entry.model_type:
@@ -382,18 +382,18 @@ def _loader(family: str, kind: str) -> Loader:
 
 def has_default(family: str) -> bool:
     """Whether a family has a checkpoint of its own, which is used if the user gives no other."""
-    return bool(_known(family).default)
+    return bool(_need_family(family).default)
 
 
 def missing_packages(family: str) -> list[str]:
     """Names of the packages that a family needs and that are not installed."""
-    return [name for name in _known(family).needs if find_spec(name) is None]
+    return [name for name in _need_family(family).needs if find_spec(name) is None]
 
 
 def fetch_default(family: str, progress: ShowProgress | None = None) -> Path:
     """The folder of a family's own checkpoint, which is fetched first if the cache lacks it. Several processes may call it at once. Raises
     FetchError."""
-    return cast(Callable[[Path | None, ShowProgress | None], Path], _named(_known(family).default))(None, progress)
+    return cast(Callable[[Path | None, ShowProgress | None], Path], _named(_need_family(family).default))(None, progress)
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
@@ -435,7 +435,7 @@ def _look(path: Path) -> str:
     return ", ".join(said) or "it has neither config.json nor model_index.json"
 
 
-def _known(name: str) -> Family:
+def _need_family(name: str) -> Family:
     found = family_of(name)
     if found is None:
         raise UnknownFamily(f"no family named {name!r}; there are {', '.join(families())}")

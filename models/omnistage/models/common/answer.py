@@ -66,9 +66,9 @@ class AnswerAssembler:
         self._thought = thought
         self._thought_text: str | None = None
         """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
-        self._cut: list[TextPiece] = []
+        self._finished_pieces: list[TextPiece] = []
         """The last piece of a thought that has ended; it waits for the next `take`."""
-        self._sayable = 0
+        self._rows_due = 0
         """Number of tokens whose text is final and whose row has not gone out yet."""
         self._rows: deque[Array] = deque()
         self._arrived = 0
@@ -88,7 +88,7 @@ class AnswerAssembler:
         self._pieces: list[bytes] = []
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self._reason: FinishReason | None = None
-        self._told = False
+        self._reason_is_out = False
         """Whether the reason of the end has gone out."""
         self._queued_s, self._cached_tokens = 0.0, 0
         self._prompt_tokens = prompt_rows or None
@@ -96,10 +96,10 @@ class AnswerAssembler:
         for token_id in history:
             self._push(token_id)
         self._thought_text = None  # The text of a history went out earlier.
-        check_place(wanted, row_port, self._count - self._thoughts, "tokens so far")
+        check_place(wanted, row_port, self._count - self._thought_tokens, "tokens so far")
         if finished is not None:
             self._detokenizer.finish()
-            self._reason, self._told = finished, True
+            self._reason, self._reason_is_out = finished, True
         elif self._detokenizer.stopped:
             self._reason = FinishReason.STOP
 
@@ -113,7 +113,7 @@ class AnswerAssembler:
         """Whether all wanted output has come, except the pieces that `take` still has."""
         self._settle()
         has_prompt = self._next_prompt_row >= len(self._prompt_slots)
-        has_rows = self._rows_ended or (self.ended and self._arrived >= self._sayable)
+        has_rows = self._rows_ended or (self.ended and self._arrived >= self._rows_due)
         return has_prompt and has_rows and (self.ended or not self._wants_text)
 
     @property
@@ -129,7 +129,7 @@ class AnswerAssembler:
         """The first slot whose row is wanted, counted from the start of the prompt; None: no rows are wanted."""
         if self._next_prompt_row < len(self._prompt_slots):
             return int(self._prompt_slots[self._next_prompt_row])
-        return self._prompt_rows + self._thoughts + self._first_row if self._wants_rows and self._row_of is None else None
+        return self._prompt_rows + self._thought_tokens + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
         """Set two figures of the next piece, known when the first step begins: seconds of waiting, and tokens of the prompt found in the
@@ -174,7 +174,7 @@ class AnswerAssembler:
         if self._row_of is None:
             place = max(slot - self._prompt_rows, 0)
             # A row comes after its token, so it is known how many rows belong to the thought.
-            self.rows(rows[split:][max(self._thoughts + self._next_row - place, 0) :])
+            self.rows(rows[split:][max(self._thought_tokens + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
         """Add the next rows of the answer [n, width], beginning with the first wanted one. They are kept without a copy, and may come later
@@ -198,13 +198,13 @@ class AnswerAssembler:
         its rows, so that no reader of the rows is ahead of the reader of the text."""
         pieces: list[TextPiece | TensorRows] = [*self._ready, *self._joined_prompt()]
         self._ready = []
-        ends = self.ended and not self._told
+        ends = self.ended and not self._reason_is_out
         if self._wants_text:
-            pieces += self._cut
+            pieces += self._finished_pieces
             if self._ids or self._text or ends:
                 pieces.append(self._piece(self._reason if ends else None))
-                self._told = self._told or ends
-        self._cut = []
+                self._reason_is_out = self._reason_is_out or ends
+        self._finished_pieces = []
         if not self._rows_ended:
             pieces += self._final_rows()
         return pieces
@@ -220,7 +220,7 @@ class AnswerAssembler:
         return piece
 
     @property
-    def _thoughts(self) -> int:
+    def _thought_tokens(self) -> int:
         """Number of tokens in the thought."""
         return 0 if self._thought is None else self._thought.count
 
@@ -239,10 +239,10 @@ class AnswerAssembler:
             self._count += 1
             return ""
         if self._thought_text is not None and self._ids:
-            self._cut.append(self._piece())
+            self._finished_pieces.append(self._piece())
         begin = self._detokenizer.decoded
         text = self._detokenizer.push(token_id)
-        if self._wants_rows and self._count - self._thoughts >= self._first_row:
+        if self._wants_rows and self._count - self._thought_tokens >= self._first_row:
             self._spans.append(_Span(begin, self._detokenizer.needed))
             if self._row_of is not None:
                 self.rows(self._row_of(token_id))
@@ -250,14 +250,14 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Move the tokens whose text has become final from `_spans` to the count `_sayable`, if they are to have rows."""
+        """Move the tokens whose text has become final from `_spans` to the count `_rows_due`, if they are to have rows."""
         # If rows come from the engine, the last token's row is made with the token after it, which is certain only if an end token was
         # drawn.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):
             self._spans.popleft()
-            self._sayable += 1
+            self._rows_due += 1
 
     @property
     def _end_was_drawn(self) -> bool:
@@ -275,7 +275,7 @@ class AnswerAssembler:
     def _final_rows(self) -> list[TensorRows]:
         """The rows of tokens whose text is final, as one piece. If the port ends without any, the piece is an empty last one; else none."""
         self._settle()
-        left = count = min(self._sayable, self._arrived)
+        left = count = min(self._rows_due, self._arrived)
         taken: list[Array] = []
         while left:
             rows = self._rows.popleft()
@@ -284,9 +284,9 @@ class AnswerAssembler:
                 rows = rows[:left]
             taken.append(rows)
             left -= len(rows)
-        self._sayable -= count
+        self._rows_due -= count
         self._arrived -= count
-        self._rows_ended = self.ended and not self._sayable
+        self._rows_ended = self.ended and not self._rows_due
         if not taken:
             return [TensorRows(self._row_port, np.empty((0, 0), np.float32), last=True)] if self._rows_ended else []
         return [TensorRows(self._row_port, np.concatenate(taken) if len(taken) > 1 else taken[0], last=self._rows_ended)]

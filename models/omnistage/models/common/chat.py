@@ -37,7 +37,7 @@ class ChatTokenizer(TextTokenizer):
         if end not in self.special:
             raise BadCheckpoint(f"{directory}: the tokenizer has no special token {end}")
         # An end token outside the head's vocabulary is never drawn.
-        self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
+        self.ends = frozenset({self.special[end], *(token_id for token_id in _read_ends(directory) if token_id < vocabulary)})
         template = _template(directory)
         self.template = ChatTemplate(template, self.added, self.encode, media)
         # The template tells whether the model thinks: many tokenizers have the marks of a thought even if it does not.
@@ -64,7 +64,7 @@ class ChatTemplate:
         "image", "audio" or "video" for each part that is not text, in order. Raises BadRequest for a conversation that the template
         refuses."""
         texts, kinds = list[str](), iter(media)
-        conversation = [{"role": turn.role, "content": _content(self._answered(turn), texts, kinds)} for turn in turns]
+        conversation = [{"role": turn.role, "content": _mark_texts(self._drop_thought(turn), texts, kinds)} for turn in turns]
         try:
             made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
         except jinja2.TemplateError as error:
@@ -75,7 +75,7 @@ class ChatTemplate:
             raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
         return ids
 
-    def _answered(self, turn: Turn) -> Turn:
+    def _drop_thought(self, turn: Turn) -> Turn:
         """The turn without the thought that a client left in the assistant's text. Templates that know thoughts would leave them out
         themselves, but here they cannot: they see marks in place of the texts."""
         if turn.role != "assistant" or CLOSES not in self._template:
@@ -106,7 +106,7 @@ class ChatTemplate:
         yield from self._encode(plain)
 
 
-def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
+def _mark_texts(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
     """The parts of a turn in the form that templates expect, with a mark in place of each text. texts: the texts are appended to it. kinds:
     the kind of the next medium."""
     content = []
@@ -142,7 +142,7 @@ def _template(directory: Path) -> str:
     raise BadCheckpoint(f"{directory} has no chat template: neither chat_template.jinja nor chat_template.json")
 
 
-def _ends(directory: Path) -> Sequence[int]:
+def _read_ends(directory: Path) -> Sequence[int]:
     """The ids that end an answer, from generation_config.json; empty if it names none. Raises BadCheckpoint."""
     path = directory / "generation_config.json"
     found = json_object(path).get("eos_token_id") if path.is_file() else None

@@ -71,7 +71,7 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
 def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
     """Read the rotary embedding of a decoder. axes: number of axes of positions; 0: one axis and no sections. usual: sections if the config
     has none. Raises BadCheckpoint."""
-    rope, theta = _rope_said(config, ("default", "mrope"), None)
+    rope, theta = _read_rope(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
     sections = usual if usual and not rope.has("mrope_section") else rope.values("mrope_section", int)
@@ -83,10 +83,10 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
 def rope_theta_of(config: Config, kind: str = "default") -> float:
     """Theta of a model that is no decoder; most configs do not give it, and then it is USUAL_THETA. kind: the model's type of positions.
     Raises BadCheckpoint."""
-    return _rope_said(config, (kind,), USUAL_THETA)[1]
+    return _read_rope(config, (kind,), USUAL_THETA)[1]
 
 
-def _rope_said(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
+def _read_rope(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
     """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some also `rope_scaling`; Transformers 5
     writes `rope_parameters`. The first of these two objects that is not empty is used; a theta in it wins over one outside. kinds: known
     types; the first one is assumed if the config names none. usual: theta if the config has none; None: it must have one."""

@@ -54,12 +54,12 @@ def fetched(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -
         if _complete(root):
             return root
         cache.mkdir(parents=True, exist_ok=True)
-        with hold_lock(cache / ".lock", report, lambda: (_came(cache), None)):
+        with hold_lock(cache / ".lock", report, lambda: (_downloaded_bytes(cache), None)):
             if not _complete(root):
                 _remove_partials(cache)
                 _build(recipe, root, report)
     except OSError as error:
-        raise FetchError(_explained(error, cache)) from error
+        raise FetchError(_explain(error, cache)) from error
     return root
 
 
@@ -84,7 +84,7 @@ def _complete(root: Path) -> bool:
         return False
 
 
-def _came(cache: Path) -> int:
+def _downloaded_bytes(cache: Path) -> int:
     """Bytes of all downloads in the cache now."""
     return sum(size_of(path) for path in cache.glob(f"{_DOWNLOADS}*/*"))
 
@@ -169,7 +169,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _explained(error: OSError, cache: Path) -> str:
+def _explain(error: OSError, cache: Path) -> str:
     """The text of a FetchError for this error, with advice."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {cache} is full: make room or set OMNISTAGE_CACHE to another folder"

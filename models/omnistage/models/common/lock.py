@@ -23,17 +23,17 @@ def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, 
 
     The wait ends only with the other process, whose end frees the lock: what it fetches may be large."""
     with path.open("a") as file:
-        if not _took(file):
+        if not _try_lock(file):
             while True:
                 progress(WAITING, *came(), "bytes")
                 time.sleep(LOOK_S)
-                if _took(file):
+                if _try_lock(file):
                     break
             progress(WAITING, 1.0)
         yield
 
 
-def _took(file: TextIO) -> bool:
+def _try_lock(file: TextIO) -> bool:
     """Lock the file if no other process holds it. Returns whether it is locked now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -121,13 +121,13 @@ def sweep(parent: Path) -> None:
     """Remove what killed processes left in a folder: only files and folders of this user, and never through a link."""
     for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
         try:
-            if _is_left(path):
+            if _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         except OSError:
             pass  # It is gone by now, or cannot be opened or locked.
 
 
-def _is_left(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether this module made a file or folder in a process that has ended. Raises OSError if that cannot be determined."""
     found = path.lstat()
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)

@@ -89,15 +89,15 @@ def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Show
     came(begun, None)
     if begun and file_sha256(kept) == package.sha256:
         found = kept
-    elif (offer := _offer(package, scratch)) is None:
-        found = _by_pip(package, kept, scratch, came)
+    elif (offer := _find_wheel(package, scratch)) is None:
+        found = _download_by_pip(package, kept, scratch, came)
     elif urlsplit(offer.url).scheme == "file":
         found = Path(url2pathname(urlsplit(offer.url).path))
         _check(package, offer.file, file_sha256(found))
     else:
         if offer.sha256:
             _check(package, offer.file, offer.sha256)
-        found = _downloaded(package, offer, kept, most, came) or _by_pip(package, kept, scratch, came)
+        found = _download(package, offer, kept, most, came) or _download_by_pip(package, kept, scratch, came)
     came(size_of(found), size_of(found))
     return found
 
@@ -125,7 +125,7 @@ def _check(package: Package, name: str, sha256: str) -> None:
         )
 
 
-def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
+def _download(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
     """Download the wheel from the place in `offer` to the file `kept`, and return its path. most: bytes that it may have. None: this module
     cannot download it. If the bytes that were in `kept` prove to be of another file, it starts anew."""
     # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
@@ -146,22 +146,22 @@ def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came
             _check(package, offer.file, found)
 
 
-def _offer(package: Package, scratch: Path) -> WheelPlace | None:
+def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
     """Where pip finds the wheel. None: pip cannot say it, or not without downloading the wheel; the caller then lets pip download it, once.
     Raises FetchError if no index has the wheel."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
-        def asked(*more: str) -> CompletedProcess[str] | None:
+        def run_install(*more: str) -> CompletedProcess[str] | None:
             words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
-            return _pip(words, Path(folder), ASK_LIMIT_S, lambda: not _wheels(Path(folder)))
+            return _run_pip(words, Path(folder), ASK_LIMIT_S, lambda: not _list_wheels(Path(folder)))
 
         # If the index has no metadata apart from the wheel, pip then reads only the end of the wheel, if the server lets it.
-        ended = asked("--use-feature=fast-deps")
+        ended = run_install("--use-feature=fast-deps")
         if ended is not None and ended.returncode == _FAULT:
-            ended = asked()
+            ended = run_install()
         if ended is not None and _NOWHERE in ended.stderr:
-            raise _failed(package, ended)
+            raise _pip_error(package, ended)
         if ended is None or ended.returncode or not report.is_file():
             return None
         (item,) = json.loads(report.read_text(encoding="utf-8"))["install"]
@@ -169,26 +169,26 @@ def _offer(package: Package, scratch: Path) -> WheelPlace | None:
     return WheelPlace(place["url"], place.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
 
 
-def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
+def _download_by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
     """Let pip download the wheel, move it to `kept`, and return its path. came: called with the size of pip's file so far. Raises
     FetchError."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
         def look() -> bool:
-            came(max(map(size_of, _wheels(Path(work))), default=0), None)
+            came(max(map(size_of, _list_wheels(Path(work))), default=0), None)
             return True
 
-        ended = _pip(["download", "--dest", folder, package.requirement], Path(work), PIP_LIMIT_S, look)
+        ended = _run_pip(["download", "--dest", folder, package.requirement], Path(work), PIP_LIMIT_S, look)
         if ended is None:
             raise FetchError(f"pip did not fetch {package.name} {package.version} in {PIP_LIMIT_S:.0f} s: check the network and try again")
         wheels = list(Path(folder).glob("*.whl"))
         if ended.returncode or len(wheels) != 1:
-            raise _failed(package, ended)
+            raise _pip_error(package, ended)
         _check(package, wheels[0].name, file_sha256(wheels[0]))
         return wheels[0].replace(kept)
 
 
-def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
+def _pip_error(package: Package, ended: CompletedProcess[str]) -> FetchError:
     """The error for a pip that failed, with the last line that pip wrote. ended: pip's exit code and output."""
     if "No module named pip" in ended.stderr:
         return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
@@ -199,12 +199,12 @@ def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
     )
 
 
-def _wheels(folder: Path) -> list[Path]:
+def _list_wheels(folder: Path) -> list[Path]:
     """Paths of all wheels below a folder, complete or partial. pip may remove some meanwhile."""
     return [Path(place) / name for place, _, names in os.walk(folder) for name in names if name.endswith(".whl")]
 
 
-def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
+def _run_pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
     """Run pip with these arguments. work: folder for its temporary files. look: called every LOOK_S; False kills pip. Returns pip's exit
     code and output; None if `look` returned False, or after `limit_s` seconds.
 
@@ -216,14 +216,14 @@ def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bo
     with TemporaryFile("w+", dir=work) as log:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment) as run:
             try:
-                is_done = _ended(run, limit_s, look)
+                is_done = _wait_for(run, limit_s, look)
             finally:
                 run.kill()
         log.seek(0)
         return CompletedProcess(command, run.returncode, "", log.read()) if is_done else None
 
 
-def _ended(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
+def _wait_for(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
     """Wait for a process. Returns True if it ended by itself, False if `look` returned False or `limit_s` seconds were over before."""
     end = time.monotonic() + limit_s
     while look() and time.monotonic() < end:

@@ -61,9 +61,9 @@ def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[
         block = said.values("weight_block_size", int) if said.has("weight_block_size") else _BLOCK
         if len(block) != 2 or min(block) < 1:
             raise BadCheckpoint(f"{said.place}: 'weight_block_size' is {list(block)}, which must be two numbers above 0")
-        return dict(_scaled(header, block, config.place))
+        return dict(_find_scaled(header, block, config.place))
     if said is not None and method == COMPRESSED:
-        return dict(_compressed(header, said, read))
+        return dict(_find_compressed(header, said, read))
     return {}
 
 
@@ -74,7 +74,7 @@ def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
     return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
 
 
-def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
+def _find_scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
     """Finds the weights of 8-bit floats with a scale for each block, as (name, weight). block: rows and columns of a block. place: the
     file, for errors. Raises BadCheckpoint for scales that do not fit."""
     for name, stored in header.items():
@@ -85,11 +85,11 @@ def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> I
         if len(stored.shape) < 2 or scale.shape != wanted:
             told = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
             raise BadCheckpoint(f"{place}: {told}, and blocks of {list(block)} have {list(wanted)}")
-        yield name, PackedWeight({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_multiplied, block=block))
+        yield name, PackedWeight({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_unpack_scaled, block=block))
 
 
-def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
-    """Unpack a weight of `_scaled`: its numbers times the scales of their blocks, float32. block: rows and columns of a block."""
+def _unpack_scaled(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
+    """Unpack a weight of `_find_scaled`: its numbers times the scales of their blocks, float32. block: rows and columns of a block."""
     weight = parts["weight"].float()
     (rows, columns), scale = weight.shape[-2:], parts["scale"].float()
     # Blocks may be larger than the weight.
@@ -97,10 +97,10 @@ def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.T
     return weight * scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
 
 
-def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
+def _find_compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
     """Finds the weights in the format of compressed-tensors, as (name, weight). said: the config's section about packing. read: reads a
     tensor. Raises BadCheckpoint for tensors that are missing or do not fit."""
-    scheme, decompress, names = _scheme_of(said)
+    scheme, decompress, names = _read_scheme(said)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
         module, _, first = root.rpartition(".")
@@ -116,7 +116,7 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
                 raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
         _check_scales(scheme.weights, {name: header[part].shape for name, part in parts.items()}, shape, f"{said.place}: {module}")
-        yield f"{module}.weight", PackedWeight(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
+        yield f"{module}.weight", PackedWeight(parts, shape, partial(_unpack_compressed, decompress, scheme, shape, root))
 
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
@@ -140,8 +140,8 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
             raise BadCheckpoint(f"{place}.{name} is {list(found)}, and {told}")
 
 
-def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """How weights are packed, the library's function that unpacks one, and the names of its tensors. said: as in `_compressed`. Raises
+def _read_scheme(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
+    """How weights are packed, the library's function that unpacks one, and the names of its tensors. said: as in `_find_compressed`. Raises
     BadCheckpoint for what is not supported."""
     try:
         from compressed_tensors.compressors import BaseCompressor
@@ -173,14 +173,14 @@ def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], An
     return scheme, compressor.decompress, compressor.compression_param_names(scheme)
 
 
-def _decompressed(
+def _unpack_compressed(
     decompress: Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]],
     scheme: Any,
     shape: tuple[int, ...],
     root: str,
     parts: dict[str, torch.Tensor],
 ) -> torch.Tensor:
-    """Unpack a weight of `_compressed` with the library's `decompress`. shape: that it must have. root: name of its packed tensor, for
+    """Unpack a weight of `_find_compressed` with the library's `decompress`. shape: that it must have. root: name of its packed tensor, for
     errors. Raises BadCheckpoint."""
     try:
         weight = decompress(parts, scheme)["weight"]

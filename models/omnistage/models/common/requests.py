@@ -47,7 +47,7 @@ def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: 
     if not media.media_type:
         raise BadRequest(field, "is not given: say what the media are, such as image/png", **place)
     if media.kind not in info.inputs or media.kind == "text":
-        raise BadRequest(field, f"{info.name} takes {_listed(info.inputs)}, not {media.media_type[:64]!r}; leave it out", **place)
+        raise BadRequest(field, f"{info.name} takes {_join_words(info.inputs)}, not {media.media_type[:64]!r}; leave it out", **place)
 
 
 def check_plain_drawing(request: DrawRequest, model: str) -> None:
@@ -60,7 +60,7 @@ def check_plain_drawing(request: DrawRequest, model: str) -> None:
 def check_constraint(request: TextRequest, info: ModelInfo) -> None:
     """Check that the model supports the form of the request's constraint."""
     if request.constraint is not None and request.constraint.form not in info.constraints:
-        able = f"can keep its text to {_listed(info.constraints)} only" if info.constraints else "cannot constrain its text"
+        able = f"can keep its text to {_join_words(info.constraints)} only" if info.constraints else "cannot constrain its text"
         raise BadRequest("thinker.constraint", f"{info.name} {able}; leave it out")
 
 
@@ -88,5 +88,5 @@ def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
         raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_words(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

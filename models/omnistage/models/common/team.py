@@ -62,7 +62,7 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._asking = threading.Lock()
+        self._polling = threading.Lock()
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
@@ -83,7 +83,7 @@ class _Rank:
     def end_text(self) -> str:
         """How the rank ended, in words; empty: it has not ended."""
         # Without the lock, one of two threads that poll at once would get the answer that the rank still runs.
-        with self._asking:
+        with self._polling:
             status = self.process.poll()
         if status is None:
             return ""
@@ -108,16 +108,16 @@ class Team:
             raise LoadError(f"tensor_parallel_size {size}: {told}")
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
-        self._told, self._telling = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
         """The ends of a pipe to the thread that watches the ranks: for reading, for writing."""
         self._over, self._closed = threading.Event(), False
         started: Future[None] = Future()
-        self._watch = threading.Thread(target=self._watched, args=(started,), name="omnistage-ranks", daemon=True)
+        self._watch = threading.Thread(target=self._watch_ranks, args=(started,), name="omnistage-ranks", daemon=True)
         self._watch.start()
         try:
             started.result()
             for rank in self._ranks:
-                with self._all_there(LoadError):
+                with self._explaining_loss(LoadError):
                     send([rank.channel], ReadPart(reader, folder, options_of(options, rank.rank), rank.rank, size))
         except OSError as error:
             self.close()
@@ -139,7 +139,7 @@ class Team:
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks have loaded their parts and met. met: called after that, at the same time as in the other ranks; it may make
         groups of ranks. Raises LoadError."""
-        with self._all_there(LoadError):
+        with self._explaining_loss(LoadError):
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
                     raise LoadError(f"rank {rank.rank} of {self.group.size} has not loaded after {LOAD_LIMIT_S:g} s")
@@ -149,18 +149,18 @@ class Team:
             os.environ.update(LOOPBACK)
             with OwnFolder("ranks") as folder:
                 store = str(folder.path / "store")
-                self._tell(Connect(store))
+                self._send(Connect(store))
                 self.group.connect(store, device)
                 met()
-        os.write(self._telling, _WATCH)
+        os.write(self._wake_writer, _WATCH)
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
-        with self._all_there(RanksApart):
-            self._tell(NewCache(pages, poison))
+        with self._explaining_loss(RanksApart):
+            self._send(NewCache(pages, poison))
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
-        with self._all_there(RanksApart):
-            self._tell(PagesChanged(tuple(taken), tuple(freed)))
+        with self._explaining_loss(RanksApart):
+            self._send(PagesChanged(tuple(taken), tuple(freed)))
 
     @contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
@@ -171,7 +171,7 @@ class Team:
     def together(self, message: object) -> Iterator[None]:
         """Sends a message to the other ranks, which makes them compute while the context is open. Raises RanksApart for any failure."""
         with self._together():
-            self._tell(message)
+            self._send(message)
             yield
 
     def abandon(self) -> None:
@@ -194,7 +194,7 @@ class Team:
         if self._closed:
             return
         self._closed = True
-        os.write(self._telling, _CLOSE)
+        os.write(self._wake_writer, _CLOSE)
         for rank in self._ranks:
             rank.channel.close()
         self.group.close()  # A rank that waits for this one in the middle of a step then notices that this one has gone.
@@ -208,10 +208,10 @@ class Team:
         self._over.set()
         self._watch.join()
         self._ranks.clear()
-        for end in (self._told, self._telling):
+        for end in (self._wake_reader, self._wake_writer):
             os.close(end)
 
-    def _tell(self, message: object) -> None:
+    def _send(self, message: object) -> None:
         send((rank.channel for rank in self._ranks), message)
 
     @contextmanager
@@ -219,7 +219,7 @@ class Team:
         """Around work that all ranks do at once: any error becomes RanksApart, because the others still wait in this step, and would take
         the next one for it."""
         try:
-            with self._all_there(RanksApart):
+            with self._explaining_loss(RanksApart):
                 yield
         except RanksApart:
             raise
@@ -227,7 +227,7 @@ class Team:
             raise RanksApart(f"this rank failed within a step of {self.group.size} ranks: {error!r}") from error
 
     @contextmanager
-    def _all_there(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
+    def _explaining_loss(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
         """Turns an error that the end of a rank caused into `error`, with a text on how that rank ended."""
         try:
             yield
@@ -243,7 +243,7 @@ class Team:
         told = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
         return f"{told}; its standard error says why" if told else ""
 
-    def _watched(self, started: Future[None]) -> None:
+    def _watch_ranks(self, started: Future[None]) -> None:
         """The watching thread: start the other ranks, set `started`, and raise RanksApart when a rank ends after all have met. It lives
         until `close`, because the system kills the ranks when the thread that started them ends."""
         try:
@@ -253,11 +253,11 @@ class Team:
             started.set_exception(error)
         else:
             started.set_result(None)
-        if os.read(self._told, 1) == _WATCH:
+        if os.read(self._wake_reader, 1) == _WATCH:
             ends = select.poll()
-            for descriptor in (self._told, *(rank.ended for rank in self._ranks)):
+            for descriptor in (self._wake_reader, *(rank.ended for rank in self._ranks)):
                 ends.register(descriptor, select.POLLIN)
-            if self._told not in (descriptor for descriptor, _ in ends.poll()):
+            if self._wake_reader not in (descriptor for descriptor, _ in ends.poll()):
                 raise RanksApart(self._first_end())
         self._over.wait()
 

@@ -221,7 +221,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         answer = await self._worker.run(
             partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
         )
-        for piece in _given(answer, prepared):
+        for piece in _verbatim_pieces(answer, prepared):
             yield piece
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
@@ -231,7 +231,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         with refuse_unfit("thinker"):
             submitted = self.engine.submit(asked)
         async with aclosing(submitted) as stream, aclosing(answer_pieces(stream, answer, array_of)) as pieces:
-            for piece in _given(answer, prepared):
+            for piece in _verbatim_pieces(answer, prepared):
                 yield piece
             with refuse_dead_ends():
                 async for piece in pieces:
@@ -244,7 +244,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         Full."""
 
 
-def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:
+def _verbatim_pieces(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:
     """The pieces of verbatim text after the history, and its end; nothing if there is no verbatim text."""
     rest = prepared.said_ids[len(prepared.request.history) :]
     for first in range(0, len(rest), _PIECE_TOKENS):

@@ -51,7 +51,7 @@ class _Place(enum.Enum):
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
-    BEHIND = enum.auto()
+    AFTER = enum.auto()
     OVER = enum.auto()
 
 
@@ -69,14 +69,14 @@ class Thought:
 
     def take(self, token_id: int) -> str | None:
         """See ThoughtLike.take."""
-        if self._place is _Place.OVER or not self._is_of_it(token_id):
+        if self._place is _Place.OVER or not self._belongs(token_id):
             self._place = _Place.OVER
             return None
         self.count += 1
-        if self._place is _Place.BEHIND:
+        if self._place is _Place.AFTER:
             return ""
         if token_id == self._marks.closes:
-            self._place = _Place.BEHIND
+            self._place = _Place.AFTER
             return self.finish()
         if token_id == self._marks.opens and not self._has_begun:  # A model may repeat the mark of the prompt.
             self._place = _Place.WITHIN
@@ -87,12 +87,12 @@ class Thought:
         """See ThoughtLike.finish; line ends are left out."""
         return self._final(self._detokenizer.finish())
 
-    def _is_of_it(self, token_id: int) -> bool:
+    def _belongs(self, token_id: int) -> bool:
         """Whether this token, at the present place, belongs to the thought."""
         match self._place:
             case _Place.BEFORE:
                 return token_id == self._marks.opens
-            case _Place.BEHIND:
+            case _Place.AFTER:
                 return self._is_laid_out and self._piece(token_id).strip(b"\n") == b"" != self._piece(token_id)
         return True
 

@@ -112,7 +112,7 @@ class Weights:
     def _tensor(self, name: str, index: int | None = None) -> torch.Tensor:
         """The tensor as it is in the file."""
         path, shard, stored = self._place(name)
-        with _told(path):
+        with _naming_file(path):
             whole = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]
             tensor: torch.Tensor = shard.get_tensor(stored) if whole is None else whole[index]  # type: ignore[no-untyped-call]
         return tensor
@@ -135,8 +135,8 @@ class Weights:
         if tensor is None or name in self._packed:
             return tensor
         path, _, stored = self._place(name)
-        with _told(path):
-            return _alone(path, stored, tensor)
+        with _naming_file(path):
+            return _map_alone(path, stored, tensor)
 
     def check_read(self) -> None:
         """Raises BadCheckpoint for a weight that was neither read nor left to other processes: the checkpoint then belongs to another
@@ -184,7 +184,7 @@ class Weights:
         else:
             shard_of = dict.fromkeys(self._open_shard(WEIGHTS), WEIGHTS)
         for stored, shard in shard_of.items():
-            name = self._called(stored)
+            name = self._name_here(stored)
             if name in found:
                 raise BadCheckpoint(f"{self.directory} has {name} twice, also as {max(stored, found[name].name)}")
             found[name] = _Place(shard, stored)
@@ -209,7 +209,7 @@ class Weights:
         unpacked = {name: Stored(_UNPACKED_TO, packed.shape) for name, packed in self._packed.items()}
         self.header = {name: found for name, found in (plain | unpacked).items() if not name.startswith(self._others)}
 
-    def _called(self, stored: str) -> str:
+    def _name_here(self, stored: str) -> str:
         """The name used here for a weight with this name in the files."""
         before = next((before for before in self._renamed if stored.startswith(before)), None)
         return stored if before is None else self._renamed[before] + stored.removeprefix(before)
@@ -220,7 +220,7 @@ class Weights:
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
         path.open("rb").close()  # The library takes a file that this user may not read for a missing one.
-        with _told(path):
+        with _naming_file(path):
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
             return set(shard.keys())
@@ -233,7 +233,7 @@ class _Place(NamedTuple):
     name: str
 
 
-def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _map_alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The weight `name` of a file, as a mapping of its own; see `mapped`. tensor: the same weight as the library read it, after it checked
     the file. A weight that cannot be mapped is copied."""
     with path.open("rb") as file:
@@ -257,7 +257,7 @@ def load_weights(net: nn.Module, directory: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _naming_file(path: Path) -> Iterator[None]:
     """Turns errors of the library and the system into BadCheckpoint with the path of the file."""
     try:
         yield

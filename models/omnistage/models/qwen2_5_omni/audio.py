@@ -58,8 +58,8 @@ class AudioEncoder:
         on_layer: called before each layer; its error ends the work."""
         config = self.config
         chunks = [chunk for spectrogram in spectrograms for chunk in torch.split(spectrogram, config.chunk)]
-        x = self._convolved(0, chunks, 1)
-        x = self._convolved(1, torch.split(x, [len(chunk) for chunk in chunks]), 2)
+        x = self._convolve(0, chunks, 1)
+        x = self._convolve(1, torch.split(x, [len(chunk) for chunk in chunks]), 2)
         lengths = [(len(chunk) - 1) // 2 + 1 for chunk in chunks]
         x = x + torch.cat([self._positions[:length] for length in lengths])
         segments = Segments(lengths)
@@ -71,7 +71,7 @@ class AudioEncoder:
         rows = self._proj(self._norm(pooled))
         return list(torch.split(rows, [count // 2 for count in counts]))
 
-    def _convolved(self, index: int, chunks: Sequence[torch.Tensor], stride: int) -> torch.Tensor:
+    def _convolve(self, index: int, chunks: Sequence[torch.Tensor], stride: int) -> torch.Tensor:
         """A convolution over three frames, then GELU, of chunks [frames, width] each, padded with one zero frame before and after. index: 0
         or 1, which convolution. Returns the frames of all chunks, joined."""
         threes = [functional.pad(chunk, (0, 0, 1, 1)).unfold(0, 3, stride).flatten(1) for chunk in chunks]

@@ -59,7 +59,7 @@ class VisionEncoder:
 
         patches: those of all grids, [patches, patch_values]; the patches of a merged row are neighbours. on_layer: called before each
         layer; its error ends the work."""
-        order, windows, frames = self._arranged(grids)
+        order, windows, frames = self._arrange(grids)
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)
         x = self._embed(patches.view(-1, unit, patches.shape[1])[order].reshape(patches.shape))
@@ -84,7 +84,7 @@ class VisionEncoder:
         gate, up = block.gate_up(functional.rms_norm(x, (config.hidden_size,), block.ffn_norm, NORM_EPS)).chunk(2, -1)
         return x + block.down(functional.silu(gate) * up)
 
-    def _arranged(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
+    def _arrange(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
         """The numbers of merged rows in the order of windows, int64 [rows]; and, in that order, the Segments of windows and the Segments of
         frames, both of patches."""
         side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit

@@ -64,7 +64,7 @@ class AudioEncoder:
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """See common's AudioEncoder; a row has row_size numbers. spectrograms: at least 1 frame each."""
         config = self.config
-        x = self._convolved(spectrograms)
+        x = self._convolve(spectrograms)
         counts = [self.rows(len(spectrogram)) for spectrogram in spectrograms]
         window = CHUNK_ROWS * config.window_chunks
         segments = Segments([min(window, count - first) for count in counts for first in range(0, count, window)])
@@ -74,7 +74,7 @@ class AudioEncoder:
         rows = self._second(functional.gelu(self._first(self._norm(x))))
         return list(torch.split(functional.pad(rows, (0, config.row_size - config.output_size)), counts))
 
-    def _convolved(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _convolve(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
         """The rows that the convolutions make of all chunks, plus their positions in their chunks, [rows, hidden_size]."""
         chunks, rows = list[torch.Tensor](), list[int]()
         for spectrogram in spectrograms:
@@ -86,12 +86,12 @@ class AudioEncoder:
         for first in range(0, len(chunks), CHUNKS):
             some = chunks[first : first + CHUNKS]
             if len({len(chunk) for chunk in some}) == 1:
-                made += self._convolved_alike(torch.stack(some))
+                made += self._convolve_alike(torch.stack(some))
             else:
-                made += [self._convolved_alike(chunk[None])[0] for chunk in some]
+                made += [self._convolve_alike(chunk[None])[0] for chunk in some]
         return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
 
-    def _convolved_alike(self, chunks: torch.Tensor) -> torch.Tensor:
+    def _convolve_alike(self, chunks: torch.Tensor) -> torch.Tensor:
         """The convolutions of chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
         x = chunks.mT[:, None]
         for convolution in self._convolutions:

@@ -23,7 +23,7 @@ class FrameAttention:
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
         # In float32, whatever the rows' type: products so small are faster in it, and oneDNN keeps no kernel for each number of speakers.
         self._held = torch.zeros(shape, device=spec.device)
-        self.together = all(self._alike(speakers, each) for each in (1, 2))
+        self.together = all(self._keeps_bits(speakers, each) for each in (1, 2))
 
     @property
     def told(self) -> str:
@@ -55,13 +55,13 @@ class FrameAttention:
             asked = (
                 queries[:count].view(speakers, each, heads, group, -1).transpose(1, 2).reshape(speakers * heads, each * group, -1).float()
             )
-            found = _attended(asked, keys, values, mask) if self.together else _one_by_one(heads, asked, keys, values, mask)
+            found = _attend(asked, keys, values, mask) if self.together else _one_by_one(heads, asked, keys, values, mask)
             found = found.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
             return functional.pad(found, (0, 0, 0, len(queries) - count)) if len(queries) > count else found
 
         return attend
 
-    def _alike(self, most: int, each: int) -> bool:
+    def _keeps_bits(self, most: int, each: int) -> bool:
         """Whether rows have the same bits in products of any number of speakers up to `most` as alone. each: number of rows of each
         speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
@@ -71,16 +71,16 @@ class FrameAttention:
         alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
         # The last speakers, so that each has another place than in the product of all.
         parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
-        return all(torch.equal(_attended(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
+        return all(torch.equal(_attend(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
 
 
-def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _attend(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The results of attention, [heads, rows, head_size]. asked: queries, in the same shape. keys, values: [heads, places, head_size].
     mask: added to the scores, [rows, places]."""
     return torch.bmm(torch.baddbmm(mask, asked, keys.transpose(1, 2)).softmax(-1), values)
 
 
 def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As `_attended`, with one product for each speaker. heads: number of heads of keys of one speaker."""
+    """As `_attend`, with one product for each speaker. heads: number of heads of keys of one speaker."""
     parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
-    return torch.cat([_attended(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])
+    return torch.cat([_attend(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])

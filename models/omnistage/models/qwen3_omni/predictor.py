@@ -49,7 +49,7 @@ class Predictor:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
         self._ids = decoder.spec.item_ids // len(heads)
         self._speakers, self.attention = speakers, FrameAttention(decoder.spec, speakers)
-        self._known: dict[tuple[int, int], _Pass] = {}
+        self._plans: dict[tuple[int, int], _Pass] = {}
         """(number of speakers, codebook) -> the plan of the pass."""
 
     def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
@@ -58,11 +58,11 @@ class Predictor:
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
         given = torch.stack((hidden, embedded), 1).flatten(0, 1)
-        last = self._computed(count, 0, given=given)[1::2]
+        last = self._run_pass(count, 0, given=given)[1::2]
         made = [choose(0, self._heads[0](last.contiguous()))]
         for codebook in range(1, len(self._heads)):
             ids = torch.tensor(made[-1]) + (codebook - 1) * self._ids
-            made.append(choose(codebook, self._heads[codebook](self._computed(count, codebook, ids=to_device(ids, device)))))
+            made.append(choose(codebook, self._heads[codebook](self._run_pass(count, codebook, ids=to_device(ids, device)))))
         return list(zip(*made, strict=True))
 
     def forget(self) -> None:
@@ -83,12 +83,12 @@ class Predictor:
             self.codes(rows.to(spec.device, spec.dtype), list(range(speakers)), choose)
         return results
 
-    def _computed(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
+    def _run_pass(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
         """The last rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given: rows to use,
         [rows, hidden_size]; None: the embeddings of `ids`, [rows]."""
-        known = self._known.get((count, codebook))
+        known = self._plans.get((count, codebook))
         if known is None:
-            known = self._known[count, codebook] = self._planned(count, codebook)
+            known = self._plans[count, codebook] = self._plan_pass(count, codebook)
         items = torch.zeros(known.rows, 1, dtype=torch.int64, device=self._decoder.spec.device)
         if ids is not None:
             items[: len(ids), 0] = ids
@@ -98,7 +98,7 @@ class Predictor:
         rows = StepRows(items, known.positions, given, has_given, padding=known.padding)
         return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
 
-    def _planned(self, count: int, codebook: int) -> _Pass:
+    def _plan_pass(self, count: int, codebook: int) -> _Pass:
         """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, the others have one."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
         rows, device = count * each, self._decoder.spec.device

@@ -57,7 +57,7 @@ class VisionEncoder:
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """See common's VisionEncoder; a row has row_size numbers."""
         config = self.config
-        x = self._embed(patches) + self._placed(grids)
+        x = self._embed(patches) + self._interpolate_positions(grids)
         turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads, config.rope_theta)
         frames = Segments([grid.height * grid.width for grid in grids for _ in range(grid.frames)])
         stacked = list[torch.Tensor]()
@@ -69,7 +69,7 @@ class VisionEncoder:
         rows = torch.cat((self._merger(x), *stacked), 1)
         return list(torch.split(rows, [grid.patches // config.unit for grid in grids]))
 
-    def _placed(self, grids: Sequence[Grid]) -> torch.Tensor:
+    def _interpolate_positions(self, grids: Sequence[Grid]) -> torch.Tensor:
         """The learned position of each patch, interpolated from the table, [patches, hidden_size]."""
         sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
         taken, shares = get_vision_interpolation_indices_and_weights(

@@ -189,27 +189,27 @@ class MediaReader:
         match ask := medium.preprocessing:
             case PicturePreprocessing():
                 picture = await self._decoder.picture(medium.source, ask, client=medium.client)
-                return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
+                return await self._encode_frames(picture.pixels[None], 0.0, None, digest, most_rows)
             case FilmPreprocessing():
                 film = await self._decoder.film(medium.source, replace(ask, room=most_rows), client=medium.client)
                 seconds = self._pictures.frames * ask.told_frame_s(len(film.frames), film.frame_s)
-                return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
+                return await self._encode_frames(film.frames, seconds, film.sound, digest, most_rows)
             case _:
                 sound = await self._decoder.sound(medium.source, ask, client=medium.client)
-                extent = MediumExtent(sound=self._heard_rows(sound))
+                extent = MediumExtent(sound=self._count_sound_rows(sound))
                 self._check_room(extent, most_rows)
-                return Features(extent, await self._joined(await self._heard(sound)), digest)
+                return Features(extent, await self._join(await self._encode_sound(sound)), digest)
 
-    async def _seen(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
+    async def _encode_frames(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
         """Encode a picture, or a film and its sound. seconds: duration of the frames of one piece; 0 for a picture. sound: None: there is
         none."""
         each = self._pictures.frames
-        extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
+        extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._count_sound_rows(sound))
         self._check_room(extent, most_rows)
         rows = await self._pictures.queue.rows([frames[first : first + each] for first in range(0, len(frames), each)])
-        return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
+        return Features(extent, await self._join(rows if sound is None else rows + await self._encode_sound(sound)), digest)
 
-    def _heard_rows(self, sound: DecodedSound) -> int:
+    def _count_sound_rows(self, sound: DecodedSound) -> int:
         """Number of rows that a sound becomes. Raises BadMedia if it is too short for one."""
         rows = self._sounds.rows(len(sound.samples))
         if not rows:
@@ -217,11 +217,11 @@ class MediaReader:
             raise BadMedia(f"the sound lasts {lasts_ms:.0f} ms, too short to hear anything: send {least_ms} ms or more")
         return rows
 
-    async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
+    async def _join(self, rows: list[torch.Tensor]) -> torch.Tensor:
         """Join rows to one tensor, on a thread: the rows of a long film are hundreds of megabytes."""
         return await self._pictures.queue.worker.run(partial(torch.cat, rows))
 
-    async def _heard(self, sound: DecodedSound) -> list[torch.Tensor]:
+    async def _encode_sound(self, sound: DecodedSound) -> list[torch.Tensor]:
         """Encode a sound. Returns the rows of each of its pieces."""
         spectrogram = await self._sounds.queue.worker.run(partial(self._sounds.spectrogram, sound.samples))
         return await self._sounds.queue.rows(self._sounds.pieces(spectrogram))

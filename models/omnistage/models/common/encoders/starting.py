@@ -91,7 +91,7 @@ class ThinkerWeights(Generic[Sized]):
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             self.check(weights, config, group)
             decoder = self.decoder(weights, config, dtype, device, group)
-            (vision, audio), products = _built(partial(self.encoders, weights, config, dtype, device), dtype, device)
+            (vision, audio), products = _build_encoders(partial(self.encoders, weights, config, dtype, device), dtype, device)
             weights.check_read()
         return ThinkerParts(decoder, vision, audio, products)
 
@@ -195,7 +195,7 @@ def _reader(
 # The encoders --------------------------------------------------------------------------------------------------------------------------
 
 
-def _built(
+def _build_encoders(
     build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
     """Build the encoders. Returns them, and a text on how their products are computed."""
@@ -227,12 +227,12 @@ def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, lis
     seen = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
     heard = [torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)]
     with torch.inference_mode():
-        alone = [*_each(picture_pass(parts.vision, colours), seen), *_each(sound_pass(parts.audio), heard)]
+        alone = [*_encode_each(picture_pass(parts.vision, colours), seen), *_encode_each(sound_pass(parts.audio), heard)]
         together = [*picture_pass(parts.vision, colours)(seen, _nothing), *sound_pass(parts.audio)(heard, _nothing)]
     return all(map(torch.equal, alone, together)), alone
 
 
-def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
+def _encode_each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
     return [encode([one], _nothing)[0] for one in slices]
 
 

@@ -157,7 +157,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
             thought=self._thought(request),
         )
         with refuse_unfit("thinker"):
-            prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
+            prompt = Prompt(layout.ids[:, None], _given_vectors(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
             asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
         return answer, asked
@@ -217,7 +217,7 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
     return [part for turn in turns for part in turn.parts if not isinstance(part, str)]
 
 
-def _given(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
+def _given_vectors(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
     """The features of media as the given vectors of a prompt, at the places that `layout` has for them."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)

@@ -88,9 +88,9 @@ class Opening:
         # Cloned, because the rest may be a few rows of many.
         self._unread = [rows[count:].clone()]
         self._read += count
-        return [_known(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]
+        return [_with_digest(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]
 
 
-def _known(page: torch.Tensor) -> Page:
+def _with_digest(page: torch.Tensor) -> Page:
     """A page of rows with the digest of their bits."""
     return page, hashlib.sha256(array_of(page).data).digest()

@@ -78,7 +78,7 @@ class Trial:
     def why(self) -> dict[str, str]:
         """Name of each setting -> its reason, for the user."""
         shapes = sum(map(len, self.together.values()))
-        stages = "; ".join(f"{stage}: {_told(list(sizes.values()))}" for stage, sizes in self.together.items())
+        stages = "; ".join(f"{stage}: {_stage_text(list(sizes.values()))}" for stage, sizes in self.together.items())
         return {
             "batch": f"{stages}: what has the same bits together as alone",
             "workers": f"{self.workers}; two of them share a step in {len(self.halved)} of {shapes} shapes",
@@ -86,7 +86,7 @@ class Trial:
         }
 
 
-def _told(shapes: Sequence[tuple[int, ...]]) -> str:
+def _stage_text(shapes: Sequence[tuple[int, ...]]) -> str:
     """The results of one stage in words. shapes: for each of its shapes, the numbers of windows that have the same bits together as
     alone."""
     exact = [max(sizes) for sizes in shapes if sizes]
@@ -97,7 +97,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
     """Run the trial: windows of all shapes that speeches have, on this thread and on the workers' threads. schedules: by name of the
     profile. most: number of windows that may be computed together; 0: as many as are worth it."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
-    usual, ends = _usual(trials, schedules), time.monotonic() + TRIAL_SECONDS
+    usual, ends = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
@@ -133,7 +133,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
     return Trial(together, halved, results, len(workers), speakers, paced)
 
 
-def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
+def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
     """One window of each form that speeches have, except last windows; those of the usual profile come first."""
     found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):

@@ -136,7 +136,7 @@ class Dit:
         def compute(branches: slice) -> None:
             with torch.inference_mode():
                 edges = _Edges.of(frames, left, kept, keep, branches)
-                made[:, branches] = self._computed(points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges)
+                made[:, branches] = self._run_net(points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges)
 
         if aside is None:
             compute(slice(0, BRANCHES))
@@ -145,7 +145,7 @@ class Dit:
         given, without = made.unbind(1)
         return given + (given - without) * GUIDANCE, kept
 
-    def _computed(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
+    def _run_net(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
         """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: those of these branches, [S, branches,
         F, hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
@@ -171,29 +171,29 @@ class Dit:
         query, key, value = made.unbind(3)
         plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
         # Only the first head turns: the net was trained so by mistake.
-        made[..., :2, 0, :] = self._turned(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
+        made[..., :2, 0, :] = self._turn(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
             behind = key.clone()
-            behind[..., 0, :] = self._turned(plain_key, -1)
+            behind[..., 0, :] = self._turn(plain_key, -1)
             edges.put(layer.back, (behind, value))
             for parts, each, before in ((keys, behind, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
                 first = torch.zeros_like(each[:, :1]) if before is None else before.unsqueeze(1)
                 parts.insert(0, torch.cat((first, each[:, :-1]), 1))
         if layer.ahead:
             ahead = key.clone()
-            ahead[..., 0, :] = self._turned(plain_key, 1)
+            ahead[..., 0, :] = self._turn(plain_key, 1)
             for parts, each in ((keys, ahead), (values, value)):
                 parts.append(torch.cat((each[:, 1:], torch.zeros_like(each[:, :1])), 1))
         seen = functional.scaled_dot_product_attention(
             query.flatten(0, 1).transpose(1, 2),
-            _joined(keys).flatten(0, 1).transpose(1, 2),
-            _joined(values).flatten(0, 1).transpose(1, 2),
+            _join_blocks(keys).flatten(0, 1).transpose(1, 2),
+            _join_blocks(values).flatten(0, 1).transpose(1, 2),
             attn_mask=masks.of_layer(layer.back is not None, layer.ahead),
         )
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
-    def _turned(self, x: torch.Tensor, block: int) -> torch.Tensor:
+    def _turn(self, x: torch.Tensor, block: int) -> torch.Tensor:
         """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: -1, 0 or 1: their block relative to the block
         that sees them."""
         cosines, sines = self._turns[block + 1]
@@ -288,7 +288,7 @@ def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _join_blocks(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join the blocks that a layer sees along their frames, [rows, blocks, frames, heads, head_size]."""
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 

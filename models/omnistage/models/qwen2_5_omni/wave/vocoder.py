@@ -62,20 +62,20 @@ class _Activation:
         count, first, last = x.shape[2], x[..., :1], x[..., -1:]
         held = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
         # Samples at twice the rate, even ones and odd ones.
-        even = self._snake(_filtered([(self.up[-1 - 2 * tap], held[..., tap : tap + count]) for tap in range(TAPS // 2)]))
-        odd = self._snake(_filtered([(self.up[-2 - 2 * tap], held[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
+        even = self._snake(_filter([(self.up[-1 - 2 * tap], held[..., tap : tap + count]) for tap in range(TAPS // 2)]))
+        odd = self._snake(_filter([(self.up[-2 - 2 * tap], held[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
         first, last = even[..., :1], odd[..., -1:]
         even = torch.cat((first.expand(-1, -1, 2), even, last.expand(-1, -1, 3)), 2)
         odd = torch.cat((first.expand(-1, -1, 3), odd, last.expand(-1, -1, 2)), 2)
         taps = [(self.down[2 * tap + 1], even[..., tap : tap + count]) for tap in range(TAPS // 2)]
-        return _filtered([*taps, *((self.down[2 * tap], odd[..., tap : tap + count]) for tap in range(TAPS // 2))])
+        return _filter([*taps, *((self.down[2 * tap], odd[..., tap : tap + count]) for tap in range(TAPS // 2))])
 
     def _snake(self, x: torch.Tensor) -> torch.Tensor:
         turned = torch.sin(x * self.frequency)
         return x.addcmul_(turned.mul_(turned), self.inverse_height)
 
 
-def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
+def _filter(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
     """The sum of shifted copies of a signal, each times its weight. taps: pairs of weight and copy."""
     (weight, moved), *others = taps
     out = moved * weight

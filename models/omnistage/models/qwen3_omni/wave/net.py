@@ -55,25 +55,25 @@ class CausalNet:
         are right only from the frame `WaveConfig.frames_before` frames later on."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
-        return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
+        return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept_shapes(first=place == 0)))
 
     def step(self, codes: torch.Tensor, states: Sequence[WaveState], *, silent: bool = False) -> tuple[torch.Tensor, list[WaveState]]:
         """Compute samples, float32 [speeches, samples] in -1..1, and the states after them. codes: int64 [speeches, frames, codebooks];
         either all speeches or none are at their first frame. silent: make no samples, and do not run the convolutions, whose old inputs
         stay in the states."""
-        hidden, keys = self._attended(self._codes[codes + self._offsets].mean(2), states)
+        hidden, keys = self._run_layers(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
         seen = [min(state.seen + frames, self.config.window - 1) for state in states]
         if silent:
             samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
         else:
             before = ConvolutionInputs(states)
-            samples = self._sounded(hidden, before)
+            samples = self._make_samples(hidden, before)
             inputs = [tuple(before.left(speech)) for speech in range(len(states))]
         after = zip(states, seen, keys, inputs, strict=True)
         return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
-    def _attended(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _run_layers(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the layers. x: [speeches, frames, hidden_size]. Returns their output, and for each speech the keys and values that its state
         keeps: see WaveState."""
         frames, kept = x.shape[1], self.config.window - 1
@@ -101,7 +101,7 @@ class CausalNet:
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
         return there & (key >= frame) & (key <= frame + kept)
 
-    def _sounded(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
+    def _make_samples(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         """The samples, [speeches, samples], of the rows in x, [speeches, frames, hidden_size]. before: past inputs of the convolutions,
         which this replaces."""
         for widen, block in self._widening:
@@ -113,7 +113,7 @@ class CausalNet:
                 x = unit(x, before)
         return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
 
-    def _kept(self, *, first: bool) -> list[tuple[int, int]]:
+    def _kept_shapes(self, *, first: bool) -> list[tuple[int, int]]:
         """The shapes of the past inputs that each convolution keeps, in order. first: whether it is for the state before the first frame of
         a speech, when an upsampling has no input at all; in other states an unknown input is zero."""
         config, past = self.config, KERNEL - 1
