@@ -188,8 +188,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Carry out all orders. If there is nothing to run, wait for one first; while requests wait, only until idle sequences must make
-        room. Returns False if the engine must close."""
+        """Carry out all orders. If there is nothing to run, wait for an order first; but while requests wait, no longer than IDLE_S, after
+        which idle sequences make room. Returns False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream

@@ -1,7 +1,7 @@
-"""Models of libraries are built no larger than their weights: the sizes in a config are checked against the headers of the files.
+"""Keeps libraries from building a model larger than its weights: the sizes in its config are checked against the headers of the files.
 
-A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here building is refused as soon as
-there are more modules than the files could fill.
+A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here building ends with an error as
+soon as there are more modules than the files could fill.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
 
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadCheckpoint for packed weights, which are recognised by their types: whole numbers under the name of a weight of the model,
-    or a type with few bits. Positions and masks, which are whole numbers in the model too, are accepted. If the model lacks no weight,
-    tensors that it has no place for are accepted as well.
+    """Raises BadCheckpoint if `header` has packed weights: tensors of whole numbers that are named like weights of the model, or of a type
+    with few bits. Positions and masks, which are whole numbers in the model too, are accepted, and if the model lacks no weight, tensors
+    that it has no place for.
 
     report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it.
     """

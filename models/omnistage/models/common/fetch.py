@@ -1,8 +1,8 @@
 """Fetch packages by exact version and hash, and build a folder from them once.
 
-Two runs at the same time are safe (a file lock), and so is a run that is killed at any point: a run works in a folder beside, and renames
-it when it is complete and on disk. The next run removes the remains of a killed one. Downloads are kept until the folder is there, so that
-the next run continues them.
+Two runs at the same time are safe (a file lock), and so is a run that is killed at any point. A run builds in a temporary folder, and
+renames it when it is complete and on disk; the next run removes the temporary folder of a killed one. Downloads are kept until the folder
+is there, so that the next run continues them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _unpack(package: Package, archive: Path, sources: Path) -> None:
 
 
 def _write_manifest(recipe: Recipe, out: Path) -> None:
-    """Write the names, sizes and hashes of all files of a folder into it."""
+    """Write a file into the folder `out` with the names, sizes and hashes of all of its files."""
     files = sorted(path for path in out.rglob("*") if path.is_file())
     manifest = {
         "name": recipe.name,

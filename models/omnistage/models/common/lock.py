@@ -1,4 +1,4 @@
-"""One process at a time, by a file lock that the system frees when the process ends, however it ends."""
+"""A lock on a file that one process at a time can hold. The system frees it when the process ends in any way."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ class AudioEncoder:
         return self._positions.dtype
 
     def rows(self, frames: int) -> int:
-        """See common's AudioEncoder."""
+        """Number of rows that this many frames of a spectrogram become."""
         return rows_of_frames(frames)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See common's AudioEncoder."""
+        """The chunks of a spectrogram, several in each piece. spectrogram: [frames, mel_bins]."""
         return torch.split(spectrogram, self.config.piece)
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:

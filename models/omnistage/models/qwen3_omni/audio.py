@@ -49,7 +49,7 @@ class AudioEncoder:
         return self._positions.dtype
 
     def rows(self, frames: int) -> int:
-        """See common's AudioEncoder."""
+        """Number of rows that this many frames of a spectrogram become."""
         whole, rest = divmod(frames, self.config.chunk)
         return whole * CHUNK_ROWS + convolved_length(rest)
 

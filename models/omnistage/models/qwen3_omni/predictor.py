@@ -84,8 +84,8 @@ class Predictor:
         return results
 
     def _run_pass(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """The last rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given: rows to use,
-        [rows, hidden_size]; None: the embeddings of `ids`, [rows]."""
+        """The decoder's hidden rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given:
+        the input rows, [rows, hidden_size]; None: the embeddings of the codes `ids`, [rows]."""
         known = self._plans.get((count, codebook))
         if known is None:
             known = self._plans[count, codebook] = self._plan_pass(count, codebook)

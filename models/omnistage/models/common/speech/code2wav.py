@@ -1,4 +1,4 @@
-"""The part that Code2Wavs share which make windows of many speeches in one loop of steps, on threads of their own."""
+"""The shared part of Code2Wavs that make windows of many speeches in one loop of steps, on threads of their own."""
 
 from __future__ import annotations
 

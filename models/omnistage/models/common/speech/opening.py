@@ -57,7 +57,7 @@ class Opening:
         """Add a piece. Raises BadRequest for a conversation that is too long, and for rows and places whose numbers differ."""
         rows = tensor_of(cast(Array, piece.content))
         if piece.port == HIDDEN:
-            # A row of the answer beyond the context has no frame to be spoken in: a Thinker's context may well be longer.
+            # Further rows of the answer could not be spoken: a Thinker may have a longer context than its Talker.
             rows = rows[: self._context - self._count[HIDDEN]]
         if len(rows):
             {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}[piece.port].append(rows)

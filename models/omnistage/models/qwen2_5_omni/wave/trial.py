@@ -23,7 +23,7 @@ def form(window: Window | None) -> Hashable:
 
 
 class WindowTrials:
-    """Implements `Trials`."""
+    """Implements `Trials` with the windows of one model."""
 
     form = staticmethod(form)
     halves = True

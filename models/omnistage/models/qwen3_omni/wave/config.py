@@ -70,7 +70,7 @@ class WaveConfig:
         way."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
-            # One more: the upsampling that looked ahead from there makes the first samples.
+            # One more: an upsampling makes its outputs from an input and the next one.
             reach = 1 + -(-(reach + (KERNEL - 1) * sum(DILATIONS)) // rate)
         reach += KERNEL - 1
         for factor in reversed(self.widening):

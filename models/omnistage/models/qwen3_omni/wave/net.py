@@ -1,10 +1,11 @@
-"""The net of Qwen3-Omni's Code2Wav: frames of codes to samples, for many speeches at once, each from where its last step left it.
+"""The net of Qwen3-Omni's Code2Wav: makes samples from frames of codes, for many speeches at once; each goes on from the state of its last
+step.
 
-    codes --mean of embeddings--> rows --layers that see a window of the past--> rows
-          --upsamplings, each with a ConvNeXt block--> --convolution, upsamplings with residual units, convolution--> samples
+codes --mean of embeddings--> rows --layers that see a window of the past--> rows --upsamplings, each with a ConvNeXt block-->
+--convolution, upsamplings with residual units, convolution--> samples
 
-All of it looks back only, except the upsamplings of the decoder, each of which looks one of its inputs ahead: samples of a step's last
-frame come with the next step.
+It only looks back, except that each upsampling of the decoder looks one of its inputs ahead: samples of a step's last frame come with the
+next step.
 
 The bits of a speech's samples do not depend on other speeches: `engine.linear` multiplies rows, and on a CPU oneDNN computes convolutions
 of every size, although torch has another way for a small convolution that is alone. Transposed convolutions are written as products and

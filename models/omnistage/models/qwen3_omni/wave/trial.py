@@ -20,7 +20,7 @@ def form(window: Window) -> Hashable:
 
 
 class WindowTrials:
-    """Implements `Trials`."""
+    """Implements `Trials` with the windows of one model."""
 
     form = staticmethod(form)
     halves = False
