@@ -115,8 +115,7 @@ class TritonAttention:
     def failures(self) -> tuple[type[Exception], ...]:
         from omnistage.engine.paged_kernel import TritonError
 
-        # They come from Triton, its assembler, the C compiler that it calls, the loading of the compiled library, and the folder that keeps
-        # it.
+        # Errors of Triton, its assembler, the C compiler that it calls, the loading of the compiled library, and the folder that keeps it.
         return TritonError, RuntimeError, SubprocessError, AssertionError, ImportError, OSError
 
     def is_viable(self, spec: DecoderSpec) -> bool:

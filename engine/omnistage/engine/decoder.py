@@ -151,6 +151,7 @@ class PackedDecoder:
 
 
 def _build(materials: Materials, parts: DecoderParts, head: torch.Tensor) -> _Built:
+    """Build all parts. head: the weight of the logits."""
     return _Built(
         enter=parts.entry(materials),
         rope=parts.rope(materials),

@@ -1,8 +1,8 @@
-"""Turns tokens into text that is never taken back.
+"""Turns tokens into text, which is given out only when it is final.
 
 A byte-level vocabulary may cut a character into several tokens, and a stop string may begin in any of them. Text is held back while its
-last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string; no text is ever taken back, and no text from
-a stop string on is ever given out.
+last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string. Text that was given out is never taken back,
+and no text from a stop string on is given out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _StopString:
 
 
 class Detokenizer:
-    """Text of one answer, token by token.
+    """Makes the text of one answer, token by token.
 
     piece: the bytes of a token id, empty for a token that is not text. stop: strings that end the text; the one that ends earliest in the
     text counts, and among several that end there, the longest. Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's
@@ -84,12 +84,14 @@ class Detokenizer:
         return text + held
 
     def _advance(self, fresh: str) -> str:
+        """Add decoded text; returns the text that became final with it."""
         self.decoded += len(fresh)
         final = self._final(fresh)
         self.given += len(final)
         return final
 
     def _final(self, fresh: str) -> str:
+        """The part of the held text and `fresh` that no stop string can cut any more."""
         if self._stopped:
             return ""
         if not self._stop:

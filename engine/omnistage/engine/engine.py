@@ -300,6 +300,7 @@ class Engine:
         self._outbox.put(self._streams[sequence], sequence.introduce(event))
 
     def _fail(self, sequence: Sequence, cause: BaseException | None) -> None:
+        """End a sequence with SequenceFailed. cause: the error of its step; None: its logits were not finite."""
         error = SequenceFailed(f"a step raised {cause!r}" if cause else "the model's logits are not finite")
         error.__cause__ = cause
         self._end(sequence, error)
@@ -318,6 +319,7 @@ class Engine:
         self._outbox.end(stream, error)
 
     def _publish(self) -> None:
+        """Update the stats and deliver the outputs of the step; a sequence that nobody can read any more is ended."""
         self._stats = self._measure()
         for orphan in self._outbox.send():
             self._end(orphan.sequence)

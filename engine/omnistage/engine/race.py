@@ -164,7 +164,7 @@ def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Ten
     rows = torch.arange(len(keys), device=keys.device)
     best = _race_blocks(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
     to_beat = best.view(promising.shape).amax(-1, keepdim=True)
-    # The number of blocks decides how much is computed, so the host waits here for an asynchronous device.
+    # The host waits here for an asynchronous device: the number of blocks decides how much is computed next.
     at, blocks = (bounds >= to_beat - _SLACK).nonzero(as_tuple=True)
     values, tokens = _race_blocks(scores, filters, floors, keys, at, blocks)
     highest = torch.full_like(to_beat[:, 0], float("-inf")).scatter_reduce_(0, at, values, "amax")

@@ -35,6 +35,7 @@ class TokenTally:
         self._counts = torch.zeros(len(self._ids))
 
     def note(self, token_id: int) -> None:
+        """Count one more occurrence of a token in the answer."""
         place = self._places.setdefault(token_id, len(self._places))
         if place == len(self._ids):
             self._ids = torch.cat((self._ids, torch.zeros_like(self._ids)))

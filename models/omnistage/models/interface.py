@@ -423,8 +423,8 @@ class Code2WavModel(Model, Protocol[P]):
 
     def decode(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """Yields the sound from the wanted sample on. inputs: frames without gap, from frame `first_frame` of the wanted sample, or from
-        the `Sound.needs` of a sound before it, or from any frame between. Chunk borders that change the samples depend only on the frame
-        index, never on how the frames arrived or where they began. Raises BadRequest for sound that ends before the wanted sample."""
+        the `Sound.needs` of a sound before it, or from any frame between. The samples depend only on the frames, never on how these arrived
+        or with which one they began. Raises BadRequest for sound that ends before the wanted sample."""
 
 
 # Diffusion -------------------------------------------------------------------------------------------------------------------------

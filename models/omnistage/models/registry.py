@@ -436,6 +436,7 @@ def _look(path: Path) -> str:
 
 
 def _need_family(name: str) -> Family:
+    """The family of this name. Raises UnknownFamily."""
     found = family_of(name)
     if found is None:
         raise UnknownFamily(f"no family named {name!r}; there are {', '.join(families())}")
@@ -443,6 +444,7 @@ def _need_family(name: str) -> Family:
 
 
 def _entry(name: str, kind: str) -> ModelEntry:
+    """The entry of a family's model of a kind. Raises UnknownFamily."""
     found = family_of(name)
     if found is None or kind not in found.models:
         having = sorted(name for name, known in families().items() if kind in known.models)

@@ -1,4 +1,4 @@
-"""Conversion between tensors and the arrays of pieces."""
+"""Converts tensors to the arrays of pieces, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """A copy of a port's rows, as a tensor on the CPU: uint16 is bfloat16."""
+    """A copy of a port's rows as a tensor on the CPU; uint16 becomes bfloat16."""
     return (
         torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(array.copy())
     )

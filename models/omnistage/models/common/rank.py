@@ -78,6 +78,7 @@ class DecoderFollower:
         """Nothing to do: a decoder needs no second group."""
 
     def follow(self, message: object) -> None:
+        """See Follower. Carries out all messages but ReadPart and Connect."""
         match message:
             case NewCache(pages, poison):
                 del self._cache  # Two caches would be too much for memory.

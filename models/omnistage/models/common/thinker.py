@@ -138,6 +138,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
 
     def _check_characters(self, field: str, count: int) -> None:
+        """Raises BadRequest for a text with more characters than the context can have. field: of the request, for the error."""
         most = self._context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")

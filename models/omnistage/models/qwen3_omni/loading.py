@@ -48,6 +48,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
 
 
 def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen3Thinker:
+    """The Thinker of this rank. team: the other ranks; None: there are none."""
     tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=0 if config.speech is None else PLACE)
     ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)

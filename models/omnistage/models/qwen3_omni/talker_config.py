@@ -158,6 +158,7 @@ def _check_together(config: Config, made: TalkerConfig) -> None:
 
 
 def _predictor(config: Config, wave: Config) -> PredictorConfig:
+    """Read the config of the code predictor. wave: the section about Code2Wav, which must fit it. Raises BadCheckpoint."""
     inner = config.section("code_predictor_config")
     groups, ids = inner.size("num_code_groups", MOST_GROUPS), inner.size("vocab_size")
     if groups < 2:

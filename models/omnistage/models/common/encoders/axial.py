@@ -19,14 +19,15 @@ def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.
 
 
 def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
+    """See `places_of`, for one grid."""
     places = torch.cartesian_prod(torch.arange(grid.height, device=device), torch.arange(grid.width, device=device))
     blocks = places.view(grid.height // merge, merge, grid.width // merge, merge, 2).transpose(1, 2)
     return blocks.reshape(-1, 2).repeat(grid.frames, 1)
 
 
 def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """The angles of patches. places: row and column of each, [patches, 2]. Half of the pairs of a head turn by the row, half by the
-    column."""
+    """Cosines and sines for patches. places: row and column of each patch, [patches, 2]. Half of the pairs of a head turn by the row, half
+    by the column."""
     half = head_size // 2
     frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)

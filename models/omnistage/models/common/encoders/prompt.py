@@ -89,6 +89,7 @@ class PromptRows(ABC):
             self.add(token_ids, self._counted(len(token_ids)))
 
     def _medium(self, extent: MediumExtent) -> None:
+        """Add the rows of one medium."""
         if extent.grid is None:
             self.run(*self.heard(extent.sound))
         elif not extent.sound:

@@ -180,6 +180,7 @@ class Ready:
 def _reader(
     config: MediaSizes, parts: ThinkerParts, preparation: Preparation, sizes: Sizes, encoders: Worker, revision: str, *, together: bool
 ) -> MediaReader:
+    """The reader of media. revision: of the model, part of the digest of everything that rows depend on."""
     pictures, spectrograms = preparation.pictures, preparation.spectrograms
     return MediaReader(
         MediaDecoder(processes=sizes.decoders),

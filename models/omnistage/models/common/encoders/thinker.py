@@ -136,7 +136,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def _placed(
         self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The result of `_begun`, after the media have been read. Raises BadRequest."""
+        """Lay out the prompt, and return the answer and the request as `_begun` does. features: of the media, in order. Raises
+        BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.lay_out(prepared.prompt_ids, extents)

@@ -29,7 +29,7 @@ from omnistage.models.steps.loop import Loop
 
 
 class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
+    """Implements `Code2WavModel` with a flow and a vocoder. Build it with `loading.load_code2wav`."""
 
     def __init__(
         self,

@@ -200,6 +200,7 @@ class Dit:
         return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
     def _layer(self, weight: ShapedNeed, linear: Callable[[str, int, int], _Linear], index: int) -> _Layer:
+        """Read layer number `index`."""
         config, name = self.config, f"transformer_blocks.{index}"
         inner = config.heads * config.head_size
         parts = [linear(f"{name}.attn.to_{part}", inner, config.hidden_size) for part in "qkv"]
@@ -271,6 +272,7 @@ class _Masks:
         return self._made[back, ahead]
 
     def _make(self, back: bool, ahead: bool) -> torch.Tensor | None:
+        """Make the mask of `of_layer`."""
         own, parts = self._own, [self._own]
         if back:
             first = torch.full_like(own[:1], self._has_left)

@@ -66,7 +66,7 @@ class Speech:
         return None if self.window is None else self._flow(self.window)
 
     def solved(self, flow: Flow) -> Vocoding:
-        """The part of the window that `next` returned last which is to become sound. flow: its flow, done."""
+        """The next step of the window that `next` returned last: its mel frames, to be made into sound. flow: that window's flow, done."""
         assert self.window is not None
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead

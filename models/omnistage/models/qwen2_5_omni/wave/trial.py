@@ -56,6 +56,7 @@ class WindowTrials:
         )
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+        """See Trials. The result of a job: its samples, or its point and the state that it leaves, flattened."""
         self._windows.step(jobs, aside)
         made = []
         for job in jobs:

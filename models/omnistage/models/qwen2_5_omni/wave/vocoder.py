@@ -59,6 +59,7 @@ class _Activation:
     down: Sequence[float]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [windows, channels, samples]; returns the same shape. Beyond its ends the signal goes on with its first and last sample."""
         count, first, last = x.shape[2], x[..., :1], x[..., -1:]
         held = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
         # Samples at twice the rate, even ones and odd ones.

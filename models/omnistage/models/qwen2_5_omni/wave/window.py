@@ -147,6 +147,7 @@ class Windows:
             self.halved(key, time.perf_counter() - begun)
 
     def _compute(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+        """Do the next step of the jobs, which are all flows or all vocodings."""
         flows = [job for job in jobs if isinstance(job, Flow)]
         with torch.inference_mode():
             for flow in flows:

@@ -26,7 +26,7 @@ from omnistage.models.steps.loop import Loop
 
 
 class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
+    """Implements `Code2WavModel` with a net that looks back only. Build it with `loading.load_code2wav`."""
 
     def __init__(
         self,

@@ -138,6 +138,7 @@ def wave_config(section: Config) -> WaveConfig:
 
 
 def _sizes(section: Config, name: str) -> tuple[int, ...]:
+    """The list of factors under a name. Raises BadCheckpoint."""
     found = section.values(name, int)
     if not found or min(found) < 1 or math.prod(found) > MOST_SAMPLES:
         raise BadCheckpoint(f"{section.place}: {name!r} is {list(found)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")

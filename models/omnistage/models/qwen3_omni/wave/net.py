@@ -186,6 +186,7 @@ class _Convolution:
     groups: int = 1
 
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
+        """x: new inputs, [speeches, channels, count]; returns as many outputs. before: the past inputs."""
         if past := self.dilation * (self.weight.shape[2] - 1):
             x = before.joined(x, past)
         if x.device.type == "cpu" and x.dtype == torch.float32 and torch._C._has_mkldnn:
@@ -303,6 +304,7 @@ def _snake(weight: ShapedNeed, name: str, channels: int) -> _Snake:
 
 
 def _widening(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, number: int) -> tuple[_Widening, _Next]:
+    """Read upsampling number `number` before the decoder, and the ConvNeXt block after it."""
     size, factor, name = config.hidden_size, config.widening[number], f"upsample.{number}"
 
     def product(part: str, out: int, into: int) -> Linear:
@@ -322,6 +324,7 @@ def _widening(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, numbe
 
 
 def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsampling, Sequence[_Unit]]:
+    """Read upsampling number `number` of the decoder, and its residual units."""
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
     # Output i * rate + step is made from input i by step + rate, and from the next input by step.

@@ -46,6 +46,7 @@ class WindowTrials:
         return WindowJob(codes, state)
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
+        """See Trials. The result of a job: its samples and the state after it, flattened."""
         self._windows.step(jobs, aside)
         made = []
         for job in jobs:
