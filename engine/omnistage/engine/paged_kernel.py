@@ -42,18 +42,18 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)
     table = total * _FIELDS
-    told: list[int] = []
+    fields: list[int] = []
     pages: list[int] = []
     for run, count in zip(runs, counts, strict=True):
         for tile in range(count):
-            told += (run.first, run.count, run.start, table + len(pages), tile * TILE)
+            fields += (run.first, run.count, run.start, table + len(pages), tile * TILE)
         pages += run.pages
-    return torch.tensor(told + pages, dtype=torch.int32), total
+    return torch.tensor(fields + pages, dtype=torch.int32), total
 
 
-def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: torch.Tensor, total: int, result: torch.Tensor) -> None:
+def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, table: torch.Tensor, total: int, result: torch.Tensor) -> None:
     """Write the attention of the rows of some runs into `result`. queries, result: [rows, query_heads, head_size], contiguous. pages: keys
-    and values of one layer, as in `KVCache.layer`. told, total: the results of `tiles`, the first one on the device."""
+    and values of one layer, as in `KVCache.layer`. table, total: the results of `tiles`, the first one on the device."""
     if not total:
         return
     # Triton launches on the device of the thread, wherever the tensors are.
@@ -61,7 +61,7 @@ def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: 
         _attend[(total, spec.kv_heads)](
             queries,
             pages,
-            told,
+            table,
             result,
             GROUP=spec.query_heads // spec.kv_heads,
             KV_HEADS=spec.kv_heads,

@@ -104,6 +104,7 @@ class VisionEncoder:
 
 def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
     """Read one layer. name: beginning of its weights' names."""
+
     def fused(*names: str) -> Linear:
         return linear(
             torch.cat([weight(f"{name}.{each}.weight") for each in names]), torch.cat([weight(f"{name}.{each}.bias") for each in names])

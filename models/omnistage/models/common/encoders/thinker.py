@@ -131,9 +131,9 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         features = await self._read(prepared, inputs)
-        return await self._worker.run(partial(self._placed, prepared, features, wanted))
+        return await self._worker.run(partial(self._assemble, prepared, features, wanted))
 
-    def _placed(
+    def _assemble(
         self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         """Lay out the prompt, and return the answer and the request as `_begun` does. features: of the media, in order. Raises
