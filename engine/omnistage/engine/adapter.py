@@ -81,8 +81,7 @@ class Attention(Protocol):
         """Store the rows' keys and values in a layer of the cache, then attend.
 
         queries: [rows, query_heads, head_size], rotated and scaled by 1/sqrt(head_size). keys_values: [rows, 2 * kv_heads, head_size]:
-        rotated keys first, then values. Returns [rows, query_heads * head_size].
-        """
+        rotated keys first, then values. Returns [rows, query_heads * head_size]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,8 +189,7 @@ class _Tile:
 
     rows: numbers of their rows in the step, run by run. runs: number of runs. count: rows of each run. keys, values: the rows of
     `KVCache.heads` to use, by run, head and page, int64 [runs * kv_heads * pages]. mask: 0 or -inf, added to the scores of the last
-    `length` slots, [runs, 1, count, 1, length]; every row sees all slots before these.
-    """
+    `length` slots, [runs, 1, count, 1, length]; every row sees all slots before these."""
 
     rows: torch.Tensor | slice
     runs: int
@@ -227,8 +226,7 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
     """All runs of a plan, in tiles. sweep: largest number of pages at which runs with different numbers of pages share a tile.
 
     A call of the library costs as much as the work for some pages, so such runs share a tile where this changes no bit. The padding of
-    shorter runs at most doubles the work.
-    """
+    shorter runs at most doubles the work."""
     page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
     members: list[PlannedRun] = []
     for run in sorted(plan.runs, key=lambda run: (run.count, -len(run.pages))):

@@ -45,8 +45,7 @@ class Detokenizer:
 
     piece: the bytes of a token id, empty for a token that is not text. stop: strings that end the text; the one that ends earliest in the
     text counts, and among several that end there, the longest. Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's
-    recommended practice (and in tokenizers' own decoder).
-    """
+    recommended practice (and in tokenizers' own decoder)."""
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         if any(not text for text in stop):
@@ -121,8 +120,7 @@ def byte_alphabet() -> dict[str, int]:
 class BytePieces:
     """Returns the bytes of each token of a byte-level vocabulary, made at the first request for that token.
 
-    token: returns the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning.
-    """
+    token: returns the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning."""
 
     def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()

@@ -43,8 +43,7 @@ class Engine:
 
     pages: number of pages of the KV cache (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
     None: a quarter. poison: see `KVCache` (tests). step_s: see `Pace`. attention: the backend chosen for the decoder, and why; None: it is
-    chosen here. followers: the other ranks of the decoder. activity: what the thread does now; the thread starts with the first request.
-    """
+    chosen here. followers: the other ranks of the decoder. activity: what the thread does now; the thread starts with the first request."""
 
     def __init__(
         self,

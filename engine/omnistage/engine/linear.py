@@ -75,8 +75,7 @@ class Packed:
     Rows have equal bits in products of 4 to 32 rows, with AMX and without. With one row, and with AMX from 48 rows on, another kernel runs.
     With AMX 32 rows cost hardly more than 4; in float32 the arithmetic dominates, and 64 rows cost a quarter less than twice 32. A CPU that
     does not multiply bfloat16 gets float32 instead: twice the memory, and many times as fast as the library's bfloat16 there. At small
-    batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them at every call.
-    """
+    batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them at every call."""
 
     name: str = "packed"
     least: int = MIN_ROWS
@@ -101,8 +100,7 @@ class Packed:
 class Fixed:
     """PyTorch's own product, always with the same number of rows, so that the library has nothing to choose.
 
-    device_type: the only type of device that it is for; "": any. On "cuda" a product of 64 rows costs no more than reading the weight.
-    """
+    device_type: the only type of device that it is for; "": any. On "cuda" a product of 64 rows costs no more than reading the weight."""
 
     name: str
     least: int
@@ -172,8 +170,7 @@ class Linears:
 
     The library chooses its kernel by shape and number of rows. So the first weight of a shape is tried with every number of rows up to 32
     and every fourth above. Each later weight is tried with every sixteenth of these numbers, the next weight with the next ones. A large
-    weight is a head, the only one of its shape: it is tried with a fourth of the numbers.
-    """
+    weight is a head, the only one of its shape: it is tried with a fourth of the numbers."""
 
     def __init__(self, product: LinearProduct) -> None:
         self._product = product

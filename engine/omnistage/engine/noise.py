@@ -60,8 +60,7 @@ def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor,
     """The earliest time of the tokens of each block, and the place in the block of its token.
 
     keys: int64 [rows]. blocks: int64, broadcast to [rows, n]. Returns float64 and int64, both [rows, n]; times lie strictly between 0 and
-    1.2.
-    """
+    1.2."""
     bits = _mix(_mix(keys + _to_int64(_BLOCK_STRIDE))[:, None] + blocks * _to_int64(_BLOCK_STRIDE))
     return _times(bits).mul_(1 / BLOCK), bits & (BLOCK - 1)
 
@@ -70,8 +69,7 @@ def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> tor
     """The times of tokens, float64 [rows, n, m].
 
     keys: int64 [rows]. blocks: the tokens' blocks, int64 [rows, n]. places: the tokens' places in their blocks, int64, broadcast to [rows,
-    n, m].
-    """
+    n, m]."""
     first, place = first_times(keys, blocks)
     tokens = blocks[:, :, None] * BLOCK + places
     later = _times(_mix(keys[:, None, None] + tokens * _to_int64(_TOKEN_STRIDE)))

@@ -37,8 +37,7 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
 
     Each tile has _FIELDS numbers: the first row of its run in the step, the rows of the run, the slot of the run's first row, the index in
     this table at which the list of the run's pages begins, and the first query of the tile, counted in the run. After all tiles come the
-    lists of pages.
-    """
+    lists of pages."""
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)
     table = total * _FIELDS

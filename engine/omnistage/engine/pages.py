@@ -122,8 +122,7 @@ class PrefixCache:
     """Keeps full computed pages, to be found again by a key that stands for everything that led to them (`Sequence.page_keys`).
 
     It is a holder of each page that it keeps, at most `limit` pages; the page that was not found for the longest is forgotten first. With a
-    page it keeps the taps of its rows, for sequences that want them.
-    """
+    page it keeps the taps of its rows, for sequences that want them."""
 
     def __init__(self, pool: PagePool, limit: int) -> None:
         self._pool = pool

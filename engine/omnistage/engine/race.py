@@ -35,8 +35,7 @@ _TOTALS_ERROR = 1e-5
 class Scores:
     """The scores of some rows of a larger tensor, without a copy of them.
 
-    tops: largest score of each row, float64 [rows, 1]. peaks: largest score of each block of each row, float32 [rows, blocks].
-    """
+    tops: largest score of each row, float64 [rows, 1]. peaks: largest score of each block of each row, float32 [rows, blocks]."""
 
     __slots__ = ("_all", "_at", "peaks", "tops")
 
@@ -100,8 +99,7 @@ class Filters:
     """The sampling settings of some rows, each a column [rows, 1] on a device: top_k int64, the others float64.
 
     any_top_k, any_top_p: whether any row has this filter. of_all: numbers of the rows with top-p but no top-k, whose top-p is a share of
-    the whole vocabulary.
-    """
+    the whole vocabulary."""
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
 
@@ -134,8 +132,7 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
 
     values: the largest scores of each row, descending, float32 [rows, n]. totals: float64 [rows, m], m estimates of the sum of exp((score -
     top) / temperature) over the vocabulary, of which top-p takes a share in rows without top-k; each estimate gives a floor. None: the sum
-    over `values` is used, and m is 1.
-    """
+    over `values` is used, and m is 1."""
     last, has_k = values.shape[1] - 1, filters.top_k > 0
     of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
     if not filters.any_top_p:

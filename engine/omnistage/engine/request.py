@@ -1,4 +1,4 @@
-"""A request to the engine, its results, and its possible errors."""
+"""Types of the engine's interface: a request, its results, and its possible errors."""
 
 from __future__ import annotations
 

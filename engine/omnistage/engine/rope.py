@@ -92,8 +92,7 @@ def rotary_table(positions: int, head_size: int, theta: float, dtype: torch.dtyp
     """Cosines and sines of the rotary angles, both [positions, 1, head_size].
 
     Component i of the first half turns with component i of the second. The sines of the first half are negative, so that
-    `x * cos + roll(x, half) * sin` is Transformers' `x * cos + rotate_half(x) * sin`. Angles are computed in float32 as there.
-    """
+    `x * cos + roll(x, half) * sin` is Transformers' `x * cos + rotate_half(x) * sin`. Angles are computed in float32 as there."""
     frequencies = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()

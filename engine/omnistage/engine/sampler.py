@@ -59,8 +59,7 @@ class Draws:
 
     logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their
     logprobs. tokenless: ids that are never among the likeliest. seen: ids that the repetition penalty counts as seen before the answer
-    begins. walk: the answer's way through its constraint; None: there is none. step: number of tokens of the answer so far.
-    """
+    begins. walk: the answer's way through its constraint; None: there is none. step: number of tokens of the answer so far."""
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
 
@@ -105,8 +104,7 @@ class DrawnToken:
 class Sampler:
     """Draws the tokens of one step after the other, on one thread.
 
-    Its memory for scores is used again in each step: allocating as much would cost more than filling it.
-    """
+    Its memory for scores is used again in each step: allocating as much would cost more than filling it."""
 
     def __init__(self) -> None:
         self._scratch = torch.empty(0)

@@ -30,8 +30,7 @@ class Sequence:
 
     Rows are counted by slot: first the rows of the prompt, then one for each item of the answer. The item of the first `known` rows is
     known; the first `ready` of them have everything they need; the first `computed` of these are in the cache. Only the engine's thread
-    touches it.
-    """
+    touches it."""
 
     __slots__ = (
         "_appended",

@@ -150,8 +150,7 @@ class SequenceStream:
         change `rows` afterwards.
 
         Vectors for more items than the answer may have are dropped. Raises ValueError after the end, for a request that needs none, and for
-        another width.
-        """
+        another width."""
         if self._appended_all:
             raise ValueError("no rows are taken: the request takes none, or the last one was given")
         self._check_width(rows)

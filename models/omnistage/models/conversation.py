@@ -36,8 +36,7 @@ class Streamed:
     """A medium that comes in pieces on an input port of the model; no other part names that port.
 
     media_type, use_audio, background: as in Media, on a port of content media; media_type is empty if none was given. total_bytes: size of
-    the whole file; 0: not known yet.
-    """
+    the whole file; 0: not known yet."""
 
     port: str
     media_type: str = ""

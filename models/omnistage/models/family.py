@@ -64,8 +64,7 @@ class Family:
     """A family of models. models: by kind of the stage. needs: packages of the extra `models` that its models cannot be loaded without.
     default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it is missing, see `fetch_default`
     of the registry; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to the family;
-    empty: the models have no files.
-    """
+    empty: the models have no files."""
 
     models: Mapping[str, ModelEntry]
     needs: tuple[str, ...] = ()

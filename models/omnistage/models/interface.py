@@ -442,8 +442,7 @@ class DrawRequest:
     options: as stage.proto says; None, or empty, is the default. media_type: type of the result; empty is the default. client: as in
     TextRequest.
 
-    To go on with a drawing that an equal request began: history: [rows, width], all rows of the port of codes, for a model that has one.
-    """
+    To go on with a drawing that an equal request began: history: [rows, width], all rows of the port of codes, for a model that has one."""
 
     seed: int
     prompt: str

@@ -273,7 +273,7 @@ class AnswerAssembler:
         return self.ended and (span.begin < given or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
-        """The rows of tokens whose text is final, as one piece. If the port ends without any, the piece is an empty last one; else none."""
+        """The rows of tokens whose text is final, as one piece or none. A piece without rows only ends the port."""
         self._settle()
         left = count = min(self._rows_due, self._arrived)
         taken: list[Array] = []

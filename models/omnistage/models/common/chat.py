@@ -52,8 +52,7 @@ class ChatTemplate:
     """The chat template of a checkpoint: turns a conversation into token ids.
 
     template: its Jinja text. added: text of each added token -> its id. encode: turns text without added tokens into ids. media: id of the
-    token that stands for a medium -> "image", "audio" or "video".
-    """
+    token that stands for a medium -> "image", "audio" or "video"."""
 
     def __init__(self, template: str, added: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
         self._template, self._added, self._encode, self._media = template, added, encode, media

@@ -1,4 +1,4 @@
-"""The config of a decoder in a config.json: its sizes, its experts, and the axes of its rows' positions."""
+"""Reads the config of a decoder from a config.json: its sizes, its experts, and the axes of its rows' positions."""
 
 from __future__ import annotations
 

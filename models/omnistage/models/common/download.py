@@ -1,4 +1,4 @@
-"""A download of a file. If it breaks off, it continues where it stopped, in this process or in a later one."""
+"""Downloads a file. A download that breaks off is continued where it stopped, by this process or a later one."""
 
 from __future__ import annotations
 

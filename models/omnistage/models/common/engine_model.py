@@ -1,4 +1,4 @@
-"""The part that all models on the engine share: reading weights, starting, reporting settings, and ending."""
+"""The shared part of models on the engine: reading weights, starting, reporting settings, and ending."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reads the weights of experts. A published checkpoint stores each expert by itself; Transformers 5 stores all experts of a layer in one
-tensor."""
+"""Reads and checks the weights of experts. A published checkpoint stores each expert by itself; Transformers 5 stores all experts of a
+layer in one tensor."""
 
 from __future__ import annotations
 

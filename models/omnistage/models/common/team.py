@@ -96,8 +96,7 @@ class Team:
     `close` in any case.
 
     Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart:
-    the server then ends as it does for any broken thread, and other replicas continue its answers.
-    """
+    the server then ends as it does for any broken thread, and other replicas continue its answers."""
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
         """reader: "module:function" of a `rank.RankReader`. folder: the checkpoint. options.tensor_parallel_size: number of ranks, two or
@@ -216,8 +215,8 @@ class Team:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around work that all ranks do at once: any error becomes RanksApart, because the others still wait in this step, and would take
-        the next one for it."""
+        """Used around work that all ranks do at once. Any error becomes RanksApart: the others still wait in this step, and would take the
+        next one for it."""
         try:
             with self._explaining_loss(RanksApart):
                 yield

@@ -1,4 +1,4 @@
-"""The part that all Thinkers on the engine share: checking requests, tokenizing on a thread, sending verbatim text, and answering with the
+"""The shared part of Thinkers on the engine: checking requests, tokenizing on a thread, sending verbatim text, and answering with the
 engine."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint."""
+"""Reads the tokenizer of a checkpoint, and turns text into tokens with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class TextTokenizer:
     the vocabulary, such as marks. special: those of them that no answer has. tokenless: ids of the head without a token. piece: returns the
     bytes of an id; none for a special or a tokenless id. ends: ids that end an answer and are no part of it; a family sets them. unsayable:
     special and tokenless ids, which are drawn only to end an answer. thinks: the tokens around the thought before an answer; None: the
-    model does not think.
-    """
+    model does not think."""
 
     ends: frozenset[int]
     thinks: Marks | None = None

@@ -46,8 +46,7 @@ class Weights:
     """The weights in a folder by name, open during a `with`. It remembers which of them were read.
 
     others: beginnings of the names of weights for parts that the model does not have. renamed: beginning of a name in some files -> the
-    beginning used here. computed: the type that the model computes in.
-    """
+    beginning used here. computed: the type that the model computes in."""
 
     def __init__(
         self,

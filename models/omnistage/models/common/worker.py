@@ -82,8 +82,7 @@ class Worker:
         """Run `call` on the thread; returns its result, or raises its error. urgent: it may overtake others.
 
         If the caller is cancelled, a unit that has not begun is dropped. If it runs, this waits for its end, so that nothing that it uses
-        is freed under it.
-        """
+        is freed under it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         # Awaiting `done` itself would cancel it, and the end of a running unit would then go unnoticed.

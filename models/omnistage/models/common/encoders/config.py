@@ -1,4 +1,4 @@
-"""The part of a config that all Thinkers with encoders share: other names of their weights, and sizes of their encoders."""
+"""The shared part of configs of Thinkers with encoders: other names of their weights, and sizes of their encoders."""
 
 from __future__ import annotations
 

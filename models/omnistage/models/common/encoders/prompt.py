@@ -102,7 +102,7 @@ class PromptRows(ABC):
         """Add the rows of a film and its sound, mixed by time, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
-        """The rows of a sound."""
+        """The ids and positions of the rows of a sound. rows: their number."""
         return np.full(rows, self._sizes.ids.audio), self._counted(rows)
 
     def _counted(self, rows: int) -> NDArray[np.int64]:
@@ -110,7 +110,7 @@ class PromptRows(ABC):
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
     def seen(self, extent: MediumExtent) -> Run:
-        """The rows of a picture, or of a film without its sound."""
+        """The ids and positions of the rows of a picture, or of a film without its sound."""
         grid, config = extent.grid, self._sizes
         assert grid is not None
         merge = config.vision.merge

@@ -1,4 +1,4 @@
-"""The part that all Thinkers with encoders share: it turns a request with media into a prompt, and hands its rows to a Talker."""
+"""The shared part of Thinkers with encoders: turning a request with media into a prompt, and handing its rows to a Talker."""
 
 from __future__ import annotations
 

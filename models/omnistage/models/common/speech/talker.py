@@ -1,4 +1,4 @@
-"""The part that Talkers share which speak the rows of an answer as they come, one frame of codes after the other.
+"""The shared part of Talkers that speak the rows of an answer as they come, one frame of codes after the other.
 
 A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the answer's first token, with which the
 frames begin. The row of every further frame is the sum of its codes' embeddings and the next row of the answer. After the last row of the

@@ -64,8 +64,7 @@ class Dit:
     evaluations, from 0 to 1.
 
     In shapes, S is a number of windows, and F a number of frames in whole blocks; a speech that ends within a block is padded. 2S rows are
-    both branches of the first window, then of the second, and so on.
-    """
+    both branches of the first window, then of the second, and so on."""
 
     def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
         self.config = config
@@ -126,8 +125,7 @@ class Dit:
 
         points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation, which is the index of its
         time. frames: number of frames without padding. left: the state of the block before the first one, [S, *kept_shape()]; None: there
-        is no such block. aside: a thread for one of the two branches; None: both are computed here, together.
-        """
+        is no such block. aside: a thread for one of the two branches; None: both are computed here, together."""
         windows, padded, mel = points.shape
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
         which = torch.tensor(evaluations, device=points.device)
@@ -253,8 +251,7 @@ class _Edges:
 class _Masks:
     """Says which keys exist: the first and the last block of a window may lack a neighbour, and the last block may be padded.
 
-    Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist.
-    """
+    Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist."""
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
         """own: whether each frame of each block exists, [blocks, block]."""

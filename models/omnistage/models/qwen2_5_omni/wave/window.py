@@ -84,8 +84,7 @@ class Vocoding:
     mel: frames of the chunk, with at most FIELD frames before it and `ahead` after it. sounded: number of frames of the chunk that have
     become samples, or that nobody wants. needless: number of samples at the beginning that nobody wants either. wanted_frames: number of
     frames of the chunk that somebody wants. needs: first code that a replacement needs to go on after the chunk. last: whether the speech
-    ends with it.
-    """
+    ends with it."""
 
     mel: torch.Tensor
     chunk: int

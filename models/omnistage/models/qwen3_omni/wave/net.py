@@ -327,7 +327,7 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
     """Read upsampling number `number` of the decoder, and its residual units."""
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
-    # Output i * rate + step is made from input i by step + rate, and from the next input by step.
+    # Output i * rate + step is input i times weight step + rate, plus input i + 1 times weight step.
     later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).tensor_split((rate,))
     pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [

@@ -28,8 +28,7 @@ class Speech:
 
     first_sample: the first sample that is wanted. Earlier frames are computed only as far back as attention and convolutions reach from
     there, in the windows of the first run, so that all bits are the same. Windows far before that sample are silent: only attention needs
-    them.
-    """
+    them."""
 
     def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
         self._config, self._schedule, self._first_sample = config, schedule, first_sample
