@@ -14,8 +14,7 @@ class Activity:
 
     name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped:
     whether other threads, such as torch's pool, may compute for it while it sleeps. processes: ids of processes whose threads may compute
-    for it too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
-    """
+    for it too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock."""
 
     helped = True
 

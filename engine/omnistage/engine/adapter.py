@@ -27,8 +27,7 @@ class DecoderSpec:
     context: rows that one sequence may have, prompt and answer together; positions are below it too. codebooks: ids of one item: 1 for
     tokens, more for frames of codes. further_ids: the other ids of an item are below it; 0: item_ids. axes: number of axes of a position.
     given_width: width of a vector that is given for a row. tap_width: width of a vector that is put out for a row. 0: there are none. The
-    family decides what such vectors hold, even parts that are added to a row after later layers.
-    """
+    family decides what such vectors hold, even parts that are added to a row after later layers."""
 
     layers: int
     query_heads: int
@@ -63,8 +62,7 @@ class StepRows:
 
     items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: vectors for rows, [rows, given_width] in the decoder's dtype,
     zeros for a row without one. has_given: whether a row has one, bool [rows, 1]. Both are None if no row of the step has one. taps:
-    whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used.
-    """
+    whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used."""
 
     items: torch.Tensor
     positions: torch.Tensor

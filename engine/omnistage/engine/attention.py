@@ -84,8 +84,7 @@ class AttentionBackend(Protocol):
 class PagedAttention:
     """Implements `AttentionBackend` for processors. Not shared between threads.
 
-    sweep: dtype -> largest number of pages at which runs of different lengths share a batch.
-    """
+    sweep: dtype -> largest number of pages at which runs of different lengths share a batch."""
 
     is_exact = True
     failures = ()
@@ -242,8 +241,8 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    """The attention of `PagedAttention` for one plan, tile by tile. sweep: see `_tiles`. scratch: memory for copies and results of
-    products."""
+    """Attends for `PagedAttention` in one plan, tile by tile; `attend` writes into `result`. sweep: see `_tiles`. scratch: memory for
+    copies and results of products."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
@@ -290,8 +289,8 @@ def _pad(rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Triton(_Bound):
-    """The attention of `TritonAttention` for one plan: each program of the kernel computes one tile of queries for one head of keys.
-    `_table`: the table that the programs read. `_tiles`: number of tiles."""
+    """Attends for `TritonAttention` in one plan; `attend` writes into `result`. Each program of the kernel computes one tile of queries for
+    one head of keys. `_table`: the numbers that the programs read. `_tiles`: number of tiles."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -306,7 +305,7 @@ class _Triton(_Bound):
 
 
 class _Sdpa(_Bound):
-    """The attention of `SdpaAttention` for one plan, tile by tile."""
+    """Attends for `SdpaAttention` in one plan, tile by tile; `attend` writes into `result`."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -332,7 +331,8 @@ class _Sdpa(_Bound):
 
 
 class _RowByRow(_Bound):
-    """The attention of `RowAttention` for one plan. `_rows`: for each row its number in the step, how many slots it sees, and its pages."""
+    """Attends for `RowAttention` in one plan; `attend` writes into `result`. `_rows`: for each row its number in the step, how many slots
+    it sees, and its pages."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)

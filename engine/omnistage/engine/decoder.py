@@ -45,8 +45,7 @@ class DecoderParts:
 
     entry: makes the first layer's input. norm: called for each norm with the prefix of its weights' names. rope: applies positions to
     queries and keys. head_norm: normalizes queries and keys of a layer before that. feed_forward: of a layer. after: adds to the output of
-    layers. tap: puts out a vector for a row, besides its item.
-    """
+    layers. tap: puts out a vector for a row, besides its item."""
 
     entry: Callable[[Materials], Enter] = in_place
     norm: Callable[[Materials, str], Norm] = rms_norm
@@ -90,8 +89,7 @@ class PackedDecoder:
     copied. If there is no weight "lm_head.weight", the logits use the embedding ("tied"). products: the backend of its products, and why a
     faster one was refused. group: the ranks that compute it together. With several ranks, config and weights are this rank's part (of heads
     and of columns of the FFN), and "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets
-    the whole result.
-    """
+    the whole result."""
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:
         embedding, chosen = need(weight, EMBEDDING, (config.vocab_size, config.embedding_width)), parts or DecoderParts()

@@ -55,8 +55,7 @@ class Distributed:
     """Implements `Group` with torch.distributed, one process for each rank. A process is in one group at a time.
 
     Parts are gathered, then added in the order of the ranks. A library's own sum adds the pieces of a large tensor in another order than
-    those of a small one, so the bits of a row would depend on the number of rows. For two ranks both ways move the same number of bytes.
-    """
+    those of a small one, so the bits of a row would depend on the number of rows. For two ranks both ways move the same number of bytes."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

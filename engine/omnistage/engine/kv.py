@@ -15,8 +15,7 @@ class KVCache:
     """The memory of the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
 
     A page is zeroed when it is taken: masked places take part in products, so what is in them must be finite. poison: a page is filled with
-    NaN when it is freed, so that any use of a page that is not held shows at once.
-    """
+    NaN when it is freed, so that any use of a page that is not held shows at once."""
 
     def __init__(self, spec: DecoderSpec, pages: int, *, poison: bool = False) -> None:
         self._data = torch.empty(spec.layers, pages, 2 * spec.kv_heads, PAGE_ROWS, spec.head_size, dtype=spec.dtype, device=spec.device)

@@ -20,8 +20,7 @@ class DecoderConfig:
 
     ffn_size: columns of the feed-forward. context: rows that a sequence may have. head_size: 0: hidden_size / query_heads. embedding_width:
     width of an item's embedding; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first one, and `entry` the others.
-    further_ids: these others are below it; 0: vocab_size. given_width: width of a vector that is given for a row; 0: hidden_size.
-    """
+    further_ids: these others are below it; 0: vocab_size. given_width: width of a vector that is given for a row; 0: hidden_size."""
 
     layers: int
     hidden_size: int

@@ -18,8 +18,7 @@ class Given:
     """Vectors for consecutive rows of a prompt, such as the features of a picture.
 
     first: slot of the first of these rows. rows: [n, given_width]. digest: of everything that the vectors were made from (content,
-    settings, encoder); empty: the prefix cache keeps no rows from here on.
-    """
+    settings, encoder); empty: the prefix cache keeps no rows from here on."""
 
     first: int
     rows: torch.Tensor
@@ -33,8 +32,7 @@ class Prompt:
     items: int64 [rows, codebooks]. given: vectors for some of the rows, in order, not overlapping. positions: int64 [axes, rows]; None: a
     row's position is its slot, on every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of
     different scopes share no pages. given_later: each row after those of `given` needs a vector too, which comes by `SequenceStream.give`;
-    rows that have theirs are computed meanwhile.
-    """
+    rows that have theirs are computed meanwhile."""
 
     items: NDArray[np.int64]
     given: tuple[Given, ...] = ()
@@ -99,8 +97,7 @@ class SequenceRequest:
 
     appended: whether the row of each item of the answer also needs a vector, which comes by `SequenceStream.append`: the n-th for the n-th
     item, and after the last one came, that one for every further item. taps_from: taps are wanted for the rows from this slot on; None: for
-    none. client: sequences of different clients take turns.
-    """
+    none. client: sequences of different clients take turns."""
 
     prompt: Prompt
     seed: int
@@ -151,8 +148,7 @@ class SequenceEvent:
     item: the drawn item; None if an end was drawn, or if the event has only taps. logprob: the item's, if wanted. top: the likeliest tokens
     at the item's place, as (id, logprob), descending. finish_reason: only on the last event. taps: of computed rows; the taps of an item's
     row come after the item. complete: the constraint allows nothing after the item. queued_s, cached_rows: on the first event, seconds from
-    the request to its admission, and rows of the prompt that were found in the prefix cache.
-    """
+    the request to its admission, and rows of the prompt that were found in the prefix cache."""
 
     item: Item | None = None
     logprob: float | None = None
@@ -170,8 +166,7 @@ class EngineStats:
 
     Numbers of sequences: waiting for a place, preempted among these, running, parked because nobody reads them, starved because the vector
     of their next row has not come. Numbers of pages: held by sequences (`pages_used`), kept only for later prompts (`pages_kept`), all.
-    Counts since the start: steps, sequences in them (each once a step), computed rows, drawn items, preemptions.
-    """
+    Counts since the start: steps, sequences in them (each once a step), computed rows, drawn items, preemptions."""
 
     waiting: int = 0
     preempted: int = 0

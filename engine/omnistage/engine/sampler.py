@@ -55,11 +55,10 @@ class TokenTally:
 
 
 class Draws:
-    """The sampler's knowledge of one sequence. `note` adds each token of the answer.
-
-    logprobs: whether the logprob of each drawn token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their
-    logprobs. tokenless: ids that are never among the likeliest. seen: ids that the repetition penalty counts as seen before the answer
-    begins. walk: the answer's way through its constraint; None: there is none. step: number of tokens of the answer so far."""
+    """The sampler's knowledge of one sequence. `note` adds each token of the answer. logprobs: whether the logprob of each drawn token is
+    wanted. top_logprobs: how many of the likeliest tokens are wanted, with their logprobs. tokenless: ids that are never among the
+    likeliest. seen: ids that the repetition penalty counts as seen before the answer begins. walk: the answer's way through its constraint;
+    None: there is none. step: number of tokens of the answer so far."""
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
 

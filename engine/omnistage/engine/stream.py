@@ -38,8 +38,7 @@ class Mailbox:
     """Takes orders from any thread to the engine's thread. max_waiting: number of requests that may wait for admission. on_order: called
     when an order comes. on_rest: called before the engine's thread waits. Both are called under the lock and must not wait.
 
-    Only the number of waiting requests is bounded here; what one stream may order bounds the other orders.
-    """
+    Only the number of waiting requests is bounded here; what one stream may order bounds the other orders."""
 
     def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
         self._changed = threading.Condition()

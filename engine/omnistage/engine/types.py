@@ -31,9 +31,8 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; the caller has checked them.
-
-    temperature: 0 is greedy. top_k: 0 is off. The penalties are Transformers' and OpenAI's definitions."""
+    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; the caller has checked them. temperature: 0 is greedy. top_k:
+    0 is off. The penalties are Transformers' and OpenAI's definitions."""
 
     temperature: float = 0.0
     top_k: int = 0

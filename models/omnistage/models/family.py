@@ -33,8 +33,7 @@ class ModelEntry:
     folder: folder of its files in a checkpoint; "": the checkpoint itself. files: files that it needs. model_type: type in its config.json;
     empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks one of them has no such model. switches:
     keys of it that are false in a checkpoint without such a model. voices: voices that every checkpoint has; other voices are known when a
-    checkpoint is loaded.
-    """
+    checkpoint is loaded."""
 
     loader: str
     devices: tuple[str, ...] = ("cpu",)

@@ -369,8 +369,8 @@ class Fetch:
 
 
 def _find_cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None if a file is missing there. The cache's list of the commit's files decides that. If there is
-    no such list, None with `knowing`; without it, the indices of weights and parts decide. Does not ask the hub."""
+    """The folder of a name in the cache; None if a file is missing, by the cache's list of the commit's files. Without such a list: None if
+    `knowing`, else the indices of weights and parts decide. Does not ask the hub."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)

@@ -97,8 +97,7 @@ class PortSpec:
 
     rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0: it has no rate. width: size of a row (tensor),
     codebooks (codes) or channels (audio). element_type: of a tensor port. compact: whether its items are small enough for the caller to
-    keep as a checkpoint. window: for an input: a replica that takes over a session needs its items only from some later one on.
-    """
+    keep as a checkpoint. window: for an input: a replica that takes over a session needs its items only from some later one on."""
 
     name: str
     content: Content
@@ -117,8 +116,7 @@ class ModelInfo:
     kinds of content that a message or request may hold. constraints: forms of TextConstraint that it supports. settings: name of a setting
     -> its value and reason, for humans. draws: whether another seed can give another output. None for a Thinker or Talker: only if a
     temperature is requested and, for a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: whether it is a Talker
-    that yields Unspoken. usual_tokens: tokens that a Thinker's text may have if neither request nor pipeline says; 0: one of them must.
-    """
+    that yields Unspoken. usual_tokens: tokens that a Thinker's text may have if neither request nor pipeline says; 0: one of them must."""
 
     name: str
     revision: str
@@ -148,8 +146,7 @@ class Load:
     """The load of a model now. queued: number of requests that wait. kv_pages_used, kv_pages_total: pages of the KV cache; both 0: there is
     none.
 
-    batches: for a model that computes several sessions in one step; None for others.
-    """
+    batches: for a model that computes several sessions in one step; None for others."""
 
     queued: int = 0
     kv_pages_used: int = 0
@@ -200,8 +197,7 @@ class TextPiece:
     descending; empty if not requested. pieces: the text of each token in UTF-8, if logprobs are requested. finish_reason: on the last piece
     only. On the first piece: queued_s: seconds that the request waited before its first step; cached_tokens: tokens of its prompt that need
     no computing; prompt_tokens: tokens of the whole prompt, None: not known. thought: text that the model thinks before its answer; the
-    tokens then belong to the thought, and text is empty. None: the tokens belong to the answer.
-    """
+    tokens then belong to the thought, and text is empty. None: the tokens belong to the answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -230,8 +226,7 @@ class Piece:
     """A piece that came on an input port. first: index of its first item. last: whether the port ends with it.
 
     content, by the content of the port: text: TextPiece; tensor: [n, width] in its element type; codes: uint32 [n, codebooks]; audio:
-    float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is requested.
-    """
+    float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is requested."""
 
     port: str
     first: int
@@ -267,8 +262,7 @@ class TextRequest:
     scope: results that are kept of a request are used only for requests of the same scope.
 
     To go on with an answer that an equal request began: history: all its tokens so far. finished: how the answer has ended already; then
-    only rows are wanted.
-    """
+    only rows are wanted."""
 
     turns: tuple[Turn, ...]
     seed: int
@@ -301,8 +295,7 @@ class ThinkerModel(Model, Protocol[P]):
         of a port from its wanted row on. A history is read like a prompt, not generated again. Rows that went out earlier belong to tokens
         of the history. A row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. If
         max_tokens or a stop string ends the answer, no end token follows its last token: some families never put out the row of such a
-        token, because their Talker was trained so.
-        """
+        token, because their Talker was trained so."""
 
 
 # Talker ----------------------------------------------------------------------------------------------------------------------------
@@ -314,8 +307,7 @@ class SpeechRequest:
     to 2. plain: whether the text is no Markdown, so that every character stands for itself. client, scope: as in TextRequest.
 
     To go on with speech that an equal request began: history: the codes made so far, [frames, codebooks], for a model whose codes the
-    caller keeps; None for others.
-    """
+    caller keeps; None for others."""
 
     seed: int
     voice: str = ""

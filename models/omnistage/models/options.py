@@ -52,8 +52,7 @@ class LoadOptions:
     max_batch_size, max_batch_tokens: sequences and rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: whether to
     keep the common beginnings of prompts. tensor_parallel_size: number of ranks of the model. gpu_memory_utilization: part of a GPU's
     memory that it may fill, above 0 to 1. memory_share: part of the device's memory that it may count on, above 0 to 1, if other models
-    that take all free memory start at the same time. family: options that only models of one family have.
-    """
+    that take all free memory start at the same time. family: options that only models of one family have."""
 
     path: Path | None = None
     device: str = "cpu"

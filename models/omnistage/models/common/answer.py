@@ -250,9 +250,9 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Move the tokens whose text has become final from `_spans` to the count `_rows_due`, if they are to have rows."""
-        # If rows come from the engine, the last token's row is made with the token after it, which is certain only if an end token was
-        # drawn.
+        """Count the tokens whose text has become final in `_rows_due`, and drop their spans. The last token is left out if it has no
+        row."""
+        # An engine makes the last token's row with the token after it: it surely did only if an end token was drawn.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):

@@ -79,8 +79,7 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
     with few bits. Positions and masks, which are whole numbers in the model too, are accepted, and if the model lacks no weight, tensors
     that it has no place for.
 
-    report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it.
-    """
+    report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
     numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}

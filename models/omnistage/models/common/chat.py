@@ -49,10 +49,9 @@ class ChatTokenizer(TextTokenizer):
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint: turns a conversation into token ids.
-
-    template: its Jinja text. added: text of each added token -> its id. encode: turns text without added tokens into ids. media: id of the
-    token that stands for a medium -> "image", "audio" or "video"."""
+    """The chat template of a checkpoint: turns a conversation into token ids. template: its Jinja text. added: text of each added token ->
+    its id. encode: turns text without added tokens into ids. media: id of the token that stands for a medium -> "image", "audio" or
+    "video"."""
 
     def __init__(self, template: str, added: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
         self._template, self._added, self._encode, self._media = template, added, encode, media

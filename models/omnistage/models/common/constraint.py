@@ -126,11 +126,9 @@ class _ThinkingWalk:
 
 
 class Constraints:
-    """Makes grammars for one vocabulary, on a thread of its own.
-
-    piece: returns the bytes of an id; none for an id without a token, any for a special one. encode: turns text into ids, for text that can
-    continue in only one way. special: ids that no text has. end_ids: the special ids that end the text. vocabulary: number of ids in the
-    decoder's head."""
+    """Makes grammars for one vocabulary, on a thread of its own. piece: returns the bytes of an id; none for an id without a token, any for
+    a special one. encode: turns text into ids, for text that can continue in only one way. special: ids that no text has. end_ids: the
+    special ids that end the text. vocabulary: number of ids in the decoder's head."""
 
     def __init__(
         self,

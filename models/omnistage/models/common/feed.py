@@ -24,9 +24,8 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class PortFeed:
-    """Passes the rows of a port to a sequence as they come, while the caller takes the sequence's items.
-
-    rows: number of rows passed so far, including `behind`. ended: whether all rows have been passed."""
+    """Passes the rows of a port to a sequence as they come, while the caller takes the sequence's items. rows: number of rows passed so
+    far, including `behind`. ended: whether all rows have been passed."""
 
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
         """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. behind: rows [n, width] that follow the

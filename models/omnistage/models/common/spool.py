@@ -88,7 +88,7 @@ class Files:
 
     @property
     def are_whole(self) -> bool:
-        """Whether all of the media have come."""
+        """Whether all media are complete."""
         return all(file.digest for file in self._files.values())
 
     @property

@@ -55,10 +55,8 @@ class VisionEncoder:
         return self._merge_norm.dtype
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """The rows of pictures and films, [grid.patches / merge², output_size] for each grid.
-
-        patches: those of all grids, [patches, patch_values]; the patches of a merged row are neighbours. on_layer: called before each
-        layer; its error ends the work."""
+        """The rows of pictures and films, [grid.patches / merge², output_size] for each grid. patches: those of all grids, [patches,
+        patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its error ends the work."""
         order, windows, frames = self._arrange(grids)
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)

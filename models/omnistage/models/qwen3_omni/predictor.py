@@ -119,9 +119,7 @@ class _Pass:
 
 class FrameHead:
     """Implements `Head`: the first code of a frame is drawn like a token, and the code predictor draws the others, unless the first is an
-    end.
-
-    logits: computes the logits of first codes. ends: first codes that end a speech; their further codes are zeros."""
+    end. logits: computes the logits of first codes. ends: first codes that end a speech; their further codes are zeros."""
 
     def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
         """codes: codes of a frame."""

@@ -18,7 +18,6 @@ class Codes:
         self._past: int | None = None
 
     def __len__(self) -> int:
-        """Number of frames that are held."""
         return len(self._frames)
 
     @property

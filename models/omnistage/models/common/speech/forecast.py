@@ -88,8 +88,7 @@ def prebuffer_s(
     at which a window will be done and the length of the sound before it.
 
     code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: returns the seconds that a
-    window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready.
-    """
+    window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready."""
     first = schedule.window(0, 1 << 62, ended=False)
     if first is None:
         return 0.0

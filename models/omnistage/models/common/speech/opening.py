@@ -22,8 +22,7 @@ class Opening:
     """Takes pieces until it is `complete`. Meanwhile its rows can be read page by page.
 
     places: places of the conversation's rows, int64 [axes, rows]; empty until all of them came. reply: rows of the answer that have come;
-    empty if the answer has none. ended: whether no more rows of the answer come.
-    """
+    empty if the answer has none. ended: whether no more rows of the answer come."""
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
         """axes: numbers of a place. between: rows [n, row_size] between the conversation and the answer. context: rows that a conversation

@@ -120,12 +120,11 @@ class Dit:
         keep: int | None,
         aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The slope at every point, [S, F, mel_bins], and the state that block `keep` leaves to the next window, [S, *kept_shape()]; None
-        if `keep` is None.
-
-        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation, which is the index of its
-        time. frames: number of frames without padding. left: the state of the block before the first one, [S, *kept_shape()]; None: there
-        is no such block. aside: a thread for one of the two branches; None: both are computed here, together."""
+        """The slope at every point, [S, F, mel_bins], and the state that block `keep` leaves to the next window, [S, *kept_shape()];
+        None if `keep` is None. points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation,
+        which is the index of its time. frames: number of frames without padding. left: the state of the block before the first one, [S,
+        *kept_shape()]; None: there is no such block. aside: a thread for one of the two branches; None: both are computed here,
+        together."""
         windows, padded, mel = points.shape
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
         which = torch.tensor(evaluations, device=points.device)

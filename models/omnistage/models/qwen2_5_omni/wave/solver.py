@@ -53,7 +53,6 @@ class Solver:
         return self.steps * len(self.method.places)
 
     def evaluation_times(self) -> list[float]:
-        """The times of all evaluations, in order."""
         return [
             begin + (end - begin) * place if place < 1 else end
             for begin, end in zip(self.times[:-1], self.times[1:], strict=True)

@@ -28,9 +28,8 @@ class PreparedSpeech:
 
 
 class Speech:
-    """Makes the windows of one speech from its codes, one after the other. Not safe to use from two threads at once.
-
-    first_sample: the first sample that is wanted; earlier ones are computed only if later ones depend on them."""
+    """Makes the windows of one speech from its codes, one after the other. Not safe to use from two threads at once. first_sample: the
+    first sample that is wanted; earlier ones are computed only if later ones depend on them."""
 
     def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared

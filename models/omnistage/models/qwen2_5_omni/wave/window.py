@@ -34,8 +34,7 @@ class Flow:
     chunk: number of frames that become sound. context, ahead: numbers of frames before and after these. begin: makes the noise, padded to
     whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. left: state of the window
     before, [evaluations, *Dit.kept_shape()]; None: it needs none. leaves: is filled with the state for the next window, in the same shape;
-    None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done.
-    """
+    None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done."""
 
     context: int
     chunk: int
