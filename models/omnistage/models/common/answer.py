@@ -252,7 +252,7 @@ class AnswerAssembler:
     def _settle(self) -> None:
         """Count the tokens whose text has become final in `_rows_due`, and drop their spans. The last token is left out if it has no
         row."""
-        # An engine makes the last token's row with the token after it: it surely did only if an end token was drawn.
+        # An engine makes the last token's row only if it draws one more token, which is then an end token.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):

@@ -76,8 +76,8 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
     """Raises BadCheckpoint if `header` has packed weights: tensors of whole numbers that are named like weights of the model, or of a type
-    with few bits. Positions and masks, which are whole numbers in the model too, are accepted, and if the model lacks no weight, tensors
-    that it has no place for.
+    with few bits. Whole numbers named like positions and masks are no fault. If the model lacks no weight, tensors without a place in it
+    are none either.
 
     report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}

@@ -109,7 +109,7 @@ class Weights:
         return tensor
 
     def _tensor(self, name: str, index: int | None = None) -> torch.Tensor:
-        """The tensor as it is in the file."""
+        """The tensor of a weight as it is stored. index: as in `read`."""
         path, shard, stored = self._place(name)
         with _naming_file(path):
             whole = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]

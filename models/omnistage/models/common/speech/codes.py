@@ -9,8 +9,8 @@ from omnistage.models.interface import BadRequest
 
 
 class Codes:
-    """The frames of codes of a speech from a place on. first: number of the first frame that is needed; earlier ones may come and are
-    dropped. width: codes of a frame."""
+    """Holds the frames of codes of a speech. first: number of the first frame that is needed; earlier ones may come and are dropped. width:
+    codes of a frame."""
 
     def __init__(self, first: int, width: int) -> None:
         self._first = first

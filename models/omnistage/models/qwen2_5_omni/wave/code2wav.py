@@ -54,7 +54,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return PreparedSpeech(request.seed, self._schedules[request.profile], self._speakers[voice])
 
     def first_frame(self, prepared: PreparedSpeech, sample: int) -> int:
-        """See Code2WavModel.first_frame: the frame at which the last refresh before the sample begins."""
+        """See Code2WavModel.first_frame: the first frame that the last refreshed window before the sample needs."""
         schedule = prepared.schedule
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 

@@ -253,7 +253,8 @@ class _Masks:
     Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist."""
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
-        """own: whether each frame of each block exists, [blocks, block]."""
+        """own: whether each frame of each block exists, [blocks, block]. rows: number of rows. has_left: whether a block before the first
+        exists."""
         self._own, self._rows, self._has_left = own, rows, has_left
         self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
 
