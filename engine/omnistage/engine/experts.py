@@ -52,8 +52,7 @@ class ExpertSizes:
 
 
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
-    """Returns a function that builds the experts of a layer on this rank: some of the experts, its columns of the shared one, and the whole
-    router."""
+    """A function that builds a layer's experts on this rank: some of the experts, its columns of the shared one, and the whole router."""
     if not 0 < sizes.chosen <= sizes.experts:
         raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
     return lambda materials, layer: Experts(materials, f"layers.{layer}.mlp", sizes)

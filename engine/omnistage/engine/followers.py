@@ -23,8 +23,8 @@ class Followers(Protocol):
         """See KVCache.follow."""
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """A context in which the other ranks compute the hidden rows of a step. The caller computes its own part inside; an error there
-        becomes RanksApart."""
+        """A context in which the other ranks compute the hidden rows of a step. The caller computes inside; an error there becomes
+        RanksApart."""
 
 
 class Nobody:

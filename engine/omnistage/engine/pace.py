@@ -75,7 +75,7 @@ class Pace:
         self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
 
     def _light_step_s(self, decoding: int) -> float:
-        """Seconds of a step with this many decoding rows and no long runs, as measured for the nearest number of rows; 0 if none was
+        """Seconds of a step with this many decoding rows and no long runs, measured for the nearest number of rows; 0: none was
         measured."""
         if not decoding or not self._light_s:
             return 0.0

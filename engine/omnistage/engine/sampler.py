@@ -144,8 +144,7 @@ def _sample(
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for each row, int64 [rows], and whether it is final, bool [rows]; a row whose token is not final must be drawn again from all
-    of its scores."""
+    """A token for each row, int64 [rows], and whether it is final, bool [rows]; other rows must be drawn again from all of their scores."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)

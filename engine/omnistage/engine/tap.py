@@ -14,8 +14,8 @@ from omnistage.engine.materials import Materials
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """How a decoder makes its taps. width: numbers of a tap. make: returns the taps, [rows, width], from the rows of a step, the embeddings
-    of their items and hidden rows. layer: number of the layer whose output the hidden rows are; None: they are the last ones, after the
+    """How a decoder makes its taps. width: numbers of a tap. make: returns the taps, [rows, width], from the rows of a step, the
+    embeddings of their items and hidden rows. layer: number of the layer whose output the hidden rows are; None: the last ones, after the
     last norm."""
 
     width: int

@@ -132,8 +132,7 @@ class AnswerAssembler:
         return self._prompt_rows + self._thought_tokens + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
-        """Set two figures of the next piece, known when the first step begins: seconds of waiting, and tokens of the prompt found in the
-        cache."""
+        """Set two figures of the next piece, known when the first step begins: seconds of waiting, and tokens found in the cache."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
 
     def asked_with(self, prompt_tokens: int) -> None:
@@ -161,8 +160,7 @@ class AnswerAssembler:
             self.end(FinishReason.LENGTH)
 
     def rows_at(self, slot: int, rows: Array) -> None:
-        """Add the rows [n, width] of consecutive slots. slot: number of the first one, counted from the start of the prompt. Unwanted rows
-        are dropped."""
+        """Add the rows [n, width] of consecutive slots; unwanted ones are dropped. slot: the first one, counted from the prompt's start."""
         split = max(self._prompt_rows - slot, 0)
         end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
         places = self._prompt_slots[self._next_prompt_row : end] - slot
@@ -177,8 +175,8 @@ class AnswerAssembler:
             self.rows(rows[split:][max(self._thought_tokens + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
-        """Add the next rows of the answer [n, width], beginning with the first wanted one. They are kept without a copy, and may come later
-        than their tokens."""
+        """Add the next rows of the answer [n, width], from the first wanted one on. They are not copied, and may come later than their
+        tokens."""
         if self._wants_rows and len(rows):
             self._rows.append(rows)
             self._arrived += len(rows)
@@ -250,8 +248,7 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Count the tokens whose text has become final in `_rows_due`, and drop their spans. The last token is left out if it has no
-        row."""
+        """Count the tokens whose text has become final in `_rows_due`, and drop their spans; but not a last token without a row."""
         # An engine makes the last token's row only if it draws one more token, which is then an end token.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0

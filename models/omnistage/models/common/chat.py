@@ -20,8 +20,7 @@ from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import BadRequest
 
 TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
-"""Files that may hold a chat template, in the order in which Transformers looks for a processor's template. The last one belongs to the
-tokenizer."""
+"""Files that may hold a chat template, in the order in which Transformers looks for it. The last one belongs to the tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 """Stands for the text of this number while the template writes a conversation; both characters belong to Unicode's private use area."""
@@ -50,8 +49,7 @@ class ChatTokenizer(TextTokenizer):
 
 class ChatTemplate:
     """The chat template of a checkpoint: turns a conversation into token ids. template: its Jinja text. added: text of each added token ->
-    its id. encode: turns text without added tokens into ids. media: id of the token that stands for a medium -> "image", "audio" or
-    "video"."""
+    its id. encode: turns text without added tokens into ids. media: id of the token for a medium -> "image", "audio" or "video"."""
 
     def __init__(self, template: str, added: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
         self._template, self._added, self._encode, self._media = template, added, encode, media
@@ -59,8 +57,7 @@ class ChatTemplate:
 
     def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
         """Token ids of a conversation, with the beginning of the assistant's answer at their end, and one id for each medium. media:
-        "image", "audio" or "video" for each part that is not text, in order. Raises BadRequest for a conversation that the template
-        refuses."""
+        "image", "audio" or "video" for each part that is not text, in order. Raises BadRequest if the template refuses the conversation."""
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _mark_texts(self._drop_thought(turn), texts, kinds)} for turn in turns]
         try:

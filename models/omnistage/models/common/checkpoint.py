@@ -35,8 +35,7 @@ class BadCheckpoint(LoadError):
 
 
 class Config:
-    """A JSON object of a checkpoint, whose values are checked when they are read. place: the file and the object's path in it, for
-    errors."""
+    """A JSON object of a checkpoint, whose values are checked when they are read. place: its file and its path there, for errors."""
 
     def __init__(self, values: dict[str, Any], place: str) -> None:
         self._values = values
@@ -114,8 +113,7 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint for the first of these files that is missing in a folder of the checkpoint. A file of INSTEAD may be replaced by
-    others."""
+    """Raises BadCheckpoint if one of these files is missing in a folder of the checkpoint. A file of INSTEAD may be replaced by others."""
     place = checkpoint / folder
     for name in files:
         lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
@@ -127,8 +125,7 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
 
 
 def called(checkpoint: Path) -> str:
-    """The name that people use for a checkpoint: the name of its folder, but NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the
-    cache of a hub."""
+    """The name that people use for a checkpoint: its folder's name, but NAME for models--OWNER--NAME/snapshots/COMMIT in a hub's cache."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name

@@ -179,8 +179,7 @@ class Constraints:
         return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
     def _grammar(self, constraint: TextConstraint, history: Sequence[int]) -> Grammar:
-        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text fits the constraint, or if this history
-        does not."""
+        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text fits it, or if this history does not."""
         field = f"{_FIELD}.{constraint.form}"
         try:
             source = _source(constraint)

@@ -10,8 +10,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores(quota: Path = QUOTA) -> int:
-    """The number of cores that this process may run on, or fewer, but at least one, if its container gets less computing time than these
-    cores have."""
+    """The number of cores that this process may run on; fewer, but at least one, if its container gets less computing time."""
     here = len(os.sched_getaffinity(0))
     try:
         given, period = quota.read_text().split()

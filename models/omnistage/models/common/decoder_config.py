@@ -32,8 +32,7 @@ class RopeConfig:
 
 
 def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> DecoderConfig:
-    """Read the sizes of a decoder. ffn_size: the config's name for the width between the two products of a layer or an expert. Raises
-    BadCheckpoint."""
+    """Read a decoder's sizes. ffn_size: the config's name for the width between the products of a layer or expert. Raises BadCheckpoint."""
     check_activation(config, "hidden_act", "silu")
     _check_sees_all(config)
     return DecoderConfig(
@@ -109,8 +108,8 @@ def check_activation(config: Config, name: str, known: str) -> None:
 
 
 def _check_sees_all(config: Config) -> None:
-    """Raises BadCheckpoint for layers that see only the last rows. A window size counts only if `layer_types` or `use_sliding_window` turn
-    it on."""
+    """Raises BadCheckpoint for layers that see only the last rows. A window counts only if `layer_types` or `use_sliding_window` turn it
+    on."""
     kinds = config.raw.get("layer_types")
     if isinstance(kinds, list):
         windows = set(map(str, kinds)) != {"full_attention"}

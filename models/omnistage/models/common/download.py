@@ -37,8 +37,7 @@ def download(url: str, partial: Path, most: int, came: Came) -> None:
     """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: bytes that the file may
     have. came: reports the progress.
 
-    Raises Undownloadable. Raises FetchError if the connection breaks too often, and keeps the received bytes; also if more than `most`
-    bytes came."""
+    Raises Undownloadable; FetchError if the connection breaks too often (received bytes are kept), or if more than `most` bytes came."""
     with _client() as client, partial.open("ab") as file:
         target = _Target(file, most, came)
         for number in range(1 + BREAKS):
@@ -87,8 +86,7 @@ class _Target:
             self._empty()
 
     def _fill(self, client: httpx2.Client, url: str) -> bool:
-        """One try of `fill`. Returns False if the server does not have the requested range. Raises _Refused for an answer that is not the
-        file."""
+        """One try of `fill`. Returns False if the server lacks the requested range. Raises _Refused for an answer that is not the file."""
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
         with client.stream("GET", url, headers=headers) as answer:
             if answer.headers.get("Content-Encoding", "identity") != "identity":

@@ -55,8 +55,7 @@ class PortFeed:
             await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
-        """Wait for events of the sequence, and return them. Returns an empty list when the last row has been passed. Raises the errors of
-        `inputs`."""
+        """Wait for events of the sequence, and return them; none when the last row has been passed. Raises the errors of `inputs`."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())
         try:

@@ -41,8 +41,7 @@ class Recipe:
     space: int
 
     def downloads(self, cache: Path) -> Path:
-        """The folder of this recipe's wheels, complete or partial; the name of each is its hash. It is removed when the folder of the
-        recipe is complete."""
+        """The folder of this recipe's wheels, complete or partial, named by hash. It is removed when the recipe's folder is complete."""
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
@@ -75,8 +74,7 @@ def verify(root: Path) -> None:
 
 
 def _complete(root: Path) -> bool:
-    """Whether all files are there in their full size. They appear together, by a rename; this check notices files that were deleted
-    later."""
+    """Whether all files are there in full size. They appear together, by a rename; this check notices files that were deleted later."""
     try:
         entries = json.loads((root / MANIFEST).read_text())["files"]
         return all((root / name).stat().st_size == entry["size"] for name, entry in entries.items())

@@ -1,5 +1,4 @@
-"""Checks whether a model can compute with its weights: by the headers of the files before a weight is read, and by a weight's numbers when
-it is read."""
+"""Checks whether a model can compute with its weights: by the files' headers before, and by a weight's numbers when it is read."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ SHOWN = 5
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Names of types in safetensors: those of weights, then also those of positions and masks, which libraries often store together with
-weights."""
+"""Names of types in safetensors: of weights, then also of positions and masks, which libraries often store with weights."""
 
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which libraries write how weights are packed."""
@@ -48,8 +46,7 @@ def stored_in(file: safe_open) -> dict[str, Stored]:
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Log a warning with the files of weights in a folder that were not read and so have no effect, such as a LoRA. read: the files that
-    were read."""
+    """Log the files of weights in a folder that have no effect, such as a LoRA, because they were not read. read: those that were."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 

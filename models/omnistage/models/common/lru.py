@@ -1,5 +1,4 @@
-"""A cache for results that may be needed again: rows of prompts and media, latents of pictures. It keeps the most recently used ones, up to
-a number of bytes."""
+"""A cache of results: rows of prompts and media, latents of pictures. It keeps those used last, up to a number of bytes."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ def memory_texts(folder: Path) -> dict[str, str]:
 
 
 def _kilobytes(path: Path, name: str) -> int:
-    """Bytes from the line of this name, such as "MemAvailable: 123 kB", in a file of the kernel. Raises OSError if there is no such
-    line."""
+    """Bytes from the line of this name, such as "MemAvailable: 123 kB", in a file of the kernel. Raises OSError if there is none."""
     for line in path.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10

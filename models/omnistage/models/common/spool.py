@@ -30,8 +30,7 @@ FIELD = "thinker.messages.parts"
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A complete medium. file: descriptor of the file, valid until the files are closed. size: bytes of the medium. digest: SHA-256 of
-    these bytes."""
+    """A complete medium. file: descriptor of the file, valid until `Files` is closed. size: bytes of the medium. digest: their SHA-256."""
 
     streamed: Streamed
     file: int
@@ -43,15 +42,13 @@ class Spool:
     """The files of streamed media of one process, which bounds their bytes. held_bytes: bytes in all files now."""
 
     def __init__(self, most_bytes: int = SPOOL_BYTES) -> None:
-        """most_bytes: bytes that all media may have at once. The folder is chosen now, because Python would choose another one when it is
-        full."""
+        """most_bytes: bytes that all media may have. The folder is chosen now, because Python would choose another one when it is full."""
         self._most_bytes = most_bytes
         self._folder = tempfile.gettempdir()
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for these media. most_bytes: returns the bytes that a medium may have. Raises BadRequest for a medium that declares
-        more."""
+        """Files for media. most_bytes: returns the bytes that a medium may have. Raises BadRequest for one that declares more."""
         return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:

@@ -1,5 +1,4 @@
-"""The shared part of Thinkers on the engine: checking requests, tokenizing on a thread, sending verbatim text, and answering with the
-engine."""
+"""The shared part of Thinkers on the engine: checking requests, tokenizing on a thread, sending verbatim text, and answering."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
-        """The request in the form that `_begun` takes, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises
-        BadRequest."""
+        """The request as `_begun` takes it, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises BadRequest."""
 
     def _thought(self, request: TextRequest) -> Thought | None:
         """The thought before the answer to a request; None if there cannot be one."""
@@ -241,8 +239,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """The answer up to the end of its history, and the request to the engine. A long history is assembled on a thread. It is not called
-        for verbatim text whose rows are not wanted. The engine itself checks later whether it can run the request. Raises BadRequest or
-        Full."""
+        for verbatim text whose rows are not wanted. The engine checks later whether it can run it. Raises BadRequest or Full."""
 
 
 def _verbatim_pieces(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:

@@ -18,8 +18,7 @@ OPENS, CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ids of the tokens before and after a thought. is_open: every prompt ends inside a thought; false: an answer may begin with the
-    opening mark."""
+    """Ids of the tokens around a thought. is_open: every prompt ends inside a thought; false: an answer may begin with the opening mark."""
 
     opens: int
     closes: int
@@ -38,16 +37,14 @@ class ThoughtLike(Protocol):
         """Tokens of the thought so far."""
 
     def take(self, token_id: int) -> str | None:
-        """Add the next token. Returns the text of the thought that became final with it, often empty; None: the token belongs to the
-        answer."""
+        """Add a token. Returns the text of the thought that became final with it, often empty; None: the token belongs to the answer."""
 
     def finish(self) -> str:
         """End the thought; returns the rest of its text."""
 
 
 class _Place(enum.Enum):
-    """Where the next token is: before the thought, within it, among the line ends after it, or in the answer, after which nothing belongs
-    to the thought."""
+    """Where the next token is: before the thought, within it, among the line ends after it, or in the answer."""
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
@@ -97,8 +94,7 @@ class Thought:
         return True
 
     def _final(self, text: str) -> str:
-        """The next final text of the thought. Line ends at its beginning are dropped; those at its end are held back until other text
-        follows."""
+        """The next final text of the thought. Line ends at its beginning are dropped; those at its end wait until other text follows."""
         text = self._line_ends + text if self._has_begun else text.lstrip("\n")
         final = text.rstrip("\n")
         self._line_ends = text[len(final) :]

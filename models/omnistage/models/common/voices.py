@@ -16,8 +16,7 @@ def those_there_are(voices: Sequence[str]) -> str:
 
 
 def choose_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the requested voice; capital letters do not matter. name: empty: the first voice. field: for the error. Raises
-    BadRequest."""
+    """The name of the requested voice; capitals do not matter. name: empty: the first voice. field: for the error. Raises BadRequest."""
     if not name:
         return next(iter(voices))
     # The exact name goes first: a checkpoint may have two voices whose names differ only in capitals.

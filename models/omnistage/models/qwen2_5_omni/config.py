@@ -101,8 +101,7 @@ class TalkerConfig:
     """The config of a Talker. decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: of its
     positions. codec: special items. silent: items that are neither codes nor an end, from which Code2Wav could make nothing. row_size:
     width of the rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker for the rows
-    after the last one. block: codes that Code2Wav attends to together. speaker_size: width of a voice's vector. mel_bins: width of its
-    example."""
+    after the last one. block: codes that Code2Wav attends to together. speaker_size, mel_bins: widths of a voice's vector and example."""
 
     decoder: DecoderConfig
     rope: RopeConfig

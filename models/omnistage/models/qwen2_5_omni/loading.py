@@ -67,8 +67,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of the encoders in the config do not fit their weights: what is built and tried next has the
-    config's sizes."""
+    """Raises BadCheckpoint if the config's sizes of the encoders, with which they are built next, do not fit the weights."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
     block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -54,8 +54,7 @@ class AudioEncoder:
         return whole * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The windows of attention. A last piece that is shorter than a chunk stays with the window before it, because it must be
-        padded."""
+        """The windows of attention. A rest that is shorter than a chunk stays with the window before, because it must be padded."""
         pieces = list(torch.split(spectrogram, self.config.piece))
         if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
             pieces[-2:] = [torch.cat(pieces[-2:])]

@@ -147,7 +147,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _speech(whole: Config, layers: int) -> SpeechSource | None:
-    """The facts for the Talker; None if the checkpoint has no Talker. layers: number of layers of the Thinker's decoder. Raises
+    """The facts for the Talker; None if the checkpoint has none. layers: number of layers of the Thinker's decoder. Raises
     BadCheckpoint."""
     if not is_said(whole, "qwen3_omni", "talker"):
         return None

@@ -37,8 +37,7 @@ class FrameAttention:
         self._held.zero_()
 
     def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """The attention of a pass for `speakers` speakers. start: the pass's first place in the frames. each: number of rows of each
-        speaker."""
+        """The attention of a pass for `speakers` speakers. start: its first place in the frames. each: number of rows of each speaker."""
         spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
         group, end = spec.query_heads // heads, start + each
         hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
@@ -62,8 +61,7 @@ class FrameAttention:
         return attend
 
     def _keeps_bits(self, most: int, each: int) -> bool:
-        """Whether rows have the same bits in products of any number of speakers up to `most` as alone. each: number of rows of each
-        speaker."""
+        """Whether rows have the same bits in products of up to `most` speakers as alone. each: number of rows of each speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
         shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
         asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)

@@ -64,8 +64,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def read_embedding(folder: Path) -> torch.Tensor:
-    """The embeddings of tokens, [tokens, hidden_size], mapped from the file: a row of the answer is the embedding of its token. Raises
-    BadCheckpoint."""
+    """The embeddings of tokens, [tokens, hidden_size], mapped from the file; they are the rows of an answer. Raises BadCheckpoint."""
     with Weights(folder, _OTHERS, RENAMED) as weights:
         found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
     if found is None:
@@ -94,8 +93,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint if the sizes of encoders and experts in the config do not fit their weights: what is built and tried next has
-    the config's sizes."""
+    """Raises BadCheckpoint if the config's sizes of encoders and experts, with which they are built next, do not fit the weights."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
     block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

@@ -87,8 +87,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
 
 
 def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
-    """The rows that the Talker adds: embeddings of tokens, the same for all voices, because an item stands for the voice. Raises
-    BadCheckpoint."""
+    """The rows that the Talker adds: embeddings of tokens, equal for all voices, which differ in an item. Raises BadCheckpoint."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
@@ -135,8 +134,7 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
 
 
 def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
-    """The decoder. first: embeddings of the first codes; zeros for rows without an item. further: embeddings of the codes of all other
-    codebooks."""
+    """The decoder. first: embeddings of first codes; zeros for rows without an item. further: embeddings of the other codebooks' codes."""
     dtype, device = first.dtype, first.device
     for layer in range(config.decoder.layers):
         check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)

@@ -71,8 +71,7 @@ def spoken_part(
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
-    """For each id, whether the Talker gets its row. The id after the one that begins a turn says whose turn it is. speech, opens: as in
-    `spoken_part`."""
+    """For each id, whether the Talker gets its row. The second id of a turn says whose turn it is. speech, opens: as in `spoken_part`."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
     is_user[begun[-1] :] = True

@@ -81,8 +81,8 @@ class VisionEncoder:
 
 
 class _Block:
-    """One layer. name: beginning of its weights' names. Its call maps rows [patches, hidden_size] to the same shape. frames: which patches
-    see each other."""
+    """One layer, from rows [patches, hidden_size] to the same shape. name: beginning of its weights' names. frames: which patches see each
+    other."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads

@@ -13,8 +13,7 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 
 
 def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
-    """Row and column of each patch, int64 [patches, 2]; the patches that are merged to one row are neighbours. merge: patches of a merged
-    row, on each side."""
+    """Row and column of each patch, int64 [patches, 2]; the patches of a merged row are neighbours. merge: patches on its side."""
     return torch.cat([_places(grid, merge, device) for grid in grids])
 
 
@@ -26,8 +25,8 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
 
 
 def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """Cosines and sines for patches. places: row and column of each patch, [patches, 2]. Half of the pairs of a head turn by the row, half
-    by the column."""
+    """Cosines and sines for patches. places: row and column of each, [patches, 2]. Half of a head's pairs turn by the row, half by the
+    column."""
     half = head_size // 2
     frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)

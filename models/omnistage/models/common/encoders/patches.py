@@ -42,8 +42,8 @@ def grid_of(pixels: Pixels, config: Patching) -> Grid:
 
 def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
     """The patches of frames, float32 [patches of the grid, patch_values]; the patches of a merged row are neighbours. The values of a patch
-    are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated to fill the
-    last patch."""
+    are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. Copies of the last frame fill the last
+    patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)

@@ -44,8 +44,7 @@ class PictureSettings:
 
 
 def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
-    """Read the settings from the folder of a checkpoint. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not
-    fit the model."""
+    """Read the settings of a checkpoint. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not fit the model."""
     values = processor_part(directory, "image_processor", FILE)
     if values is None:
         raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")
@@ -74,8 +73,7 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
-    """The folder's values for one part of its processor; None if there are none. part: its key in the file of all parts. file: the part's
-    own file."""
+    """The folder's values for one part of its processor, or None. part: its key in the file of all parts. file: the part's own file."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
         return together.section(part)
@@ -100,8 +98,8 @@ def _colours(values: Config, vision: Patching) -> Normalization:
 
 
 def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """A bound in pixels. name: its older name, which is used if it is there; else the object `size` has the bound under `name` or `edge`.
-    usual: the default."""
+    """A bound in pixels. name: its older name, used if it is there; else the object `size` has it under `name` or `edge`. usual: the
+    default."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, usual)
     size = values.section("size")

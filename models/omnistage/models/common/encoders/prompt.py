@@ -39,8 +39,7 @@ class MediaIds:
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
     def check(self, vocab_size: int, place: str) -> Self:
-        """Returns itself. Raises BadCheckpoint for ids outside the vocabulary, and for equal ones. place: of the ids in the config, for the
-        error."""
+        """Returns itself. Raises BadCheckpoint for equal ids, and for ids outside the vocabulary. place: of the ids in the config."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
             told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())

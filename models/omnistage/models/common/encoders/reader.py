@@ -34,8 +34,7 @@ from omnistage.models.media.preprocessing import (
 from omnistage.models.media.turns import WaitingPlaces
 
 FILMS, OTHERS = 4, 16
-"""Number of films, and of pictures and sounds, that may be read at once, from decoding to the last row: this bounds the pixels and samples
-in memory."""
+"""Number of films, and of pictures and sounds, that may be read at once, which bounds the pixels and samples in memory."""
 
 FILM_SHARE = 0.75
 """Part of the context that one film with its sound may take: the question and the answer need the rest."""
@@ -67,8 +66,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """How pictures and films become rows. queue: encodes pieces of `frames` frames, those of one patch. grid: returns the Grid of some
-    frames."""
+    """How pictures and films become rows. queue: encodes pieces of `frames` frames, those of a patch. grid: returns the Grid of frames."""
 
     queue: EncoderQueue[Pixels]
     frames: int
@@ -79,7 +77,7 @@ class PictureEncoding:
 class SoundEncoding:
     """How sound becomes rows. queue: encodes pieces of spectrograms. pieces: cuts a spectrogram for the queue. spectrogram: makes float32
     [frames, bins] from samples [n]. rows: returns the number of rows for a number of samples. least_ms: milliseconds of the shortest sound
-    that has a row."""
+    with a row."""
 
     queue: EncoderQueue[torch.Tensor]
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -201,8 +199,7 @@ class MediaReader:
                 return Features(extent, await self._join(await self._encode_sound(sound)), digest)
 
     async def _encode_frames(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
-        """Encode a picture, or a film and its sound. seconds: duration of the frames of one piece; 0 for a picture. sound: None: there is
-        none."""
+        """Encode a picture, or a film and its sound (None: it has none). seconds: duration of the frames of one piece; 0 for a picture."""
         each = self._pictures.frames
         extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._count_sound_rows(sound))
         self._check_room(extent, most_rows)

@@ -21,8 +21,7 @@ class Segments:
             self._of_length.setdefault(length, []).append(index)
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attention in which each row sees the rows of its segment. query, key, value: [rows, heads, head size]. Returns [rows, heads *
-        head size]."""
+        """Each row's attention to the rows of its segment, [rows, heads * head size]. query, key, value: [rows, heads, head size]."""
         parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)

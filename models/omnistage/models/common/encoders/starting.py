@@ -1,5 +1,4 @@
-"""Starts a Thinker with encoders: reads its parts, and makes all that it runs on: the engine, the reader of media, and the memory of
-each."""
+"""Starts a Thinker with encoders: reads its parts, and makes what it runs on: the engine, the reader of media, and their memory."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def _assemble(
         self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
-        """Lay out the prompt, and return the answer and the request as `_begun` does. features: of the media, in order. Raises
-        BadRequest."""
+        """Lay out the prompt, and return what `_begun` returns. features: of the media, in order. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.lay_out(prepared.prompt_ids, extents)
@@ -191,8 +190,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return features
 
     async def _features_of(self, medium: RequestMedium, room: int, number: int) -> Features:
-        """The features of one medium. room: rows that it may have. number: its number in the request, for errors. Raises BadRequest, Full
-        or Failed."""
+        """The features of a medium. room: rows that it may have. number: of the medium, for errors. Raises BadRequest, Full or Failed."""
         try:
             return await self.reader.features(medium, room)
         except BadMedia as error:

@@ -91,8 +91,7 @@ class RowTalker(EngineModel):
         answer. places: of the conversation's rows, from the Thinker, [place, rows]."""
 
     async def warm_up(self) -> None:
-        """Speak a little, which touches every weight; then speak with several voices at once, to measure how many the machine can speak in
-        real time."""
+        """Speak a little, which touches every weight; then with several voices at once, to measure how many it can speak in real time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
         begun = computing_s(thread, device)

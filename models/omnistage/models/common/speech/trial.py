@@ -1,5 +1,4 @@
-"""Tries a Code2Wav with random windows at load: finds how many windows may be computed together, the model's results for fixed input, and
-its speed."""
+"""Tries a Code2Wav with random windows at load: how many may be computed together, the results for fixed input, and the speed."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class Trial:
 
 
 def _stage_text(shapes: Sequence[tuple[int, ...]]) -> str:
-    """The results of one stage in words. shapes: for each of its shapes, the numbers of windows that have the same bits together as
-    alone."""
+    """The results of one stage in words. shapes: for each shape, the numbers of windows that have the same bits together as alone."""
     exact = [max(sizes) for sizes in shapes if sizes]
     return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
 

@@ -32,8 +32,8 @@ _DILATIONS = ((1, 3, 5),) * 3
 
 @dataclass(frozen=True, slots=True)
 class SpeakerConfig:
-    """The config of the net (ECAPA-TDNN) that makes a vector from the example of a voice. size: width of the vector. A tuple has one number
-    for each layer."""
+    """The config of the net (ECAPA-TDNN) that makes a vector from a voice's example. size: width of the vector. Tuples have a number for
+    each layer."""
 
     size: int
     channels: tuple[int, ...]
@@ -88,8 +88,7 @@ class VocoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """The config of a Code2Wav. dit: the net of the flow. vocoder: the net that makes samples. ends: items that are no codes, and end a
-    speech."""
+    """The config of a Code2Wav. dit: the net of the flow. vocoder: the net that makes samples. ends: items that end a speech."""
 
     dit: DitConfig
     vocoder: VocoderConfig

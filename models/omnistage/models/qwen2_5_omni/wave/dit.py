@@ -48,8 +48,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. ahead: whether it sees the next block too. back: its index among the layers that see the block before too; None: it does
-    not."""
+    """One layer. ahead: whether it sees the next block. back: its index among the layers that see the block before; None: it does not."""
 
     query_key_value: _Linear
     output: _Linear
@@ -89,8 +88,8 @@ class Dit:
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
-        """The shape of the state that one evaluation leaves to the next window: for each layer that looks back, keys and values of a block
-        in both branches."""
+        """The shape of an evaluation's state for the next window: for each layer that looks back, keys and values of a block, both
+        branches."""
         config = self.config
         return len(config.back_layers), 2, BRANCHES, config.block_frames, config.heads, config.head_size
 
@@ -143,8 +142,7 @@ class Dit:
         return given + (given - without) * GUIDANCE, kept
 
     def _run_net(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
-        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: those of these branches, [S, branches,
-        F, hidden]."""
+        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these, [S, branches, F, hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
         which = evaluations.repeat_interleave(branches)
@@ -191,8 +189,8 @@ class Dit:
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turn(self, x: torch.Tensor, block: int) -> torch.Tensor:
-        """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: -1, 0 or 1: their block relative to the block
-        that sees them."""
+        """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: -1, 0 or 1, relative to the block that sees
+        them."""
         cosines, sines = self._turns[block + 1]
         return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
@@ -253,8 +251,7 @@ class _Masks:
     Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist."""
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
-        """own: whether each frame of each block exists, [blocks, block]. rows: number of rows. has_left: whether a block before the first
-        exists."""
+        """own: whether each frame of each block exists, [blocks, block]. rows: their number. has_left: whether there is a block before."""
         self._own, self._rows, self._has_left = own, rows, has_left
         self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
 

@@ -21,8 +21,7 @@ from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
 
 FIELD = 28
-"""Number of mel frames on each side that the samples of a frame depend on, with the published kernels and rates: frames farther away change
-no bit."""
+"""Number of mel frames on each side that a frame's samples depend on, with the published kernels and rates: others change no bit."""
 
 TAPS = 12
 """Number of taps of the filters between a signal and the same signal at twice its rate."""
@@ -114,8 +113,7 @@ class _Level:
     context: int
 
     def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
-        """x: [windows, channels, samples]. aside: a thread for the last block, which has the largest kernels; None: this thread computes
-        all."""
+        """x: [windows, channels, samples]. aside: a thread for the last block, which has the largest kernels; None: there is none."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
         *most, last = range(len(self.blocks))
         made: dict[int, torch.Tensor] = {}

@@ -66,8 +66,7 @@ class WaveConfig:
 
     @property
     def heard_frames(self) -> int:
-        """Number of frames before a window that its samples depend on through the convolutions: frames farther away change no bit that
-        way."""
+        """Number of frames before a window that its samples depend on through convolutions: other frames change no bit that way."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
             # One more: an upsampling makes its outputs from an input and the next one.

@@ -89,8 +89,7 @@ class CausalNet:
         return self._norm(x), [keys.clone() for keys in left]
 
     def _turned(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines by which heads turn, [speeches, frames, head_size], in float32 as in Transformers. places: [speeches,
-        frames]."""
+        """Cosines and sines that turn heads, [speeches, frames, head_size], in float32 as in Transformers. places: [speeches, frames]."""
         angles = places[..., None].float() * self._turning
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 

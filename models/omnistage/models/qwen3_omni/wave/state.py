@@ -1,5 +1,4 @@
-"""The state that the frames of a speech leave to later frames: it is all that the net knows of the past, and has the same size however long
-the past is."""
+"""The state that the frames of a speech leave to later frames: all that the net knows of the past, of one size for any past."""
 
 from __future__ import annotations
 
@@ -42,6 +41,5 @@ class ConvolutionInputs:
         return joined
 
     def left(self, speech: int) -> Iterable[torch.Tensor]:
-        """The inputs that one speech leaves to the next step, by convolution. They are copies: a view would keep the inputs of all speeches
-        of the step."""
+        """The inputs that one speech leaves to the next step, by convolution: copies, because a view would keep those of all speeches."""
         return (kept[speech].clone() for kept in self._left)
