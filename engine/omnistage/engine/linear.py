@@ -84,7 +84,7 @@ class Packed:
     def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
         if device.type != "cpu" or not torch._C._has_mkldnn or dtype not in (torch.float32, torch.bfloat16):
             return False
-        return self.most <= 32 or _format(dtype) == torch.float32
+        return self.most <= 32 or _format(dtype) == torch.float32  # With AMX, more rows of bfloat16 may have other bits.
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.to(_format(weight.dtype)), self.least)

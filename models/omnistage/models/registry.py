@@ -331,8 +331,8 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
-    """Load a family's model of a kind from `options.path`; None: from the family's own checkpoint, which is fetched if the cache lacks it.
-    Raises LoadError."""
+    """Load a family's model of a kind from `options.path`, or, if that is None, from the family's own checkpoint, which is fetched if the
+    cache lacks it. Raises LoadError."""
     check(family, kind, options)
     check_there(options.device)
     entry, folder = _entry(family, kind), options.path

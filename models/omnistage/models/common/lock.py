@@ -1,4 +1,4 @@
-"""A lock on a file that one process at a time can hold. The system frees it when the process ends in any way."""
+"""A file lock that one process at a time can hold. The system frees it when the process ends in any way."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def form(window: Window) -> Hashable:
 
 
 class WindowTrials:
-    """Implements `Trials` with the windows of one model."""
+    """Implements `Trials` with the windows of one model. A job is a window with random codes, and a random state unless it is the first."""
 
     form = staticmethod(form)
     halves = False
@@ -40,7 +40,7 @@ class WindowTrials:
         codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
         state = self._windows.net.start(window.begin)
         if window.begin:
-            # A window anywhere in its speech.
+            # As in any place of a speech: some keys may not belong to frames.
             seen = int(torch.randint(config.window, (), generator=generator))
             state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return WindowJob(codes, state)
