@@ -28,13 +28,13 @@ class Rope(Protocol):
         """The function that turns the heads of these rows. positions: int64 [axes, rows]."""
 
 
-def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
+def contiguous_axes(sections: Sequence[int]) -> tuple[int, ...]:
     """The axis of each pair of components, where the first pairs belong to the first axis, the next ones to the second, and so on (Wang et
     al. 2024). sections: number of pairs of each axis."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
+def interleaved_axes(sections: Sequence[int]) -> tuple[int, ...]:
     """The axis of each pair of components, where the axes take turns while each has pairs left, and the first axis gets the rest (Bai et
     al. 2025). sections: number of pairs of each axis."""
     axes = len(sections)

@@ -93,7 +93,7 @@ class LoadOptions:
         return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
 
 
-def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
+def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
     """The options of a family, after a check that each is known and has the type of its default. of: the model's name in errors. Raises
     LoadError."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}

@@ -40,7 +40,7 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
 
 
 @contextmanager
-def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
+def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
     """While the context is open, raises BadCheckpoint as soon as the modules that this thread builds have many times more weights, numbers
     or modules than the files have weights for. header: the weights in the files."""
     thread = threading.get_ident()

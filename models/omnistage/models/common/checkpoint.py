@@ -124,7 +124,7 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             )
 
 
-def called(checkpoint: Path) -> str:
+def checkpoint_name(checkpoint: Path) -> str:
     """The name that people use for a checkpoint: its folder's name, but NAME for models--OWNER--NAME/snapshots/COMMIT in a hub's cache."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name

@@ -45,7 +45,7 @@ class Recipe:
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
-def fetched(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
+def fetch_folder(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
     """The folder of the recipe in the cache; it is built if it is missing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
     report = progress or show_nothing

@@ -39,7 +39,7 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def stored_in(file: safe_open) -> dict[str, Stored]:
+def weights_in(file: safe_open) -> dict[str, Stored]:
     """Type and shape of all tensors of an open file, by name."""
     parts = {name: file.get_slice(name) for name in set(file.keys())}  # type: ignore[no-untyped-call]
     return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}

@@ -52,7 +52,7 @@ class PackedWeight:
     unpack: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
-def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
+def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
     """The packed weights of a checkpoint, by name; empty if its config says nothing of packing. header: all tensors of its files. Raises
     BadCheckpoint for weights that cannot be unpacked."""
     said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)

@@ -15,5 +15,5 @@ class ShowProgress(Protocol):
         nobody knows it."""
 
 
-def unseen(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+def show_nothing(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
     """Shows nothing: for a caller that wants no progress."""

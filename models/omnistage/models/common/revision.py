@@ -60,7 +60,7 @@ def revision(
     return digest.hexdigest()[:DIGITS]
 
 
-def computed(call: Callable[[], T], threads: int) -> T:
+def compute_on_thread(call: Callable[[], T], threads: int) -> T:
     """The result of a call, made on a thread with this many torch threads, like the worker of a model."""
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.submit(call).result()

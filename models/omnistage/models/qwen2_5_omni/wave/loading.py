@@ -98,7 +98,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bounded(stored, folder):  # On no memory: its sizes are checked only when it is filled.
+        with torch.device("meta"), bound_building(stored, folder):  # On no memory: its sizes are checked only when it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()
