@@ -50,8 +50,8 @@ def revision(
 
     directory: its files. code: number of the code; raise it with every change of what the code computes. dtype: name of the type of
     computing. device: see `devices.hardware`; the number of the device does not count. results: results for fixed inputs, computed as for
-    an answer (see `computed`) and by every kernel that an answer uses. settings: everything else that the output depends on. files:
-    `digests_of_files`, if the caller has them."""
+    an answer (see `compute_on_thread`) and by every kernel that an answer uses. settings: everything else that the output depends on.
+    files: `digests_of_files`, if the caller has them."""
     digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
