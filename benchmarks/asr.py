@@ -48,7 +48,7 @@ def recogniser() -> WhisperModel:
     return WhisperModel(str(directory), device="cpu", compute_type="int8", cpu_threads=1, num_workers=1, local_files_only=True)
 
 
-def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
+def recognise(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
     """The text that the recogniser hears in mono samples, [n] or [n, 1] at `rate_hz`, without search."""
     mono = samples.reshape(-1)
     places = np.arange(int(len(mono) * RATE_HZ / rate_hz)) * (rate_hz / RATE_HZ)
@@ -72,8 +72,10 @@ def words(text: str) -> list[str]:
     text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m ", text)
     text = re.sub(r"(?<=\d)(?=[a-z])(?!st\b|nd\b|rd\b|th\b|s\b)", " ", text)
     text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda match: numbers.ordinal(int(match.group(1))), text)
-    text = re.sub(r"(?<=\d)\.(\d{1,30})(?![\d.])", lambda match: f" point {' '.join(_spelled(digit) for digit in match.group(1))} ", text)
-    text = re.sub(r"\d+", lambda match: f" {_spelled(match.group())} ", text)
+    text = re.sub(
+        r"(?<=\d)\.(\d{1,30})(?![\d.])", lambda match: f" point {' '.join(_spell_number(digit) for digit in match.group(1))} ", text
+    )
+    text = re.sub(r"\d+", lambda match: f" {_spell_number(match.group())} ", text)
     text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)
     text = re.sub(r"['’]", "", text)
     found = re.findall(r"[a-zà-ÿ]+", text)
@@ -97,7 +99,7 @@ def _money(match: re.Match[str]) -> str:
     return f" {whole} {scale or ''} {unit} " + (f"{part} {small} " if part and int(part) else "")
 
 
-def _spelled(digits: str) -> str:
+def _spell_number(digits: str) -> str:
     """A number in words; four digits that may be a year are read as one."""
     if len(digits) == 4 and digits[0] in "12" and digits[1:3] != "00":
         return str(numbers.year(int(digits)))

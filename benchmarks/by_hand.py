@@ -11,15 +11,15 @@ from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence
 
 
-def begun(engine: Engine, request: SequenceRequest, rows: int) -> Sequence:
-    """Make a sequence with pages for `rows` rows; `ended` gives them back."""
+def begin(engine: Engine, request: SequenceRequest, rows: int) -> Sequence:
+    """Make a sequence with pages for `rows` rows; `end` gives them back."""
     sequence = Sequence(request)
     sequence.pages = [engine._pool.take() for _ in range(pages_for(rows))]
     engine._runner.follow(*engine._pool.changes())
     return sequence
 
 
-def ended(engine: Engine, sequence: Sequence) -> None:
+def end(engine: Engine, sequence: Sequence) -> None:
     engine._pool.give_back(sequence.pages)
 
 

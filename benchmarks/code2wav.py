@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.asr import recognise, recogniser, word_error_rate
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from helpers.causal_waves import shrunk
 from helpers.speech import rows_of
@@ -79,7 +79,7 @@ class ProfileFigures:
     errors: float | None = None
 
 
-async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
+async def make_sounds(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
     """Make the sound of items that come one by one, each when all work on the earlier ones is done."""
     prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
     rate_hz = model.info.produces[0].rate_hz
@@ -123,12 +123,12 @@ async def lines(
 ) -> tuple[list[ProfileFigures], Mapping[str, list[Sounded]]]:
     """Measure each profile beside `offline`, in rounds in turn; returns figures and sounds. seconds_of_item: length of an item."""
     made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
-    await sounded(model, WaveRequest(0), speeches[0])
+    await make_sounds(model, WaveRequest(0), speeches[0])
     costs: dict[str, list[float]] = {profile: [] for profile in Profile}
     firsts: dict[str, list[float]] = {profile: [] for profile in Profile}
     for turn in range(ROUNDS):
         for profile in Profile:
-            each = [await sounded(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
+            each = [await make_sounds(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
             costs[profile].append(sum(one.cost_s for one in each))
             firsts[profile].append(median([one.first_s for one in each]))
             made[profile] = each if turn == 0 else made[profile]
@@ -226,7 +226,7 @@ def cpu_s(call: Callable[[], None]) -> float:
 async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], items: Array) -> float:
     """Seconds to make the sound of these items for all requests at once."""
     begun = time.perf_counter()
-    await asyncio.gather(*(sounded(model, request, items) for request in requests))
+    await asyncio.gather(*(make_sounds(model, request, items) for request in requests))
     return time.perf_counter() - begun
 
 
@@ -239,7 +239,7 @@ async def default_voice(report: Report) -> list[ProfileFigures]:
     listener = await asyncio.to_thread(recogniser)
     judged = []
     for line in found:
-        pairs = [(text, heard(listener, one.samples, 24000)) for text, one in zip(TEXTS, made[line.profile], strict=True)]
+        pairs = [(text, recognise(listener, one.samples, 24000)) for text, one in zip(TEXTS, made[line.profile], strict=True)]
         judged.append(replace(line, errors=word_error_rate(pairs)))
         report.add(Figure(f"default_word_error_rate_{line.profile}", judged[-1].errors or 0.0, "", "<= 0.04", f"{len(TEXTS)} texts"))
         report.add(Figure(f"default_spectral_distance_{line.profile}", line.distance, "dB", "", "from the whole"))

@@ -20,7 +20,7 @@ from benchmarks import films
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
 from benchmarks.sounds import first_sound
-from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, looked_at, most_apart
+from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, most_apart, watch_calls
 from omnistage.models.diffusers.painter import BatchRow
 from omnistage.models.diffusers.pictures import Pictures
 from omnistage.models.diffusers.plan import DrawingPlan
@@ -167,7 +167,7 @@ async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[
 
     async def drawn(engine: bool, request: DrawRequest) -> None:
         plan = await studio.model.prepare(request)
-        with looked_at(studio.painter, "velocities", clock) as calls:
+        with watch_calls(studio.painter, "velocities", clock) as calls:
             if engine:
                 await studio.watched(request)
             else:
@@ -211,7 +211,7 @@ async def prompt_cache(report: Report, folder: Path) -> None:
         await studio.watched(studio.editing(0, SIDES[0]))
         for turn in range(1, 1 + ROUNDS):
             request, bytes_before = studio.editing(turn, SIDES[0]), studio.painter._texts.bytes + studio.painter._pictures.bytes
-            with looked_at(studio.painter, "encode") as encoded:
+            with watch_calls(studio.painter, "encode") as encoded:
                 first = await studio.watched(request)
                 kept.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)
                 await studio.watched(request)
@@ -237,7 +237,7 @@ async def families(report: Report, folder: Path) -> None:
         await studio.watched(replace(next(fresh), steps=2))  # Only to warm up.
         alone, step, many = list[float](), list[float](), list[float]()
         for _ in range(ROUNDS):
-            with looked_at(studio.painter, "velocities") as calls:
+            with watch_calls(studio.painter, "velocities") as calls:
                 alone.append((await studio.watched(next(fresh))).taken_s)
             step.append(median(calls.between_s))
             seen = await studio.together(list(islice(fresh, AT_ONCE)))

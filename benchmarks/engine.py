@@ -113,7 +113,7 @@ def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
     runs = []
     for _ in range(rows):
         asked = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
-        sequence = by_hand.begun(engine, asked, PROMPT + len(asked.history))
+        sequence = by_hand.begin(engine, asked, PROMPT + len(asked.history))
         sequence.computed = sequence.known - 1
         runs.append(Run(sequence, sequence.computed, 1))
     return runs
@@ -195,7 +195,7 @@ async def short_after_long(engine: Engine, report: Report) -> None:
     report.add(Figure("short_behind_long", median(ratios), "x", "<= 3", note))
 
 
-async def resumed(engine: Engine, report: Report) -> None:
+async def measure_resumed(engine: Engine, report: Report) -> None:
     """Measure the first new token after a long history, over that after a prompt of that length."""
     ratios = []
     for _ in range(ROUNDS):
@@ -242,7 +242,7 @@ def new_engine(decoder: PackedDecoder) -> Engine:
     return Engine(decoder, TokenHead(decoder.logits), pages=KV_BYTES // page_bytes(decoder.spec), limits=limits, kept_pages=0)
 
 
-async def served(decoder: PackedDecoder, report: Report) -> None:
+async def measure_served(decoder: PackedDecoder, report: Report) -> None:
     """Measure the parts that need the engine's own thread."""
     engine = new_engine(decoder)
     await tokens_per_s(engine, 2)
@@ -250,7 +250,7 @@ async def served(decoder: PackedDecoder, report: Report) -> None:
         "throughput": throughput,
         "bystander": bystander,
         "behind a long prompt": short_after_long,
-        "resume": resumed,
+        "resume": measure_resumed,
         "beside giants": beside_giants,
     }.items():
         with report.part(name):
@@ -268,7 +268,7 @@ def measure(report: Report) -> None:
         steps(decoder, [weight.to(decoder.spec.dtype) for weight in weights if weight.numel() % 2 == 0], report)
     with report.part("sampling"):
         drawing(decoder, report)
-    asyncio.run(served(decoder, report))
+    asyncio.run(measure_served(decoder, report))
 
 
 if __name__ == "__main__":

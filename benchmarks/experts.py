@@ -38,7 +38,7 @@ CONFIG = DecoderConfig(
 
 
 @cache
-def drawn(rows: int, columns: int) -> torch.Tensor:
+def draw_weight(rows: int, columns: int) -> torch.Tensor:
     values: torch.Tensor = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns)) * columns**-0.5
     return values
 
@@ -61,7 +61,7 @@ def weight(name: str) -> torch.Tensor | None:
         "down_proj": (hidden, size),
     }
     *_, owner, kind = name.split(".")
-    return drawn(*shapes[owner]) if owner in shapes and kind == "weight" else None
+    return draw_weight(*shapes[owner]) if owner in shapes and kind == "weight" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Camera:
         return count // (prepared.height * prepared.width)
 
 
-def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int = STEPS) -> DrawRequest:
+def film_request(seed: int, side: int, frames: int, *, guided: bool = False, steps: int = STEPS) -> DrawRequest:
     """The request for a film; every seed is another client with another prompt."""
     return DrawRequest(
         seed=seed,
@@ -112,7 +112,7 @@ def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int
     )
 
 
-def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
+def call_pipeline(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
     """Make a film with the pipeline of Diffusers; returns CPU seconds and frames."""
     begun = time.process_time()
     frames = pipe(
@@ -138,13 +138,13 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
     make_tiny("wan2.2-t2v", made, CheckpointOrder(size="small"))
     camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
     pipe.set_progress_bar_config(disable=True)
-    step_s = called(pipe, asked(0, side, DRAWN_FRAMES))[0] / STEPS
-    await camera.film(asked(0, side, DRAWN_FRAMES, guided=True))
+    step_s = call_pipeline(pipe, film_request(0, side, DRAWN_FRAMES))[0] / STEPS
+    await camera.film(film_request(0, side, DRAWN_FRAMES, guided=True))
     for turn in range(1, 1 + ROUNDS):
-        requests = [asked(100 * turn + n, side, DRAWN_FRAMES, guided=n % 2 == 1) for n in range(REQUESTS)]
-        theirs = [called(pipe, request) for request in requests] if turn % 2 else []
+        requests = [film_request(100 * turn + n, side, DRAWN_FRAMES, guided=n % 2 == 1) for n in range(REQUESTS)]
+        theirs = [call_pipeline(pipe, request) for request in requests] if turn % 2 else []
         ours = await asyncio.gather(*(camera.film(request, n * step_s) for n, request in enumerate(requests)))
-        theirs = theirs or [called(pipe, request) for request in requests]
+        theirs = theirs or [call_pipeline(pipe, request) for request in requests]
         off = max(int(np.abs(seen.frames.astype(int) - frames).max()) for seen, (_, frames) in zip(ours, theirs, strict=True))
         if off > SAME:
             raise AssertionError(f"ours and the pipeline's films are {off} of 255 apart")
@@ -173,8 +173,8 @@ async def first_frame(report: Report, folder: Path) -> None:
     """Measure the time to the first decoded frame, and to the first fragment of video at a client."""
     made = published_decoder(folder)
     camera = Camera(made, SIDE)
-    await camera.film(asked(0, SIDE, 5, steps=1))
-    seen = await camera.film(asked(1, SIDE, FRAMES, steps=1))
+    await camera.film(film_request(0, SIDE, 5, steps=1))
+    seen = await camera.film(film_request(1, SIDE, FRAMES, steps=1))
     await camera.model.close()
     ratio = (seen.first_s - seen.drawn_s) / (seen.done_s - seen.drawn_s)
     how = f"{FRAMES} frames of {SIDE} px by a VAE of the published width, over the time to the last one"
@@ -210,7 +210,7 @@ async def memory(report: Report, folder: Path) -> None:
     made = published_decoder(folder)
     short, long = (1 + 4 * round(seconds * RATE_HZ / 4) for seconds in (SHORT_S, LONG_S))
     peaks = {
-        (streamed, frames): _measured(made, frames, streamed)
+        (streamed, frames): _measure_peak(made, frames, streamed)
         for streamed, frames in ((True, short), (True, long), (True, FRAMES), (False, FRAMES))
     }
     mib = {key: peak / (1 << 20) for key, peak in peaks.items()}
@@ -222,7 +222,7 @@ async def memory(report: Report, folder: Path) -> None:
     )
 
 
-def _measured(made: Path, frames: int, streamed: bool) -> int:
+def _measure_peak(made: Path, frames: int, streamed: bool) -> int:
     """Run `peak_of` in a process of its own, so that no measurement finds memory of another one. There freed memory goes back to the system
     at once: else the figure would show how the C library keeps memory."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
@@ -234,14 +234,14 @@ def peak_of(made: Path, frames: int, streamed: bool) -> int:
     """Bytes that a film needs above the loaded model: ours, without keeping frames, if `streamed`, else the pipeline's. A short film before
     it brings the weights into memory."""
     torch.set_num_threads(1)
-    request = asked(1, SIDE, frames, steps=1)
+    request = film_request(1, SIDE, frames, steps=1)
     if streamed:
         return asyncio.run(_peak_streamed(made, request))
     pipe = load_pipeline(made, torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    called(pipe, replace(request, frames=5))
+    call_pipeline(pipe, replace(request, frames=5))
     peak = Peak(os.getpid())
-    _, made_frames = called(pipe, request)
+    _, made_frames = call_pipeline(pipe, request)
     assert len(made_frames) == frames
     return peak.growth
 

@@ -63,7 +63,7 @@ SIZE = TalkerSize(
 """The published sizes with fewer layers, each of which costs the same."""
 
 
-def written(folder: Path) -> Path:
+def write_talker(folder: Path) -> Path:
     """Write a checkpoint that has only the Talker, with random weights; returns its folder."""
     config = tiny.config(SIZE, ROW_SIZE, 24, {})
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -123,7 +123,7 @@ class SpeakerFrames:
         places = np.broadcast_to(np.arange(CONVERSATION), (3, CONVERSATION))
         prompt = Prompt(items, (Given(0, rows[:-1]),), places)
         request = SequenceRequest(prompt, seed, 3 * PAGE_ROWS, SPOKEN, banned=self._config.silent, appended=True)
-        sequence = by_hand.begun(self._engine, request, CONVERSATION + 3 * PAGE_ROWS)
+        sequence = by_hand.begin(self._engine, request, CONVERSATION + 3 * PAGE_ROWS)
         sequence.append(rows[-1:], end=True)
         for at in range(0, CONVERSATION, PAGE_ROWS):
             by_hand.run(self._engine, [Run(sequence, at, PAGE_ROWS)])
@@ -187,7 +187,7 @@ def main() -> int:
     report = Report("frame")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        written(Path(folder))
+        write_talker(Path(folder))
         for dtype in (torch.float32, *([torch.bfloat16] if multiplies_bfloat16() else [])):
             with report.part(str(dtype)):
                 frames(report, Path(folder), dtype)

@@ -13,7 +13,7 @@ import diffusers
 import torch
 
 from benchmarks.figures import Figure, Report, median
-from benchmarks.studio import Studio, looked_at
+from benchmarks.studio import Studio, watch_calls
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.interface import DrawRequest
 from omnistage.models.tiny.diffusers.sizes import HIDDEN
@@ -70,7 +70,7 @@ class Easel:
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
         """Seconds of a step of the engine while it draws `count` pictures together."""
-        with looked_at(self.studio.painter, "velocities", time.perf_counter) as calls:
+        with watch_calls(self.studio.painter, "velocities", time.perf_counter) as calls:
             await self.studio.together([self.request(seed + n, side) for n in range(count)])
         return median(calls.between_s)
 

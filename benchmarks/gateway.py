@@ -144,7 +144,7 @@ async def gateway(router: str) -> AsyncIterator[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def served(layout: Layout) -> AsyncIterator[tuple[Stack, str, int]]:
+async def serve(layout: Layout) -> AsyncIterator[tuple[Stack, str, int]]:
     """Start a stack with a gateway; yields the stack, and the gateway's address and process id."""
     stack = Stack(layout)
     await stack.start()
@@ -156,7 +156,7 @@ async def served(layout: Layout) -> AsyncIterator[tuple[Stack, str, int]]:
 
 
 async def _default_model(report: Report) -> None:
-    async with served(layout_of(Choice(["smol"]))) as (stack, address, pid):
+    async with serve(layout_of(Choice(["smol"]))) as (stack, address, pid):
         with report.part("processor time of sound"):
             await _sound_cpu(report, stack, address, pid)
         with report.part("idle"):
@@ -166,18 +166,18 @@ async def _default_model(report: Report) -> None:
 async def _toy(report: Report) -> None:
     """Measure with toys: first text, first sound, many streams, and the page."""
     options = {"interval_s": STREAM_INTERVAL_S, "length": STREAM_TOKENS, "max_chunk": 1}
-    async with served(_toys({})) as (stack, address, _), AsyncOmni(address=stack.address, max_retries=0) as omni:
+    async with serve(_toys({})) as (stack, address, _), AsyncOmni(address=stack.address, max_retries=0) as omni:
         http = await Http.to(address)
         with report.part("first text"):
             await _first(report, omni, http, "ttft", outputs=["text"])
         with report.part("first sound"):
             await _first(report, omni, http, "ttfa")
         await http.close()
-    async with served(_toys(options)) as (stack, address, pid):
+    async with serve(_toys(options)) as (stack, address, pid):
         with report.part("many streams"):
             await _many(report, stack, address, pid)
     options_of_page = {"interval_s": 0.1, "max_chunk": 1, "samples_per_frame": 4_800, "prebuffer_s": PREBUFFER_S}
-    async with served(_toys(options_of_page)) as (_, address, _):
+    async with serve(_toys(options_of_page)) as (_, address, _):
         with report.part("page"):
             await _page(report, address)
 

@@ -52,7 +52,7 @@ async def _loss(house: Fleet, stub: Stub, request: Request, kind: str, tokens: i
 async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, undisturbed: Hearing) -> float:
     """Try `_loss` once. Raises NothingLost if the answer was over before the kill."""
     try:
-        hearing, at = await _disturbed(house, stub, request, kind, tokens)
+        hearing, at = await _ask_disturbed(house, stub, request, kind, tokens)
     finally:
         await restore(house, stub)
         await nothing_left(house)
@@ -63,7 +63,7 @@ async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: in
     return resumed_at - at
 
 
-async def _disturbed(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int) -> tuple[Hearing, float]:
+async def _ask_disturbed(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int) -> tuple[Hearing, float]:
     """The answer, and the moment at which its stage was killed, of time.monotonic(). Raises NothingLost."""
     hearing = Hearing()
     striking: asyncio.Task[tuple[float, float]] | None = None

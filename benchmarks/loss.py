@@ -161,7 +161,7 @@ async def lose(
     resumed_at, chunk = hearing.resumed(case.kind)
     undisturbed_s = undisturbed.arrival(chunk.port, item=chunk.first) - undisturbed.events[0][0]
     delay_s = resumed_at - hearing.events[0][0] - undisturbed_s
-    noticed_s, reopened_s = _logged(fleet, fleet.address(victim), time.time() - (time.monotonic() - at))
+    noticed_s, reopened_s = _logged_s(fleet, fleet.address(victim), time.time() - (time.monotonic() - at))
     loss = MeasuredLoss(
         case,
         victim,
@@ -203,7 +203,7 @@ async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[flo
         writer.close()
 
 
-def _logged(fleet: Fleet, address: str, since: float) -> tuple[float, float]:
+def _logged_s(fleet: Fleet, address: str, since: float) -> tuple[float, float]:
     """Seconds from `since`, in time.time(), to the first notice of the loss and to the first replacement. Raises NothingLost."""
     lost = min((at for at, entry in _entries(fleet, "link.lost") if at >= since and entry["address"] == address), default=math.nan)
     replaced = min((at for at, entry in _entries(fleet, "link.replaced") if at >= since and entry["lost"] == address), default=math.nan)

@@ -126,7 +126,7 @@ async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any
     report.add(Figure(family.figure, median(ratios), "x", family.goal, note))
 
 
-async def ragged(model: MediaThinker, reference: Any, report: Report) -> None:
+async def measure_ragged(model: MediaThinker, reference: Any, report: Report) -> None:
     """Measure requests of unequal lengths at once, over Transformers in padded batches."""
     ratios, source = [], random.Random(1)
     for _ in range(ROUNDS - 1):
@@ -222,7 +222,7 @@ async def _qwen2_5(report: Report) -> None:
         with report.part("omni: throughput"):
             await throughput(QWEN2_5, model, reference, report)
         with report.part("omni: ragged"):
-            await ragged(model, reference, report)
+            await measure_ragged(model, reference, report)
         with report.part("omni: prefixes"):
             await prefixes(model, report)
         with report.part("omni: pictures"):

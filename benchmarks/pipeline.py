@@ -83,7 +83,7 @@ def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.Generat
     )
 
 
-async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> SpeechTimes:
+async def measure_answer(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> SpeechTimes:
     """Ask and measure the answer. asked: the question, by default one in text."""
     request, heard = question(chain, seed, asked or conversation(seed)), SpeechTimes()
     async for event in stub.Generate(request, timeout=600):
@@ -133,7 +133,7 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
     """Measure the chain beside Transformers: one by one, at once, and with questions in sound."""
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
-        await answered(stub, chain, 0)
+        await measure_answer(stub, chain, 0)
         mine, others = await in_turns(stub, chain, sequential, heard=False)
         together_s, together = await at_once(stub, chain)
         theirs = median(others)
@@ -161,14 +161,14 @@ async def in_turns(
     for seed in range(1, 1 + ROUNDS):
         asked = conversation(seed, heard=heard)
         others.append(await sequential.answer_s(seed, asked))
-        mine.append(await answered(stub, chain, seed, asked))
+        mine.append(await measure_answer(stub, chain, seed, asked))
     return mine, others
 
 
 async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
     """Ask for AT_ONCE answers at once; returns the seconds for all of them, and the times of each."""
     begun = time.perf_counter()
-    together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
+    together = await asyncio.gather(*(measure_answer(stub, chain, 100 + n) for n in range(AT_ONCE)))
     return time.perf_counter() - begun, together
 
 
@@ -195,7 +195,7 @@ async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Repo
     async with omni_stub(running.address("router")) as stub:
         for seed in range(200, 200 + 2 * ROUNDS):
             paths.append(await path.seconds(seed))
-            ratios.append((await answered(stub, chain, seed)).first_s / paths[-1])
+            ratios.append((await measure_answer(stub, chain, seed)).first_s / paths[-1])
     await path.close()
     note = f"the first sound through the router, over {median(paths) * 1000:.0f} ms of calls; small; median of {len(ratios)}"
     report.add(chain.figure("ttfa_over_critical_path", median(ratios), "x", "<= 1.25", note))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.asr import recognise, recogniser, word_error_rate
 from benchmarks.figures import Figure, Report
 from benchmarks.prompts import SPOKEN
 from omnistage.cli.pipelines import Choice, layout_of
@@ -22,6 +22,8 @@ async def measure(report: Report) -> None:
     finally:
         await stack.stop()
     model = await asyncio.to_thread(recogniser)
-    pairs = [(answer.text, heard(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None]
+    pairs = [
+        (answer.text, recognise(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None
+    ]
     seconds = sum(answer.timing.audio_s for answer in answers)
     report.add(Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound"))

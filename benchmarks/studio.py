@@ -68,7 +68,7 @@ class Calls:
 
 
 @contextmanager
-def looked_at(owner: object, method: str, clock: Clock = time.process_time) -> Iterator[Calls]:
+def watch_calls(owner: object, method: str, clock: Clock = time.process_time) -> Iterator[Calls]:
     """Note when each call of a method of `owner` begins and ends, while the context is open."""
     calls, real = Calls(), getattr(owner, method)
 

@@ -68,7 +68,7 @@ def question(seed: int, frames: int, characters: int = 80) -> omni_pb2.GenerateR
     return omni_pb2.GenerateRequest(seed=seed, thinker=thinker_params(seed, characters), talker=talker_params(frames))
 
 
-async def timed(call: Callable[[], Awaitable[object]]) -> float:
+async def time_call(call: Callable[[], Awaitable[object]]) -> float:
     started = time.perf_counter()
     await call()
     return time.perf_counter() - started
@@ -115,14 +115,14 @@ async def overlap(running: Fleet, report: Report) -> None:
     async with StageAlone(running) as alone, omni_stub(running.address("router")) as stub:
         rows = await alone.think(0)
         await alone.speak(rows, 0, TOKENS)
-        text_s, speech_s = await timed(lambda: alone.think(1)), await timed(lambda: alone.speak(rows, 1, TOKENS))
+        text_s, speech_s = await time_call(lambda: alone.think(1)), await time_call(lambda: alone.speak(rows, 1, TOKENS))
         frames = round(TOKENS * text_s / speech_s)
         ratios, texts, speeches, slowdowns = [], [], [], []
         for n in range(2, 2 + ROUNDS):
-            text_s = await timed(lambda n=n: alone.think(n))  # type: ignore[misc]
-            speech_s = await timed(lambda n=n: alone.speak(rows, n, frames))  # type: ignore[misc]
-            chain_s = await timed(lambda n=n: whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
-            both_s = await timed(lambda n=n: asyncio.gather(alone.think(n + 100), alone.speak(rows, n, frames)))  # type: ignore[misc]
+            text_s = await time_call(lambda n=n: alone.think(n))  # type: ignore[misc]
+            speech_s = await time_call(lambda n=n: alone.speak(rows, n, frames))  # type: ignore[misc]
+            chain_s = await time_call(lambda n=n: whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
+            both_s = await time_call(lambda n=n: asyncio.gather(alone.think(n + 100), alone.speak(rows, n, frames)))  # type: ignore[misc]
             ratios.append(chain_s / (text_s + speech_s))
             slowdowns.append(both_s / max(text_s, speech_s))
             texts.append(text_s)
@@ -202,7 +202,7 @@ def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torc
 def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> list[float]:
     """Seconds to read a prompt, then the seconds of each of `steps` steps after it. given: the vectors of the prompt's rows, [rows, width],
     the last of which serves for the row of each step too."""
-    sequence = by_hand.begun(engine, request, len(request.prompt) + steps)
+    sequence = by_hand.begin(engine, request, len(request.prompt) + steps)
     if given is not None:
         sequence.give(Given(0, given))
         sequence.append(given[-1:], end=True)
@@ -215,7 +215,7 @@ def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.T
         sequence.items.append((7,) * engine.spec.codebooks)
         by_hand.run(engine, [Run(sequence, len(request.prompt) + step, 1)])
         clock.append(time.perf_counter())
-    by_hand.ended(engine, sequence)
+    by_hand.end(engine, sequence)
     return [after - before for before, after in pairwise(clock)]
 
 

@@ -72,13 +72,13 @@ def _asks(report: Report) -> None:
         with tempfile.TemporaryDirectory() as folder:
             drawn = _median_of(("draw", "a red circle on a blue background", "--out", str(Path(folder, "drawn.png"))), address)
         report.add(Figure("draw_beside", drawn, "s", note="omnistage draw, a running stack found: its whole time"))
-        first, second = median(firsts), _found(address)
+        first, second = median(firsts), _question_s(address)
         report.add(
             Figure("first_ask", first, "s", note=f"omnistage ask --text-only with a stack of its own, median of {ASKS}"),
             Figure("second_ask", second, "s", note="the same, a running stack found"),
             Figure("second_ask_over_first", second / first, "ratio", "<= 0.15"),
         )
-        first, second = median(first_tokens), _found(address, *ONE_TOKEN)
+        first, second = median(first_tokens), _question_s(address, *ONE_TOKEN)
         report.add(
             Figure("first_token", first, "s", note="the same two with --max-tokens 1: without the time that the model writes"),
             Figure("second_token", second, "s"),
@@ -116,7 +116,7 @@ def _wait_ready(address: str) -> None:
             time.sleep(LOOK_S)
 
 
-def _found(address: str, *words: str) -> float:
+def _question_s(address: str, *words: str) -> float:
     """The median seconds of a question to a running stack. words: further options."""
     return _median_of((*QUESTION, *words), address)
 

@@ -20,7 +20,7 @@ def questions() -> Iterator[str]:
                 yield line
 
 
-def answered(omni: Omni, conversation: list[Mapping[str, str]]) -> str:
+def show_answer(omni: Omni, conversation: list[Mapping[str, str]]) -> str:
     """Its text, when all of it was shown and heard."""
     loudspeaker = find_loudspeaker()
     player = Player(loudspeaker) if loudspeaker else None
@@ -49,7 +49,7 @@ def main() -> None:
         for question in questions():
             turn = {"role": "user", "content": question}
             try:
-                answer = answered(omni, [*conversation, turn])
+                answer = show_answer(omni, [*conversation, turn])
             except OverloadedError as error:
                 print(f"busy; ask again in {error.retry_delay_s} s")
                 continue

@@ -189,7 +189,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.languages) - set(LANGUAGES)):
         parser.error(f"no example in {', '.join(unknown)}; there are {', '.join(LANGUAGES)}")
-    commands, failed = _built([LANGUAGES[name] for name in options.languages])
+    commands, failed = _build([LANGUAGES[name] for name in options.languages])
     if commands:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -214,7 +214,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _built(languages: Sequence[Language]) -> tuple[dict[str, list[str]], list[str]]:
+def _build(languages: Sequence[Language]) -> tuple[dict[str, list[str]], list[str]]:
     """Install and build what these languages need. Returns the commands of the built examples, by language, and the names of the languages
     that failed."""
     commands, failed = {}, []

@@ -117,9 +117,9 @@ def test_every_entry_names_what_is_there() -> None:
         for kind, entry in family.models.items():
             assert callable(registry._loader(name, kind))
             if entry.options:
-                assert callable(cast(type[OptionsReader], registry._named(entry.options)).from_settings)
+                assert callable(cast(type[OptionsReader], registry._import_name(entry.options)).from_settings)
         if family.default:
-            assert callable(registry._named(family.default))
+            assert callable(registry._import_name(family.default))
 
 
 @pytest.mark.parametrize("kind", ["talker", "code2wav"])

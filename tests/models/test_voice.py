@@ -13,7 +13,7 @@ import pytest
 import torch
 from hibari import dsp
 
-from benchmarks.asr import heard, meant, recogniser, word_error_rate, words
+from benchmarks.asr import meant, recognise, recogniser, word_error_rate, words
 from helpers import lengths
 from helpers.speech import spoken
 from omnistage.models.common.checkpoint import read_config
@@ -113,7 +113,7 @@ async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2
     for sentence in SENTENCES:
         samples = await spoken(talker, code2wav, sentence)
         assert len(samples) % SAMPLES_PER_ROW == 0
-        pairs.append((sentence, heard(model, samples, waveform.SAMPLE_RATE_HZ)))
+        pairs.append((sentence, recognise(model, samples, waveform.SAMPLE_RATE_HZ)))
     rate = word_error_rate(pairs)
     assert rate <= 0.05, pairs
 
@@ -128,7 +128,7 @@ async def test_written_forms_are_heard_as_their_words(talker: SmolTalker, code2w
     forms = [(written, said) for written, said in FORMS if reader.read_aloud(written).text.lower() == said]
     for written, said in random.Random(seed).sample(forms, rounds):
         samples = [await spoken(talker, code2wav, f"They wrote {one.rstrip('.')} again.") for one in (said, written)]
-        ears = [heard(model, one, waveform.SAMPLE_RATE_HZ) for one in samples]
+        ears = [recognise(model, one, waveform.SAMPLE_RATE_HZ) for one in samples]
         pairs.append((ears[0], ears[1]))
     pairs.sort(key=lambda pair: word_error_rate([pair]))
     assert word_error_rate(pairs[: -(rounds // 4)]) <= 0.125, pairs

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import daemon as daemons
 from helpers import images
 from helpers.daemon import Daemon, compose_program
@@ -197,7 +197,7 @@ def test_a_question_through_the_published_port_is_answered_in_words_that_can_be_
     answer = stack.ask({**QUESTION, "save": str(tmp_path / "samples.npy")})
     assert len(answer["text"].split()) > 5 and answer["loudness"] > 0.01
     samples = np.load(tmp_path / "samples.npy")
-    assert word_error_rate([(answer["text"], heard(recogniser(), samples, answer["sample_rate_hz"]))]) <= 0.1
+    assert word_error_rate([(answer["text"], recognise(recogniser(), samples, answer["sample_rate_hz"]))]) <= 0.1
     assert same(stack.ask(QUESTION), answer)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import lengths, servers
 from helpers.disturbed import report_of
 from helpers.servers import all_free
@@ -96,7 +96,7 @@ async def test_the_words_in_the_sound_are_the_words_on_the_screen(address: str, 
 async def check_heard(answer: Answer) -> None:
     model = await asyncio.to_thread(recogniser)
     assert answer.audio is not None
-    pair = answer.text, heard(model, answer.audio.samples, answer.audio.sample_rate)
+    pair = answer.text, recognise(model, answer.audio.samples, answer.audio.sample_rate)
     assert word_error_rate([pair]) <= 0.1, pair
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers.lengths import LONG
 from helpers.wheels import environment
 from omnistage.models.smol.store import model_directory
@@ -85,7 +85,7 @@ def test_it_answers_in_words_that_are_heard(installed: Installed) -> None:
     done = installed.run(*ask)
     assert done.returncode == 0, done.stderr
     samples, rate_hz = soundfile.read(installed.folder / ask[-1], dtype="float32")
-    assert word_error_rate([(done.stdout, heard(recogniser(), samples, rate_hz))]) < 0.3
+    assert word_error_rate([(done.stdout, recognise(recogniser(), samples, rate_hz))]) < 0.3
 
 
 def test_it_draws(installed: Installed) -> None:

@@ -45,12 +45,12 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
     y, x = np.mgrid[:SIDE, :SIDE]
     far = np.stack([np.hypot(x - thing.centre[0], y - thing.centre[1]) for thing in scene.things])
     owner = far.argmin(0)
-    found = [_looked_at(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
+    found = [_judge_thing(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
     place, colour, kind, size = (list(each) for each in zip(*found, strict=True))
     return RightParts(names[background] == scene.background, place, colour, kind, size)
 
 
-def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
+def _judge_thing(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
     """Whether place, colour, kind and size of one thing are right in the picture; all False if too few pixels show it. shape: [SIDE, SIDE],
     the pixels that are not background and are nearer to this thing than to another. nearest: [SIDE, SIDE], for each pixel the index in
     `names` of the nearest colour."""

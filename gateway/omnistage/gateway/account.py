@@ -130,12 +130,12 @@ class HttpAccount:
             finish_reason=done and done.finish_reason,
             tokens=self._tokens,
             prompt_tokens=done and done.usage.prompt_tokens,
-            ttft_s=_rounded(self._ttft_s),
-            ttfa_s=_rounded(self._ttfa_s),
-            audio_s=_rounded(self._audio_s),
+            ttft_s=_round_s(self._ttft_s),
+            ttfa_s=_round_s(self._ttfa_s),
+            audio_s=_round_s(self._audio_s),
             pictures=self._pictures,
             failovers=self._failovers,
-            total_s=_rounded(total_s),
+            total_s=_round_s(total_s),
         )
 
     @property
@@ -143,5 +143,5 @@ class HttpAccount:
         return time.perf_counter() - self._begun
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_s(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)

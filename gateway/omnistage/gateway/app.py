@@ -34,49 +34,51 @@ def new_app(door: Door) -> ASGIApp:
     for endpoints in (chat, responses, speech, drawn_sound, pictures, films, listing, state, page):
         app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(ApiError, _failed)
-    app.add_exception_handler(OmniError, _failed)
-    app.add_exception_handler(Exception, _broken)
+    app.add_exception_handler(HTTPException, _answer_invalid)
+    app.add_exception_handler(ApiError, _answer_failure)
+    app.add_exception_handler(OmniError, _answer_failure)
+    app.add_exception_handler(Exception, _answer_bug)
     document(app)
     return HttpGuard(app, door)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answered(request, of_validation(error))
+    return _answer_error(request, of_validation(error))
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _answer_failure(request: Request, error: Exception) -> Response:
     if isinstance(error, OmniError):
-        return _answered(request, of_omni(error))
+        return _answer_error(request, of_omni(error))
     assert isinstance(error, ApiError)
-    return _answered(request, error)
+    return _answer_error(request, error)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an error that nobody foresaw. Starlette raises the error again, for the guard."""
     if isinstance(error, ClientDisconnect | BrokenOff):  # The client has left or is cut off: nobody reads an answer.
         return Response(status_code=499)
-    return _answered(request, BUG)
+    return _answer_error(request, BUG)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_invalid(request: Request, error: Exception) -> Response:
     """Answer requests that FastAPI itself refuses."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
-        return _answered(request, ApiError(404, f"{later} is not offered yet", code="not_offered"))
+        return _answer_error(request, ApiError(404, f"{later} is not offered yet", code="not_offered"))
     if error.status_code == 404:
-        return _answered(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
+        return _answer_error(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
     if error.status_code == 405:
         headers = dict(error.headers or {})
-        return _answered(request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers))
-    return _answered(request, ApiError(error.status_code, str(error.detail), code="invalid_body"))
+        return _answer_error(
+            request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers)
+        )
+    return _answer_error(request, ApiError(error.status_code, str(error.detail), code="invalid_body"))
 
 
-def _answered(request: Request, error: ApiError) -> Response:
+def _answer_error(request: Request, error: ApiError) -> Response:
     """Note the error in the account, and return its response."""
     account: HttpAccount = request.state.account
     account.failed(error)

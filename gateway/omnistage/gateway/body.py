@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, from_json
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway.failure import invalid, unsupported
+from omnistage.gateway.failure import invalid, unsupported_error
 
 MAX_MESSAGES = 1024
 
@@ -65,7 +65,7 @@ def top_p_of(given: float | None) -> float | None:
     return None if given is None else max(given, LEAST_TOP_P)
 
 
-def _named(given: object) -> object:
+def _voice_name(given: object) -> object:
     """The name of a voice, which may be given as an object with its id."""
     return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
 
@@ -83,7 +83,7 @@ def value_of_json(given: object) -> object:
         raise PydanticCustomError("json", "give it as JSON") from None
 
 
-Voice = Annotated[str, BeforeValidator(_named, json_schema_input_type=str | dict[str, str])]
+Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED), AfterValidator(seed_of)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
 Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
@@ -133,4 +133,4 @@ def refuse(asked: Body, *names: str) -> None:
     """Raises ApiError if one of these fields has a value: each would change the answer."""
     for name in names:
         if getattr(asked, name) not in (None, [], {}, False):
-            raise unsupported(name, "nothing here does that yet; leave it out")
+            raise unsupported_error(name, "nothing here does that yet; leave it out")

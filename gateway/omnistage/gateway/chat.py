@@ -42,7 +42,7 @@ def routes(door: Door) -> APIRouter:
         fields = names_of(asked)
         with in_words_of(fields):
             pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
-            answers = await unless_gone(request, _asked(door, visitor, asked, pipeline, transcripts))
+            answers = await unless_gone(request, _ask_all(door, visitor, asked, pipeline, transcripts))
             frame = _frame(visitor, asked, pipeline)
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
@@ -52,7 +52,7 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _asked(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
+async def _ask_all(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
     """The events of each answer to a request; the router is asked when the first of them is read."""
     fetch = door.fetcher.of(visitor.account)
     turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
@@ -76,7 +76,7 @@ async def _completion(
     """The whole completion, as one object. answers: the events of each answer. frame: see `_frame`."""
     encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
-    done = await collect_all([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
+    done = await collect_all([_note_text(events, noted) for events, noted in zip(answers, deltas, strict=True)])
     choices = []
     for number, answer in enumerate(done):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -95,7 +95,7 @@ async def _completion(
     return {**frame, "object": "chat.completion", "choices": choices, "usage": usage}
 
 
-async def _noted(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
+async def _note_text(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
     """Yield the same events, and append those of text to `noted`."""
     try:
         async for event in events:

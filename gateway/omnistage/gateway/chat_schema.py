@@ -15,12 +15,12 @@ MAX_TEXTS = 1024
 """Most texts that an answer can be chosen from."""
 
 
-def _listed(given: object) -> object:
+def _list_of(given: object) -> object:
     """Make a list of a single text."""
     return [given] if isinstance(given, str) else given
 
 
-Stops = Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_list_of, json_schema_input_type=str | list[str])]
 
 
 class StreamOptions(StrictBody):

@@ -81,8 +81,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         # The message and the hint may quote the request, which may hold half of a surrogate pair: JSON allows that and UTF-8 does not.
-        self.message = _quoted(message)
-        self.param = param and _quoted(param)
+        self.message = _quote(message)
+        self.param = param and _quote(param)
         self.status, self.code = status, code
         self.reason = reason or REASONS.get(status) or (code or "").upper()
         self.hint = hint
@@ -115,12 +115,12 @@ def invalid(param: str, what: str, hint: str = "") -> ApiError:
     return ApiError(400, f"{param}: {what}", param=param, code="invalid_value", hint=hint)
 
 
-def unsupported(param: str, why: str) -> ApiError:
+def unsupported_error(param: str, why: str) -> ApiError:
     """The error for a field that OpenAI's interface has and this one does not."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
-def unrecognized(param: str) -> ApiError:
+def unrecognized_error(param: str) -> ApiError:
     """The error for an unknown field, in OpenAI's words."""
     return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
 
@@ -174,7 +174,7 @@ def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
         raise of_omni(error, fields) from error
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """The beginning of a text, without characters that UTF-8 cannot hold."""
     return text[:MOST_CHARACTERS].encode(errors="replace").decode()
 
@@ -190,7 +190,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
     where = _place(first)
     param = path_of(where)
     if first["type"] == "extra_forbidden":
-        return unrecognized(param)
+        return unrecognized_error(param)
     if not where and first["type"] in ("json_invalid", "missing", "model_attributes_type", "dict_type"):
         hint = "Send JSON: Content-Type: application/json."
         return ApiError(400, "the body is no JSON object", code="invalid_json", hint=hint)

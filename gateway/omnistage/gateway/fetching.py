@@ -55,7 +55,7 @@ class Fetcher:
     async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
         """The bytes at a URL, also if it redirects to another path of the same host. mine: counts the bytes. where: the field. Raises
         ApiError."""
-        place = _parsed(url, where)
+        place = _parse_url(url, where)
         self._check(place, where)
         try:
             async with asyncio.timeout_at(mine.until()):
@@ -64,21 +64,21 @@ class Fetcher:
                     if isinstance(found, bytes):
                         return found
                     if _authority(found) != _authority(place) or found.scheme != "https":
-                        raise _refused(where, f"{place.host} sends on to another host, {found.host[:128]}: name what you mean")
+                        raise _refusal(where, f"{place.host} sends on to another host, {found.host[:128]}: name what you mean")
                     place = found
         except TimeoutError:
-            raise _refused(
+            raise _refusal(
                 where, f"{place.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise _refused(where, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
-        raise _refused(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
+            raise _refusal(where, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
+        raise _refusal(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
 
     def _check(self, place: httpx2.URL, where: str) -> None:
         """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. where: the field with the
         URL."""
         if place.scheme != "https" or place.userinfo:
-            raise _refused(where, "must be a data: URL, or one of https without a name and password")
+            raise _refusal(where, "must be a data: URL, or one of https without a name and password")
         if _authority(place) not in self._hosts:
             hint = "Send it as a data: URL. Who runs the gateway names hosts in OMNISTAGE_MEDIA_HOSTS, or with its --media-hosts."
             named = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
@@ -98,7 +98,7 @@ class Fetcher:
                 if answer.has_redirect_location:
                     return place.join(answer.headers["location"])
                 if answer.status_code != httpx2.codes.OK:
-                    raise _refused(where, f"{place.host} says {answer.status_code}")
+                    raise _refusal(where, f"{place.host} says {answer.status_code}")
                 return await _read(mine, answer, where)
             finally:
                 await answer.aclose()
@@ -121,7 +121,7 @@ class _Mine:
     def grow(self, size: int, where: str) -> None:
         """Count more bytes. Raises ApiError if they are too many."""
         if self._size + size > self._most:
-            raise _refused(where, f"with it the media of this request have more than {self._most >> 20} MiB")
+            raise _refusal(where, f"with it the media of this request have more than {self._most >> 20} MiB")
         self._take(size)
         self._size += size
 
@@ -147,7 +147,7 @@ async def _address_of(place: httpx2.URL, where: str) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(place.host, place.port or HTTPS_PORT)
     addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in found]
     if not addresses or not all(_is_public(address) for address in addresses):
-        raise _refused(where, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
+        raise _refusal(where, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
     return str(addresses[0])
 
 
@@ -164,11 +164,11 @@ def _literal(host: str) -> Address | None:
         return None
 
 
-def _parsed(url: str, where: str) -> httpx2.URL:
+def _parse_url(url: str, where: str) -> httpx2.URL:
     try:
         return httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise _refused(where, f"is no URL: {error}") from None
+        raise _refusal(where, f"is no URL: {error}") from None
 
 
 def _authority(place: httpx2.URL) -> str:
@@ -186,5 +186,5 @@ def _with_port(host: str) -> str:
     return f"[{host}]:{HTTPS_PORT}" if bare is not None and bare.version == 6 else f"{host}:{HTTPS_PORT}"
 
 
-def _refused(where: str, why: str) -> ApiError:
+def _refusal(where: str, why: str) -> ApiError:
     return ApiError(400, f"{where}: {why}", param=where, code="invalid_value", reason="BAD_REQUEST")

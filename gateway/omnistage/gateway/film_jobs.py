@@ -212,7 +212,7 @@ class Jobs:
         except (OSError, sqlite3.Error) as error:
             failure = _unwritten(job, "delete", error)
             if not job.is_over:
-                job.status, job.error, job.ended_at = "failed", _told(failure), time.time()
+                job.status, job.error, job.ended_at = "failed", _error_fields(failure), time.time()
             raise failure from None
         finally:
             self._fill()
@@ -268,9 +268,9 @@ class Jobs:
                 log.info("film.waits", job=job.id, reason=error.reason, again_s=again_s)
                 return
             failure = of_omni(error, FIELDS)
-            await self._end(job, "failed", _told(failure))
+            await self._end(job, "failed", _error_fields(failure))
         except ApiError as failure:
-            await self._end(job, "failed", _told(failure))
+            await self._end(job, "failed", _error_fields(failure))
         except (OSError, sqlite3.Error) as error:
             await self._end(job, "failed", {"code": _code_of(error), "message": f"the gateway cannot write the film: {error}"})
         except Exception:
@@ -335,7 +335,7 @@ class Jobs:
             log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
 
     async def _end(self, job: FilmJob, status: Any, error: dict[str, str] | None) -> None:
-        """Note and store the end of a job, and remove the picture that it began with. error: as `_told` gives it; None: no error."""
+        """Note and store the end of a job, and remove the picture that it began with. error: of `_error_fields`; None: no error."""
         job.status, job.error, job.ended_at = status, error, time.time()
         job.progress = 100 if status == "completed" else job.progress
         await self._put(job)
@@ -415,7 +415,7 @@ def _code_of(error: OSError | sqlite3.Error) -> str:
     return "disk_full" if is_full else "not_written"
 
 
-def _told(failure: ApiError) -> dict[str, str]:
+def _error_fields(failure: ApiError) -> dict[str, str]:
     """The fields in which a job reports a failure."""
     hint = f" {failure.hint}" if failure.hint else ""
     return {"code": failure.code or "internal", "message": f"{failure.message}.{hint}" if hint else failure.message}

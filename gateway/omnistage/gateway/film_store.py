@@ -80,7 +80,7 @@ class Store:
         self.folder = Path(self._own.name if self._own else folder)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = _held(self.folder)
+            self._held = _hold(self.folder)
             self._database = sqlite3.connect(self.folder / DATABASE, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
             self.secret = self._prepare()
             self._tidy()
@@ -162,7 +162,7 @@ class Store:
             self._own.cleanup()
 
 
-def _held(folder: Path) -> int:
+def _hold(folder: Path) -> int:
     """A descriptor that holds the folder for this process. Raises OSError if another process holds it."""
     held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -17,7 +17,7 @@ from omnistage.client.media import to_part
 from omnistage.client.options import OPTIONS
 from omnistage.gateway.answering import begin_pieces, stream_response, unless_gone
 from omnistage.gateway.door import Door, Visitor, visitor_of
-from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
+from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported_error
 from omnistage.gateway.film_growing import ask_for_film
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
 from omnistage.gateway.film_store import ENDS, FilmJob
@@ -60,7 +60,7 @@ def routes(door: Door) -> APIRouter:
     async def create(request: Request) -> dict[str, Any]:
         """Ask for a film: JSON, or a form with a picture to begin with. It is made while nobody waits."""
         asked, reference = await _read(request)
-        return await _created(door, request, asked, reference)
+        return await _create_job(door, request, asked, reference)
 
     @router.get("")
     async def videos(
@@ -76,14 +76,14 @@ def routes(door: Door) -> APIRouter:
             found.reverse()
         if after is not None:
             found = found[found.index(jobs.find(visitor.who, after)) + 1 :]
-        data = [_shown(door, job) for job in found[:limit]]
+        data = [_job_fields(door, job) for job in found[:limit]]
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
         return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
 
     @router.get("/{video_id}")
     async def video(request: Request, video_id: str) -> dict[str, Any]:
         """The state of a video."""
-        return _shown(door, jobs.find(visitor_of(request).who, video_id))
+        return _job_fields(door, jobs.find(visitor_of(request).who, video_id))
 
     @router.delete("/{video_id}")
     async def delete(request: Request, video_id: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def routes(door: Door) -> APIRouter:
     ) -> Response:
         """The file of a video, or a range of it; with `stream=true` also the growing file of one that is not whole yet."""
         if variant != "video":
-            raise unsupported("variant", "only the video itself is kept; leave it out")
+            raise unsupported_error("variant", "only the video itself is kept; leave it out")
         return await _content(door, request, jobs.find(visitor_of(request).who, video_id), stream)
 
     @router.post("/{video_id}/remix", include_in_schema=False)
@@ -124,7 +124,7 @@ async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
     return validate_body(FilmRequest, fields), picture
 
 
-async def _created(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
+async def _create_job(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
     """Make a job of the request, have it kept, and return it in OpenAI's shape. reference: the picture to begin with, as bytes or a URL.
     Raises ApiError."""
     visitor = visitor_of(request)
@@ -165,7 +165,7 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         has_picture=picture is not None,
     )
     await door.jobs.add(job, visitor.omni, picture)
-    return _shown(door, job)
+    return _job_fields(door, job)
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ def check_range(request: Request, size: int) -> None:
         raise ApiError(416, f"the file has {size} bytes, and none in {header[:64]!r}", param="Range", code="no_such_range", headers=headers)
 
 
-def _shown(door: Door, job: FilmJob) -> dict[str, Any]:
+def _job_fields(door: Door, job: FilmJob) -> dict[str, Any]:
     """The job in OpenAI's shape, with our own fields added."""
     expires_at = door.jobs.expires_at(job)
     ours = {"seed": job.options["seed"], "frames": job.frames, "bytes": job.size_bytes, "media_type": job.media_type or None}

@@ -237,7 +237,7 @@ class _Body:
             if parts > MAX_PARTS:
                 raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
             self._take(parts * PART_BYTES)
-            self.json = await _look_at(_parsed, body)
+            self.json = await _look_at(_parse_json, body)
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
@@ -275,7 +275,7 @@ def _parts(body: bytes) -> int:
     return sum(map(body.count, (b",", b":", b"[", b"{")))
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     """Parse JSON. Python's own parser is not used: it accepts much that is no JSON, such as NaN, or halves of UTF-16 pairs, which no
     text can hold. Raises ApiError."""
     try:

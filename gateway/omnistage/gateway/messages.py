@@ -8,7 +8,7 @@ from typing import Any
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_medium
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway.failure import invalid, unrecognized, unsupported
+from omnistage.gateway.failure import invalid, unrecognized_error, unsupported_error
 from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
@@ -45,7 +45,7 @@ async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch
     for turn, name in zip(turns, names, strict=True):
         content = turn["content"]
         if isinstance(content, list):
-            content = [await _fetched(part, f"{name}.content[{j}]", fetch) for j, part in enumerate(content)]
+            content = [await _fetch_part(part, f"{name}.content[{j}]", fetch) for j, part in enumerate(content)]
         fetched.append({**turn, "content": content})
     return fetched
 
@@ -62,18 +62,18 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
     unknown = next((key for key in message if key not in KEYS), None)
     if unknown is not None and unknown != "tool_call_id":
-        raise unrecognized(f"{where}.{unknown}")
+        raise unrecognized_error(f"{where}.{unknown}")
     if message.get("role") in ("tool", "function"):
-        raise unsupported(f"{where}.role", f"is {message['role']}, and nothing here calls tools yet")
+        raise unsupported_error(f"{where}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if message.get(key):
-            raise unsupported(f"{where}.{key}", "nothing here calls tools yet; leave it out")
+            raise unsupported_error(f"{where}.{key}", "nothing here calls tools yet; leave it out")
     thought = message.get("reasoning_content")
     _check_thought(thought, message.get("role"), f"{where}.reasoning_content")
     # The thoughts before an earlier answer are no part of the conversation.
     turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
     if message.get("audio"):
-        turn["content"] = message.get("content") or _said(message["audio"], f"{where}.audio", said)
+        turn["content"] = message.get("content") or _earlier_text(message["audio"], f"{where}.audio", said)
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
@@ -93,7 +93,7 @@ def _check_thought(thought: object, role: object, where: str) -> None:
         raise invalid(where, "only messages of an assistant have it; leave it out")
 
 
-def _said(audio: object, where: str, said: Said) -> str:
+def _earlier_text(audio: object, where: str, said: Said) -> str:
     """The text of an earlier answer, by the id of its sound; if the client sends the answer back whole, the text is in it."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
@@ -114,7 +114,7 @@ def _check_part(part: object, where: str) -> None:
         raise invalid(f"{where}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
 
 
-async def _fetched(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
+async def _fetch_part(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
     """The part as it is, or, if it has a web URL, the medium there. Raises ApiError, BadRequestError."""
     kind = part["type"]
     if kind not in URLS:

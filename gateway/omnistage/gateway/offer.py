@@ -32,14 +32,14 @@ class Ability:
 
 
 ANSWER = Ability("answer in text", "POST /v1/chat/completions", lambda one: "thinker" in one.stages)
-SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _given(one))
-DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws and "image" in _given(one))
-FILM = Ability("make films", "POST /v1/videos", lambda one: one.draws and "video" in _given(one))
-SOUND = Ability("make sound of a prompt", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _given(one))
+SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _outputs_of(one))
+DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws and "image" in _outputs_of(one))
+FILM = Ability("make films", "POST /v1/videos", lambda one: one.draws and "video" in _outputs_of(one))
+SOUND = Ability("make sound of a prompt", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _outputs_of(one))
 ABILITIES = (ANSWER, SPEAK, DRAW, FILM, SOUND)
 
 
-def _given(one: Pipeline) -> tuple[str, ...]:
+def _outputs_of(one: Pipeline) -> tuple[str, ...]:
     """A pipeline's outputs, also those that come on request."""
     return (*one.outputs, *one.on_request)
 

@@ -74,13 +74,13 @@ def routes(door: Door) -> APIRouter:
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
         """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
-        return await _drawn(door, files, request, asked, guides_of(asked))
+        return await _answer_drawing(door, files, request, asked, guides_of(asked))
 
     @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
     async def edits(request: Request) -> Response:
         """Draw from pictures, by a prompt: a form as clients of OpenAI send it, or JSON."""
         edit = await read_edit(request)
-        return await _drawn(door, files, request, edit.asked, edit.guides, edit)
+        return await _answer_drawing(door, files, request, edit.asked, edit.guides, edit)
 
     @router.post("/variations", include_in_schema=False)
     async def variations() -> None:
@@ -99,7 +99,7 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _drawn(
+async def _answer_drawing(
     door: Door,
     files: ExpiringCache[_PictureFile],
     request: Request,
@@ -220,11 +220,11 @@ async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, ma
         async for event in events:
             match event:
                 case Picture() if event.preview_step is not None:
-                    yield _event(f"{made}.partial_image", {**_shown(event, asked), "partial_image_index": shown})
+                    yield _event(f"{made}.partial_image", {**_picture_fields(event, asked), "partial_image_index": shown})
                     shown += 1
                 case Picture():
                     if finished is not None:
-                        yield _completed(finished, asked, made)
+                        yield _completed_event(finished, asked, made)
                     finished = event
                 case Progress() if asked.include_events:
                     yield _event("omnistage.progress", {"done": event.done, "total": event.total})
@@ -232,19 +232,19 @@ async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, ma
                     yield _event("omnistage.failover", additions.failover(event))
                 case Done():
                     if finished is not None:
-                        yield _completed(finished, asked, made, event.usage)
+                        yield _completed_event(finished, asked, made, event.usage)
                     if asked.include_events:
                         yield _event("omnistage.usage", additions.account(event))
                 case _:
                     pass
 
 
-def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
+def _completed_event(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
     """The event of a finished picture. usage: of all pictures, in the last event."""
-    return _event(f"{made}.completed", {**_shown(picture, asked), "usage": picture_usage(usage)})
+    return _event(f"{made}.completed", {**_picture_fields(picture, asked), "usage": picture_usage(usage)})
 
 
-def _shown(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
+def _picture_fields(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
     """The fields that all events with a picture have."""
     return {
         "b64_json": base64.b64encode(picture.data).decode(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omnistage.gateway.failure import invalid, unrecognized, unsupported
+from omnistage.gateway.failure import invalid, unrecognized_error, unsupported_error
 from omnistage.gateway.messages import Turn
 from omnistage.gateway.responses_schema import ResponsesRequest
 
@@ -57,14 +57,14 @@ def _check_known(item: Mapping[str, Any], keys: Sequence[str], where: str) -> No
     """Raises ApiError for a key that is not among `keys`."""
     unknown = next((key for key in item if key not in keys), None)
     if unknown is not None:
-        raise unrecognized(f"{where}.{unknown}"[:256])
+        raise unrecognized_error(f"{where}.{unknown}"[:256])
 
 
 def _turn(item: Mapping[str, Any], where: str) -> Turn:
     """The turn for a message item. Raises ApiError."""
     kind = item.get("type", "message")
     if kind != "message":
-        raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
+        raise unsupported_error(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
     _check_known(item, KEYS, where)
     content = item.get("content")
     if isinstance(content, list):
@@ -76,9 +76,9 @@ def _part(part: object, where: str) -> dict[str, Any]:
     """The part of a chat message for a part of an item. Raises ApiError."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in PARTS:
-        raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
+        raise unsupported_error(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
     if part.get("file_id"):
-        raise unsupported(f"{where}.file_id", "no files are kept here; give image_url")
+        raise unsupported_error(f"{where}.file_id", "no files are kept here; give image_url")
     name = PARTS[kind]
     if not isinstance(part.get(name), str):
         raise invalid(f"{where}.{name}", "must be text")

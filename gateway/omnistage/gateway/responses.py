@@ -49,7 +49,7 @@ def routes(door: Door) -> APIRouter:
         fields = {**FIELDS, **names}
         with in_words_of(fields):
             pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
-            events = await unless_gone(request, _asked(door, visitor, asked, pipeline, turns, names))
+            events = await unless_gone(request, _ask(door, visitor, asked, pipeline, turns, names))
             making = _Making(asked)
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _whole(making, events)))
@@ -58,9 +58,7 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _asked(
-    door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]
-) -> Events:
+async def _ask(door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
     """The events of the answer; the router is asked when the first of them is read. names: the client's name of each turn, by
     `conversation[i]`."""
     fetched = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], door.fetcher.of(visitor.account))

@@ -21,7 +21,7 @@ def _few(given: object) -> object:
     return few(given, MAX_METADATA)
 
 
-def _asked(given: object) -> object:
+def _messages_of(given: object) -> object:
     """A text as a list with one message of the user; any other value as it is."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
@@ -52,7 +52,7 @@ class ResponseStreamOptions(StrictBody):
 class ResponsesRequest(ConversationBody):
     input: Annotated[
         list[dict[str, Any]],
-        BeforeValidator(_asked, json_schema_input_type=str | list[dict[str, Any]]),
+        BeforeValidator(_messages_of, json_schema_input_type=str | list[dict[str, Any]]),
         (),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]

@@ -316,7 +316,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
             raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
     if entry.options:
-        cast(type[OptionsReader], _named(entry.options)).from_settings(dict(options.family))
+        cast(type[OptionsReader], _import_name(entry.options)).from_settings(dict(options.family))
     elif options.family:
         raise LoadError(f"the {kind} of {family} has no options, {sorted(options.family)} are given")
     if options.path is None:
@@ -393,7 +393,7 @@ def missing_packages(family: str) -> list[str]:
 def fetch_default(family: str, progress: ShowProgress | None = None) -> Path:
     """The folder of a family's own checkpoint, which is fetched first if the cache lacks it. Several processes may call it at once. Raises
     FetchError."""
-    return cast(Callable[[Path | None, ShowProgress | None], Path], _named(_need_family(family).default))(None, progress)
+    return cast(Callable[[Path | None, ShowProgress | None], Path], _import_name(_need_family(family).default))(None, progress)
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
@@ -452,7 +452,7 @@ def _entry(name: str, kind: str) -> ModelEntry:
     return found.models[kind]
 
 
-def _named(name: str) -> object:
+def _import_name(name: str) -> object:
     """The object that "module:name" names."""
     module, _, attribute = name.partition(":")
     found: object = getattr(importlib.import_module(module), attribute)

@@ -79,7 +79,7 @@ class Account:
         """Write the line and end the span."""
         figures = self._figures() if self._place is not None else {}
         request = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
-        line = {**request, **self._error, **figures, "total_s": _rounded(time.monotonic() - self._begun_s)}
+        line = {**request, **self._error, **figures, "total_s": _round_s(time.monotonic() - self._begun_s)}
         log.info("request.refused" if self._place is None else "answer.done", **line)
         self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
 
@@ -94,10 +94,10 @@ class Account:
             "thought_tokens": tally.thought_tokens,
             "prompt_tokens": tally.prompt_tokens,
             "cached_tokens": tally.cached_tokens,
-            "queued_s": _rounded(self._place.queued_s),
+            "queued_s": _round_s(self._place.queued_s),
             "ttft_s": self._to_first("text"),
             "ttfa_s": self._to_first("audio"),
-            "audio_s": _rounded(tally.sound_s),
+            "audio_s": _round_s(tally.sound_s),
             "unspoken": tally.unspoken,
             "pictures": tally.pictures,
             "frames": tally.frames,
@@ -107,7 +107,7 @@ class Account:
 
     def _to_first(self, content: str) -> float | None:
         """Seconds from the request's arrival to the first item of this kind; None: there was no such item."""
-        return _rounded(self.tally.begun_s + self.tally.first[content] - self._begun_s) if content in self.tally.first else None
+        return _round_s(self.tally.begun_s + self.tally.first[content] - self._begun_s) if content in self.tally.first else None
 
     def _trace(self, line: dict[str, object]) -> None:
         """End the span with its phases and with the fields of the line, except its reason and its length."""
@@ -126,5 +126,5 @@ class Account:
         span.end(self.reason, {_STANDARD.get(name, f"omnistage.{name}"): value for name, value in line.items() if isinstance(value, Value)})
 
 
-def _rounded(seconds: float) -> float:
+def _round_s(seconds: float) -> float:
     return round(seconds, 4)

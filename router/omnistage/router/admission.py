@@ -76,7 +76,7 @@ class Admission:
         try:
             ticket = self._places.ask(client)
         except Refused as refusal:
-            raise overloaded(str(refusal)) from None
+            raise overload_error(str(refusal)) from None
         place = self._open[ticket] = Place(ticket)
         try:
             if not ticket.given:
@@ -105,7 +105,7 @@ class Admission:
         while not place.ticket.given:
             left = begun + WAIT_S - time.monotonic()
             if left <= 0:
-                raise overloaded(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
+                raise overload_error(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
             try:
                 async with asyncio.timeout(min(left, self._take_back())):
                     await place.given.wait()
@@ -133,7 +133,7 @@ class Admission:
             self._open[ticket].given.set()
 
 
-def overloaded(why: str) -> StageError:
+def overload_error(why: str) -> StageError:
     """The error of a request for which there is no room now."""
     return StageError("OVERLOADED", f"{why}; try again")
 

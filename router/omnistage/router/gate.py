@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
-from omnistage.router.admission import overloaded
+from omnistage.router.admission import overload_error
 from omnistage.router.clients import client_of
 from omnistage.router.places import Places, Refused
 from omnistage.wire.calls import as_stream
@@ -60,7 +60,7 @@ class Gate(grpc.aio.ServerInterceptor):
             try:
                 ticket = places.take(client_of(context))
             except Refused as refused:
-                raise overloaded(f"too many calls are open: {refused}") from None
+                raise overload_error(f"too many calls are open: {refused}") from None
             try:
                 yield
             finally:

@@ -141,7 +141,7 @@ def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, li
     return addresses
 
 
-async def _told_to_start(fd: int) -> None:
+async def _wait_to_start(fd: int) -> None:
     """Wait until the other end of the pipe `fd` is closed; return at once if `fd` is negative.
 
     A program that starts a whole stack starts the router together with the stages, so that it has imported its modules when they listen.
@@ -160,7 +160,7 @@ async def _told_to_start(fd: int) -> None:
 
 async def serve_router(settings: RouterSettings, credentials: Credentials) -> None:
     """Serve the pipelines until told to stop. Raises StartError."""
-    await _told_to_start(settings.start_fd)
+    await _wait_to_start(settings.start_fd)
     try:
         loaded = [load_pipeline(name) for name in settings.pipeline]
     except PipelineError as error:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
-from omnistage.router.admission import overloaded
+from omnistage.router.admission import overload_error
 from omnistage.router.places import Places, Refused
 from omnistage.wire.tasks import within
 
@@ -38,10 +38,12 @@ class Turns:
         try:
             ticket = self._places.take(client)
         except Refused:
-            raise overloaded("too many large requests wait to be read") from None
+            raise overload_error("too many large requests wait to be read") from None
         try:
             async with AsyncExitStack() as held:
-                async with within(self._limit_s, lambda: overloaded(f"this large request could not be read within {self._limit_s:g} s")):
+                async with within(
+                    self._limit_s, lambda: overload_error(f"this large request could not be read within {self._limit_s:g} s")
+                ):
                     await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
                     await held.enter_async_context(self._turn)
                 yield

@@ -120,7 +120,7 @@ class Child:
 
     async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
         """Start the process, with its output in the log, and put its bounds on it."""
-        output = sys.stderr.fileno() if self._log is None else _opened(self._log)
+        output = sys.stderr.fileno() if self._log is None else _open_log(self._log)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -194,7 +194,7 @@ class Child:
             self._process.kill()
 
 
-def _opened(log: Path) -> int:
+def _open_log(log: Path) -> int:
     """Open a log for writing; returns its descriptor. Its folder is made anew if it is gone: a pipeline may start days after the stack,
     when a cleaner of temporary folders has removed it."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -100,7 +100,11 @@ def settings_text(context: typer.Context) -> str:
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
-        value = _listed(context.params[name]) if option.nargs < 0 or name in LISTS else _told(context.params[name], is_many=option.multiple)
+        value = (
+            _list_or_one(context.params[name])
+            if option.nargs < 0 or name in LISTS
+            else _file_value(context.params[name], is_many=option.multiple)
+        )
         is_unset = value is None or value == ""
         origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
         text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
@@ -233,7 +237,7 @@ def _pair(word: str) -> tuple[str, str]:
     return (stage, value) if equals else ("", word)
 
 
-def _told(value: Any, *, is_many: bool) -> Any:
+def _file_value(value: Any, *, is_many: bool) -> Any:
     """The value of an option as the file writes it. is_many: `value` is a list of [STAGE=]VALUE words, which become one value or a
     mapping."""
     if not is_many:
@@ -242,7 +246,7 @@ def _told(value: Any, *, is_many: bool) -> Any:
     return pairs[ALL] if set(pairs) == {ALL} else pairs or None
 
 
-def _listed(value: Any) -> Any:
+def _list_or_one(value: Any) -> Any:
     """Several values in the form of the file: a list, or the only value alone."""
     return value[0] if value and len(value) == 1 else list(value or ()) or None
 

@@ -65,7 +65,7 @@ def pull(text: str) -> Path:
         notices.tell(
             f"[dim]{escape(text)} is a folder here too, which `omnistage serve {escape(text)}` takes; {escape(str(name))} is not[/]"
         )
-    found = _fetched(name, lambda folder: recognise(folder, called=text), notices)
+    found = _fetch(name, lambda folder: recognise(folder, called=text), notices)
     notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{found.commit}[/]")
     return found.folder
 
@@ -82,7 +82,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     if name is None:
         raise BadRequestError.of(option, f"{text} is not a folder")
     try:
-        return _fetched(name, check, notices).folder
+        return _fetch(name, check, notices).folder
     except StackError as error:
         if folder.parent.is_dir():  # The user may have meant a path.
             error.hint = f"There is no folder {text} here. {error.hint}"
@@ -100,7 +100,7 @@ def hub_name(text: str) -> HubName | None:
     return hub_name(text)
 
 
-def _fetched(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
+def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
     """Fetch a checkpoint by its name, as far as parts are missing. Raises StackError, and the errors of `check`."""
     from omnistage.models.hub import fetch as fetch_named
 

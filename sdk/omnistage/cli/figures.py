@@ -26,11 +26,11 @@ def as_json(spoken: Spoken, done: Done) -> str:
         {
             "text": spoken.text,
             **({"thought": spoken.thought} if spoken.thought else {}),
-            "ttft_s": _rounded(timing.ttft_s),
-            "ttfa_s": _rounded(timing.ttfa_s),
-            "e2e_s": _rounded(timing.e2e_s),
-            "audio_s": _rounded(timing.audio_s),
-            "rtf": _rounded(timing.rtf),
+            "ttft_s": _round_figure(timing.ttft_s),
+            "ttfa_s": _round_figure(timing.ttfa_s),
+            "e2e_s": _round_figure(timing.e2e_s),
+            "audio_s": _round_figure(timing.audio_s),
+            "rtf": _round_figure(timing.rtf),
             "finish_reason": done.finish_reason,
             "seed": done.seed,
             "pipeline": done.pipeline,
@@ -113,14 +113,14 @@ def fold_line(line: str, columns: int | None) -> Iterator[str]:
     first, *others = line.split(SEPARATOR)
     for part in others:
         if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:
-            yield from _broken(first, columns)
+            yield from _break_line(first, columns)
             first = part
         else:
             first += SEPARATOR + part
-    yield from _broken(first, columns)
+    yield from _break_line(first, columns)
 
 
-def _broken(line: str, columns: int | None) -> Iterator[str]:
+def _break_line(line: str, columns: int | None) -> Iterator[str]:
     """Break a line between words so that it fits into the columns."""
     if columns is None or cell_len(line) < columns:
         yield line
@@ -129,5 +129,5 @@ def _broken(line: str, columns: int | None) -> Iterator[str]:
     yield from (wrap.add(line, columns) + wrap.finish(columns)).splitlines()
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_figure(value: float | None) -> float | None:
     return None if value is None else round(value, 6)

@@ -25,7 +25,7 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
         if len(able) > 1:
             names = [pipelines[at].name for at in able]
             raise BadRequestError.of(OPTION, f"{word} is for one pipeline of {', '.join(names)}: give {names[0]}={word}")
-        pipelines[able[0]] = _with_option(pipelines[able[0]], _checked(rest))
+        pipelines[able[0]] = _with_option(pipelines[able[0]], _check_word(rest))
     return replace(layout, pipelines=pipelines)
 
 
@@ -35,7 +35,7 @@ def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, s
     return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
 
 
-def _checked(word: str) -> str:
+def _check_word(word: str) -> str:
     """FILE[@PART][=SCALE] with the absolute path of the file. Raises BadRequestError if the file is missing, or has a comma in its path."""
     name, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
     path, at, part = name.rpartition("@") if "@" in name and not Path(name).is_file() else (name, "", "")

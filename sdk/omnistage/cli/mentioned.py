@@ -73,7 +73,7 @@ def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
     for match in WORD.finditer(text):
         word = match[0]
         for end in (len(word), len(word.rstrip(STOPS))):
-            if _unquoted(word[:end]).startswith(BEGINNINGS) and (one := _media_file(word[:end])) is not None:
+            if _unquote(word[:end]).startswith(BEGINNINGS) and (one := _media_file(word[:end])) is not None:
                 yield match, one, match.start() + end
                 break
 
@@ -98,11 +98,11 @@ def _media_file(typed: str) -> MentionedFile | None:
 
 def _path(typed: str) -> Path:
     """The path that was typed; a ~ is replaced unless a file has it in its name."""
-    name = _unquoted(typed)
+    name = _unquote(typed)
     return Path(name if os.path.exists(name) else os.path.expanduser(name))  # noqa: PTH110, PTH111  # They take any text, pathlib does not.
 
 
-def _unquoted(typed: str) -> str:
+def _unquote(typed: str) -> str:
     """A typed path without its quotes or backslashes."""
     typed = typed.strip()
     if len(typed) > 1 and typed[0] in "'\"" and typed[-1] == typed[0]:

@@ -29,13 +29,13 @@ class Notices(Console):
         """Print a sentence. On a terminal it is broken between words; a word that is longer than a line, such as a path, stays whole. For a
         command that is to be copied, use `say`."""
         with suppress(OSError):
-            self.print(_broken(self.render_str(markup), self.width) if self.is_terminal else markup)
+            self.print(_break_text(self.render_str(markup), self.width) if self.is_terminal else markup)
 
     def on_broken_pipe(self) -> None:
         """Do nothing: rich itself would end the process."""
 
 
-def _broken(text: Text, columns: int) -> Text:
+def _break_text(text: Text, columns: int) -> Text:
     """The text with line breaks between words. rich itself would also break a long word."""
     at, offsets = 0, []
     for word in re.finditer(r"\S+\s*", text.plain):

@@ -26,7 +26,7 @@ def cells(data: bytes, columns: int, rows: int) -> list[str]:
     from PIL import Image
 
     try:
-        image = _seen(Image.open(io.BytesIO(data), formats=FORMATS))
+        image = _flatten(Image.open(io.BytesIO(data), formats=FORMATS))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return []
     image.thumbnail((min(columns, MOST_COLUMNS), 2 * min(rows, MOST_ROWS)))
@@ -54,7 +54,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
         return None
 
 
-def _seen(image: Image) -> Image:
+def _flatten(image: Image) -> Image:
     """The picture as RGB, with BEHIND in place of what is transparent."""
     from PIL import Image as images
 

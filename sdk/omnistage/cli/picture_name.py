@@ -88,7 +88,7 @@ def _claim(stem: str) -> Iterator[bool]:
     except OSError:
         yield True  # The picture itself cannot be written either, and that error says why.
         return
-    is_mine = _locked(claim, path)
+    is_mine = _try_lock(claim, path)
     try:
         yield is_mine
     finally:
@@ -97,7 +97,7 @@ def _claim(stem: str) -> Iterator[bool]:
         os.close(claim)
 
 
-def _locked(claim: int, path: Path) -> bool:
+def _try_lock(claim: int, path: Path) -> bool:
     """Lock the hidden file, and return whether this call has it now, and no other."""
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,12 +67,12 @@ class _Wanted:
 def layout_of(choice: Choice) -> Layout:
     """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
     that says what to change."""
-    wanted, notes = _wanted(choice)
+    wanted, notes = _choose_wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
     notes += _replacement_lines(wanted, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
-    layout = share_devices(_checked(layout, choice))
+    layout = share_devices(_check_layout(layout, choice))
     fetch_own(layout.pipelines[0])
     return layout
 
@@ -106,7 +106,7 @@ def fetch_own(pipeline: PipelineLayout) -> None:
             fetch(family)
 
 
-def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
+def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
     """The pipelines to serve, and a line about each default pipeline that is left out."""
     typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
@@ -171,7 +171,7 @@ def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLay
         if has_weights:
             recognise(folder, among, typed)
         layout = Layout([pipeline], choice.servers)
-        _checked(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
+        _check_layout(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
 
     return _of_checkpoint(checkpoint(typed, wanted.option, judge), wanted, choice)
 
@@ -289,7 +289,7 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
     return PipelineLayout(pipeline.name, source, stages)
 
 
-def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
+def _check_layout(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
     """Return the layout if its settings are right. Raises an OmniError for a setting that no stage has a use for, or that a server refuses;
     with of_models also for one that a model refuses."""
     names = [pipeline.name for pipeline in layout.pipelines]

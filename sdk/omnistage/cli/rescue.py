@@ -9,7 +9,7 @@ from omnistage.client.playback import START_BUFFER_S, Timing, play
 def sentence(failover: Failover, timing: Timing) -> str:
     """Which server was lost, how the answer went on, and what the listener heard of it."""
     went_on = "it was back" if failover.replica == failover.lost else "another went on"
-    return f"{failover.stage} lost at {failover.at_s:.2f} s, {went_on} after {pause(failover)}; {_heard(failover, timing)}"
+    return f"{failover.stage} lost at {failover.at_s:.2f} s, {went_on} after {pause(failover)}; {_effect_text(failover, timing)}"
 
 
 def pause(failover: Failover) -> str:
@@ -34,7 +34,7 @@ def waited_s(failover: Failover, timing: Timing) -> float:
     return sum(chunk.gap_s for chunk in play(timing.audio, START_BUFFER_S) if chunk.start_s >= failover.at_s)
 
 
-def _heard(failover: Failover, timing: Timing) -> str:
+def _effect_text(failover: Failover, timing: Timing) -> str:
     """The effect of a loss on the listener, in words."""
     if not timing.audio:
         return "nothing is missing"

@@ -56,7 +56,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
             pipelines = await omni.pipelines(timeout_s=timeout_s)
     if not as_json:
         console = _console()
-        console.print(_listed(*_pipeline_rows(pipelines), console, whole=("name",)))
+        console.print(_table_or_lines(*_pipeline_rows(pipelines), console, whole=("name",)))
         return
     rows = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
     print(json.dumps({"pipelines": rows}))
@@ -70,7 +70,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     """
     where = must_run(address, api_key)
     async with connect_client(where, timeout_s, verbose) as omni:
-        replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
+        replicas = _group_replicas(await omni.replicas(timeout_s=timeout_s))
     page = next(
         (page for served in served_here() if served.address == reachable_address(where.address) and (page := open_page(served))), None
     )
@@ -102,7 +102,7 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
         return
     console = _console()
     rows = [(f"[bold]{escape(name)}[/]", escape(", ".join(who))) for name, who in speaking.items()]
-    console.print(_listed(("pipeline", "voices"), rows, console))
+    console.print(_table_or_lines(("pipeline", "voices"), rows, console))
 
 
 def show_models(as_json: bool) -> None:
@@ -117,7 +117,7 @@ def show_models(as_json: bool) -> None:
         lists = (", ".join(names) for names in (model.takes, model.gives, model.pipelines))
         rows.append((f"[bold]{escape(model.name)}[/]", size, *map(escape, lists)))
     console = _console()
-    console.print(_listed(("name", "size", "takes", "gives", "pipelines"), rows, console, whole=("name", "size")))
+    console.print(_table_or_lines(("name", "size", "takes", "gives", "pipelines"), rows, console, whole=("name", "size")))
     Notices().tell("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
 
@@ -173,7 +173,7 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
     return ("name", "stages", "takes", "gives", "voices", "about"), rows
 
 
-def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
+def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
     """A table, or if its words do not fit into columns, lines for each row. names: of the columns. whole: columns that are not wrapped."""
     table = Table(box=None, header_style="dim")
     for name in names:
@@ -189,7 +189,7 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Consol
     return Group(*lines)
 
 
-def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
+def _group_replicas(replicas: Sequence[Replica]) -> list[Replica]:
     """The replicas, those of one pipeline after the other, in the router's order of pipelines."""
     order = list(dict.fromkeys(replica.pipeline for replica in replicas))
     return sorted(replicas, key=lambda replica: order.index(replica.pipeline))

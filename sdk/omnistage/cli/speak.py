@@ -134,7 +134,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 with _refusals(question):
                     spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=[hearing.write])
             except RequestError as error:
-                if not question.verbatim and (drawn := await _drawn(omni, where.pipeline)):
+                if not question.verbatim and (drawn := await _drawn_output(omni, where.pipeline)):
                     error.hint = DRAW[drawn]
                 raise
             work.complete()
@@ -170,7 +170,7 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
         yield "no loudspeaker here; --out F.wav keeps the sound"
 
 
-async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
+async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
     """The output, a key of DRAW, of the pipelines that may have been asked; empty if one of them does not only draw, or if the router does
     not answer any more. pipeline: the one that was asked; empty: any."""
     with suppress(OmniError):

@@ -84,7 +84,7 @@ class StackCollector(Collector):
         begun = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
         wait(begun.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in begun.items()}
-        return {**pages, LAUNCHER: _parsed(generate_latest(self._own))}
+        return {**pages, LAUNCHER: _parse_page(generate_latest(self._own))}
 
 
 def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
@@ -104,13 +104,13 @@ def fetch_page(address: str) -> list[Metric] | None:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         is_page = answer.status == 200 and answer.length is not None and answer.length <= MAX_PAGE_BYTES
-        return _parsed(answer.read()) if is_page else None  # A body that is shorter than its length raises.
+        return _parse_page(answer.read()) if is_page else None  # A body that is shorter than its length raises.
     except (OSError, HTTPException, ValueError):
         return None
     finally:
         connection.close()
 
 
-def _parsed(page: bytes) -> list[Metric]:
+def _parse_page(page: bytes) -> list[Metric]:
     """The metrics on a page. Raises ValueError for a text that is no such page."""
     return list(text_string_to_metric_families(page.decode()))

@@ -61,7 +61,7 @@ class Talk:
             kept = json.loads(path.read_text(encoding="utf-8"))
             before, turns = (
                 cast("TalkSettings", dict(kept["settings"])),
-                [{"role": turn["role"], "content": _checked(turn["content"])} for turn in kept["turns"]],
+                [{"role": turn["role"], "content": _check_content(turn["content"])} for turn in kept["turns"]],
             )
         except FileNotFoundError:
             raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
@@ -177,7 +177,7 @@ def _path_of(part: Mapping[str, str]) -> Path | None:
     return None if part["type"] == "text" else Path(part[part["type"]])
 
 
-def _checked(content: Any) -> str | list[dict[str, str]]:
+def _check_content(content: Any) -> str | list[dict[str, str]]:
     """Return the content of a stored turn if it has the right form. Raises LookupError, TypeError or ValueError if not."""
     if isinstance(content, str):
         return content

@@ -75,7 +75,7 @@ def draw(path: Path, done: Done, text: str) -> None:
     shown_s = min(heard_s, (LONGEST_WITH_LOSS if done.failovers else LONGEST) * timing.e2e_s)
     levels = buffer_levels(timing.audio) if done.failovers else []
     highest_s = max((level.buffered_s for level in levels if level.at_s <= shown_s), default=0.0)
-    top_s = max(min(highest_s, CUT_ABOVE * _held(levels, done)), START_BUFFER_S)
+    top_s = max(min(highest_s, CUT_ABOVE * _most_held_s(levels, done)), START_BUFFER_S)
     if levels:
         rows.append(Row("buffer", f"cut at {top_s:.1f} s" if top_s < highest_s else f"up to {highest_s:.1f} s"))
     marks = _marks(done)
@@ -207,7 +207,7 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, 
             axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOST, va="center")
 
 
-def _held(levels: Sequence[BufferLevel], done: Done) -> float:
+def _most_held_s(levels: Sequence[BufferLevel], done: Done) -> float:
     """The most seconds of sound that the player held at any time up to the last loss; 0 without a loss."""
     last_s = max((failover.at_s for failover in done.failovers), default=0.0)
     return max((level.buffered_s for level in levels if level.at_s <= last_s), default=0.0)

@@ -23,7 +23,7 @@ def split(addresses: str) -> list[str]:
     """The addresses between the commas. Raises BadRequestError for a text that cannot be an address, and says why."""
     if not isinstance(addresses, str):
         raise _bad(f"is {addresses!r}; give text, HOST:PORT")
-    return [_checked(part.strip()) for part in addresses.split(",")]
+    return [_check_address(part.strip()) for part in addresses.split(",")]
 
 
 async def is_unknown(address: str) -> bool:
@@ -80,7 +80,7 @@ async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Ad
     return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
 
 
-def _checked(address: str) -> str:
+def _check_address(address: str) -> str:
     """`address`, if it can be HOST:PORT or a target of gRPC. Raises BadRequestError."""
     if not address:
         raise _bad("is empty; give HOST:PORT of a router, or several with commas between them")

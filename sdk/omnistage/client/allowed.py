@@ -27,7 +27,7 @@ def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
     return (
         ""
         if any(_fits(one, allowed, plain(value)) for one in _kinds(kind))
-        else f"is {show_value(value)}; it must be {_allowed(kind, about)}"
+        else f"is {show_value(value)}; it must be {_allowed_text(kind, about)}"
     )
 
 
@@ -75,7 +75,7 @@ def _fits(kind: Any, about: About, value: object) -> bool:
     return about.allowed is None or str(value) in about.allowed
 
 
-def _allowed(kind: Any, about: About) -> str:
+def _allowed_text(kind: Any, about: About) -> str:
     """The allowed values in words that follow "it must be"."""
     if isinstance(about.allowed, Sequence):
         *others, last = about.allowed

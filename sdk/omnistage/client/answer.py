@@ -126,7 +126,7 @@ class Answer(dict[str, str]):
     def images(self) -> list[Image]:
         """The pictures as Pillow images, in the same order, decoded when this is first read: images[0].save("cat.png"). Raises
         NotAvailableError if Pillow is not installed, ProtocolError if a picture cannot be decoded."""
-        return [_decoded(picture) for picture in self.pictures]
+        return [_decode(picture) for picture in self.pictures]
 
     def token_begins_s(self) -> list[float]:
         """When the speech of each token begins, in seconds from the first sample; empty if `words` is. A token begins with the first
@@ -208,7 +208,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
     raise ProtocolError("the stream ended without its account")
 
 
-def _decoded(picture: Picture) -> Image:
+def _decode(picture: Picture) -> Image:
     """The picture as a Pillow image. Raises as `Answer.images`."""
     try:
         from PIL import Image

@@ -8,7 +8,7 @@ import logging
 def logger(name: str) -> logging.Logger:
     """The logger of a module; it escapes the texts among the arguments of its lines as `show_text` does."""
     log = logging.getLogger(name)
-    log.addFilter(_cleaned)
+    log.addFilter(_escape_record)
     return log
 
 
@@ -17,7 +17,7 @@ def show_text(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def _cleaned(record: logging.LogRecord) -> bool:
+def _escape_record(record: logging.LogRecord) -> bool:
     """A filter that escapes the arguments of a record, and lets every record pass."""
     if isinstance(record.args, tuple):
         record.args = tuple(show_text(argument) if isinstance(argument, str) else argument for argument in record.args)

@@ -118,7 +118,7 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
     file, use_audio = _file_of(source)
-    data, name, named_type = _encoded(file, kind, where)
+    data, name, named_type = _encode(file, kind, where)
     if not data:
         more = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
         raise BadRequestError.of(where, f"{name}is empty{more}")
@@ -162,7 +162,7 @@ def _look(path: Path) -> tuple[int, bytes]:
         return fstat(file.fileno()).st_size, file.read(LOOK_BYTES)
 
 
-def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
+def _encode(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
     """The bytes of a medium's file, the file's name as in Medium, and the media type that this name or the source stands for; None:
     unknown. Raises BadRequestError."""
     if isinstance(source, bytes | bytearray | memoryview):
@@ -286,7 +286,7 @@ def _wav_of(source: object, where: str) -> bytes | None:
         raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
     if not len(samples):
         raise BadRequestError.of(where, "is empty")
-    return wav_bytes(_scaled(samples, where).reshape(len(samples), -1), rate_hz)
+    return wav_bytes(_scale_samples(samples, where).reshape(len(samples), -1), rate_hz)
 
 
 def _rate_hz(given: Any, where: str) -> int:
@@ -297,7 +297,7 @@ def _rate_hz(given: Any, where: str) -> int:
     return int(given)
 
 
-def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
+def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
     """The same samples in a type that WAV has here: int16, int32 or float32. uint8, whose zero is 128 as in WAV files of 8 bits, becomes
     int16. Raises BadRequestError."""
     kind = samples.dtype.newbyteorder("=")

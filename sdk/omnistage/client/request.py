@@ -79,7 +79,7 @@ class Request:
     @property
     def uploads(self) -> dict[str, Upload]:
         """The media that are streamed instead of being put into the request, by port; empty until `complete` has read the media."""
-        return {port: medium.part for port, medium in _streamed(self._media).items() if isinstance(medium.part, Upload)}
+        return {port: medium.part for port, medium in _streamed_media(self._media).items() if isinstance(medium.part, Upload)}
 
     def complete(self) -> omni_pb2.GenerateRequest:
         """The whole request. The first call reads the media, which may block: do not call it on an event loop. Raises BadRequestError
@@ -108,7 +108,7 @@ class Request:
         """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It names the medium as the caller
         does; the server knows only its number or its port. If a field was refused, its name in the text of `error` itself becomes the
         caller's name."""
-        by_name = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
+        by_name = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed_media(self._media)}
         for name, media in by_name.items():
             which = error.metadata.get(name, "")
             if which in media:
@@ -243,7 +243,7 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
     """Read a medium into the request; an `Unread`. read: gives the medium. place: the empty part of the request for it; a streamed medium
     has only the name of its port there."""
-    medium, port = read(), len(_streamed(media))
+    medium, port = read(), len(_streamed_media(media))
     part = medium.part
     media.append(medium)
     if isinstance(part, stage_pb2.Part):
@@ -262,7 +262,7 @@ def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, me
     return len(part.media.data)
 
 
-def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:
+def _streamed_media(media: Iterable[Medium]) -> dict[str, Medium]:
     """The media that are streamed instead of being put into the request, by port."""
     return dict(zip(PORTS, (medium for medium in media if isinstance(medium.part, Upload)), strict=False))
 

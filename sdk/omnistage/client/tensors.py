@@ -78,9 +78,9 @@ class Tensors:
             self._begun[port] = begun
             return None
         rows: NDArray[Any] = np.frombuffer(begun, dtype).reshape(shape)
-        return _widened(rows) if tensor.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows
+        return _widen(rows) if tensor.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows
 
 
-def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+def _widen(bits: NDArray[Any]) -> NDArray[np.float32]:
     """bfloat16, given as uint16, as float32 of the same values."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -43,11 +43,11 @@ async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]
             yield thing
             del thing
     finally:
-        await _ended(making)
+        await _end_task(making)
         del making  # Its error refers to this frame: a cycle.
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _end_task(task: asyncio.Task[None]) -> None:
     """Cancel the task and wait for its end, even if the waiting task itself is cancelled; then raises CancelledError at the end. The error
     of the ended task is dropped: the caller has seen it, or does not need it any more."""
     task.cancel()

@@ -110,7 +110,7 @@ class Worker:
             return await done
         except asyncio.CancelledError:
             if not self._drop(unit):
-                await _settled(ended)
+                await _wait_settled(ended)
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
@@ -175,7 +175,7 @@ class Worker:
             self.activity.step()
 
 
-async def _settled(ended: asyncio.Future[None]) -> None:
+async def _wait_settled(ended: asyncio.Future[None]) -> None:
     """Wait for the future, even if the waiting task is cancelled meanwhile."""
     while not ended.done():
         try:

@@ -123,7 +123,7 @@ def load_pipeline(
         tell_unread(folder, [*weights_of(folder), *beside])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
-        with _translated(folder / INDEX):
+        with _translate_errors(folder / INDEX):
             pipeline: Any = getattr(diffusers, index.class_name)(**parts, **index.values)
             pipeline.register_to_config(_name_or_path=str(folder))
     return cast(diffusers.DiffusionPipeline, pipeline)
@@ -179,7 +179,7 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
     if library == "transformers" and name in PROCESSORS:
         _read_config(folder, PREPROCESSOR)
         _check_vocabulary(folder, transformers.Qwen2Tokenizer)
-        with _translated(folder):
+        with _translate_errors(folder):
             return load_processor(folder)
     kind: Any = _find_class(library, name)
     values = _read_config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
@@ -188,14 +188,14 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
     if issubclass(kind, torch.nn.Module | diffusers.SchedulerMixin):
         check_numbers(values, folder)
     if not issubclass(kind, torch.nn.Module):
-        with _translated(folder):
+        with _translate_errors(folder):
             return kind.from_pretrained(folder, **SAFE)
     owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
     header = _check_files(folder, WEIGHTS[owner])
     check_says_unpacked(values, str(folder / "config.json"))
     word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
     try:
-        with _translated(folder), bound_building(header, folder):
+        with _translate_errors(folder), bound_building(header, folder):
             model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     except BadCheckpoint:
         check_unpacked(header, folder)  # For packed weights a library names the symptom, not the packing.
@@ -309,7 +309,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @contextmanager
-def _translated(place: Path) -> Iterator[None]:
+def _translate_errors(place: Path) -> Iterator[None]:
     """Turns all errors of the libraries about the files at a place, even those of the system, into BadCheckpoint."""
     try:
         yield

@@ -89,7 +89,7 @@ class Spread:
             if (found := arguments[name].shape[1]) < self._least:
                 raise ValueError(f"{found} tokens of {name} cannot be shared by {self._least} ranks: draw it larger, or say more")
         try:
-            with self._team.together(Forward(arguments)), _exchanged():
+            with self._team.together(Forward(arguments)), _translate_loss():
                 return self._forward(**arguments)
         except RanksApart as error:
             self._apart = str(error)
@@ -157,9 +157,9 @@ def cut(transformer: Any, group: Group) -> None:
         if style != "colwise":
             transformer.set_submodule(name, _Summed(weight, bias, group))
             continue
-        module.weight = _fixed(weight)
+        module.weight = _fixed_parameter(weight)
         if bias is not None:
-            module.bias = _fixed(bias)
+            module.bias = _fixed_parameter(bias)
 
 
 def share_tokens(transformer: Any, size: int) -> None:
@@ -184,7 +184,7 @@ def share_tokens(transformer: Any, size: int) -> None:
 
 
 @contextmanager
-def _exchanged() -> Iterator[None]:
+def _translate_loss() -> Iterator[None]:
     """Turns the error of an exchange of Diffusers in which a rank was lost into RanksApart: Diffusers has no error of its own for that."""
     try:
         yield
@@ -199,11 +199,11 @@ class _Summed(torch.nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
         super().__init__()
-        self.weight, self.bias, self._group = _fixed(weight), None if bias is None else _fixed(bias), group
+        self.weight, self.bias, self._group = _fixed_parameter(weight), None if bias is None else _fixed_parameter(bias), group
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._group.all_reduce(torch.nn.functional.linear(rows, self.weight, self.bias))
 
 
-def _fixed(weight: Tensor) -> torch.nn.Parameter:
+def _fixed_parameter(weight: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight, requires_grad=False)

@@ -107,7 +107,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
         return SoundExtent(end, end, {})
-    whole, stated, other = _stated(file, form, samples)
+    whole, stated, other = _stated_sizes(file, form, samples)
     available = end - samples.start
     stop = samples.start + stated
     agree = form is CAF or 0 <= whole - stop < form.align
@@ -130,7 +130,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     return SoundExtent(then if size else samples.start, then, other)
 
 
-def _stated(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
+def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
     """The end of the file and the number of bytes of its samples, as the file states them. The dict has, by place, the bytes that must
     replace those of a file with 64-bit sizes, so that it can be read with 32-bit sizes."""
     file.seek(0)
@@ -145,7 +145,7 @@ def _stated(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int
 def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
     """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
     follow. few: whether so few bytes are left that they are no samples."""
-    for at in dict.fromkeys((_aligned(stop, form), stop)):
+    for at in dict.fromkeys((_align(stop, form), stop)):
         if begins(file, at):
             return at
         then = _after_chunks(file, at, end, form)
@@ -175,7 +175,7 @@ def _search_end(file: BinaryIO, start: int, end: int, form: ChunkLayout, search:
 def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
     """The place after the chunks that follow each other from `at` on; `at` if no chunk is there."""
     for chunk in _chunks(file, at, end, form):
-        at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
+        at = _align(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
     return at
 
 
@@ -193,12 +193,12 @@ def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Ch
         yield chunk
         if chunk.name == form.samples:
             return
-        file.seek(_aligned(chunk.end, form))
+        file.seek(_align(chunk.end, form))
         # Some programs leave out the byte that makes an odd size even.
-        at = _aligned(chunk.end, form) if _is_name(file.read(4)) else chunk.end
+        at = _align(chunk.end, form) if _is_name(file.read(4)) else chunk.end
 
 
-def _aligned(at: int, form: ChunkLayout) -> int:
+def _align(at: int, form: ChunkLayout) -> int:
     return -(-at // form.align) * form.align
 
 

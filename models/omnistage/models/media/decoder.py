@@ -119,7 +119,7 @@ class MediaDecoder:
             with _distrust():
                 said = json.loads(answer)
                 if (refusal := _refusal(said)) is None:
-                    return make(said, _sealed(result, self.limits.result_bytes))
+                    return make(said, _map_sealed(result, self.limits.result_bytes))
         raise refusal
 
     @asynccontextmanager
@@ -231,7 +231,7 @@ def _refusal(said: dict[str, Any]) -> Exception | None:
     return None
 
 
-def _sealed(file: int, most: int) -> mmap.mmap:
+def _map_sealed(file: int, most: int) -> mmap.mmap:
     """A private view of the decoded data, which the process that made them can neither change nor cut short any more. Raises ValueError for
     more than `most` bytes, or if the process could still write."""
     try:

@@ -31,13 +31,13 @@ def pixel_aspect(stream: Any) -> float:
 def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
     """The frame's stored pixels, turned upright, and the height and width at which to show them. aspect: width of a shown pixel by its
     height. background: the colour under transparent pixels."""
-    pixels = _laid(frame, background)
+    pixels = _lay_on(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     across, along = _matrix(frame)
     if abs(across[1]) <= STRAIGHT * abs(across[0]) and abs(along[0]) <= STRAIGHT * abs(along[1]):
-        return Image.fromarray(_flipped(pixels, along[1], across[0])), shown
+        return Image.fromarray(_flip(pixels, along[1], across[0])), shown
     if abs(across[0]) <= STRAIGHT * abs(across[1]) and abs(along[1]) <= STRAIGHT * abs(along[0]):
-        return Image.fromarray(_flipped(pixels.swapaxes(0, 1), across[1], along[0])), shown[::-1]
+        return Image.fromarray(_flip(pixels.swapaxes(0, 1), across[1], along[0])), shown[::-1]
     clockwise = math.degrees(math.atan2(across[1] / math.hypot(across[1], along[1]), across[0] / math.hypot(across[0], along[0])))
     return Image.fromarray(pixels).rotate(-clockwise, Image.Resampling.BILINEAR), shown
 
@@ -53,12 +53,12 @@ def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (a, b), (c, d)
 
 
-def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+def _flip(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
     """The pixels, upside down if `down` is negative, and mirrored if `right` is negative."""
     return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
 
 
-def _laid(frame: Any, background: Colour) -> NDArray[np.uint8]:
+def _lay_on(frame: Any, background: Colour) -> NDArray[np.uint8]:
     """The frame's pixels in RGB, [height, width, 3]; transparent ones lie on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))

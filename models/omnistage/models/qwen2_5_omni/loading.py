@@ -37,10 +37,10 @@ def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
     """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
     config_of_part(config.text, options.tensor_parallel_size)  # Checked before other ranks are started in vain.
-    return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))
+    return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
-def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen2_5Thinker:
+def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen2_5Thinker:
     """The Thinker of this rank. team: the other ranks; None: there are none."""
     tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=AXES)

@@ -53,7 +53,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
         voices = in_order(config.speakers)
-        added = _added(weights, config, tuple(voices), dtype)
+        added = _added_rows(weights, config, tuple(voices), dtype)
         parts = read_parts(weights, config, dtype, device)
         weights.check_read()
     limits = limits_of(options)
@@ -86,7 +86,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     return Qwen3Talker(config, started.engine, added, info, cache.context)
 
 
-def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
+def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
     """The rows that the Talker adds: embeddings of tokens, equal for all voices, which differ in an item. Raises BadCheckpoint."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):

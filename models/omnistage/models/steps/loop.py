@@ -233,7 +233,7 @@ class Loop(Generic[J, A, T]):
             self._steps.step(group, aside)
             taken = [self._take(job) for job in group]
             waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
-            if waits or any(map(_failed, taken)) or not self._can_go_on(group):
+            if waits or any(map(_has_failed, taken)) or not self._can_go_on(group):
                 break
             loop.call_soon_threadsafe(self._show_early, group, taken)
         return taken
@@ -274,5 +274,5 @@ class Loop(Generic[J, A, T]):
                 entry.ready = entry.shown(shown) and entry.ready
 
 
-def _failed(taken: Any) -> bool:
+def _has_failed(taken: Any) -> bool:
     return isinstance(taken, Exception)

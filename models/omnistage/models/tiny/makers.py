@@ -91,7 +91,7 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     own = OwnFolder("partial", directory if exists else directory.parent)
     work = own.path
     try:
-        _named(maker.make)(work, order, progress or show_nothing)
+        _import_maker(maker.make)(work, order, progress or show_nothing)
         umask = _umask()
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
@@ -111,7 +111,7 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
         own.remove()
 
 
-def _named(place: str) -> Make:
+def _import_maker(place: str) -> Make:
     module, _, name = place.partition(":")
     return cast(Make, getattr(importlib.import_module(module), name))
 

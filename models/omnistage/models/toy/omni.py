@@ -130,7 +130,7 @@ class OmniThinker(_Omni):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
         self._files(part for turn in request.turns for part in turn.parts)  # Refuses media whose declared size is too large.
         # Not on the event loop, like a model with weights: many small pictures cost as much as a large one.
-        return await asyncio.to_thread(_prepared, request)
+        return await asyncio.to_thread(_prepare, request)
 
     def _length(self, request: TextRequest) -> int:
         return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
@@ -183,7 +183,7 @@ class OmniThinker(_Omni):
                     assert isinstance(piece.content, np.ndarray)
                     sound.append(np.clip(np.rint(piece.content[:, 0] * 32768), -32768, 32767).astype(np.int16))
                     silent = piece.last
-            read = {port: await asyncio.to_thread(_seen_in, medium) for port, medium in files.whole.items()}
+            read = {port: await asyncio.to_thread(_look_at_port, medium) for port, medium in files.whole.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
     def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[TensorRows]]:
@@ -202,7 +202,7 @@ class OmniThinker(_Omni):
                 yield TensorRows(port, rows[half:], last=True)
 
 
-def _prepared(request: TextRequest) -> PreparedToy:
+def _prepare(request: TextRequest) -> PreparedToy:
     numbers = map(str, count(1))
     seen = ((turn.role[0], *(_read(part, numbers) for part in turn.parts)) for turn in request.turns)
     return PreparedToy(request, tuple(chain.from_iterable(seen)))
@@ -213,18 +213,18 @@ def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
     if isinstance(part, str):
         return part
     number = next(numbers)
-    return _seen(part, "thinker.messages.parts.media", medium=number) if isinstance(part, Media) else part
+    return _look_at(part, "thinker.messages.parts.media", medium=number) if isinstance(part, Media) else part
 
 
-def _seen_in(medium: Spooled) -> formulas.Seen:
+def _look_at_port(medium: Spooled) -> formulas.Seen:
     """Read the medium that came on a port. Raises BadRequest."""
     if medium.streamed.kind == "video":
         return formulas.film(medium.digest)
     media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
-    return _seen(media, "thinker.messages.parts.port", port=medium.streamed.port)
+    return _look_at(media, "thinker.messages.parts.port", port=medium.streamed.port)
 
 
-def _seen(media: Media, field: str, **place: str) -> formulas.Seen:
+def _look_at(media: Media, field: str, **place: str) -> formulas.Seen:
     """The content of a medium. Raises BadRequest with `field` and `place`, which say where the medium stands."""
     try:
         if media.kind == "video":

@@ -153,14 +153,14 @@ def of_file(path: Path) -> Listed:
     except OSError as error:
         raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}") from error
     read = _of_object if path.suffix.lower() == ".jsonl" else BenchPrompt
-    prompts = [_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_read_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
     if not 1 <= len(prompts) <= MOST_LINES:
         fault = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
         raise RequestError(f"{OPTION} {path}: {fault}", hint=f"Give a prompt a line, 1 to {MOST_LINES} of them.")
     return Listed(prompts, f"prompts of {path.name}")
 
 
-def _numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt:
+def _read_numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt:
     """The prompt on a line. number: of the line, from 1. read: turns the line into a prompt. Raises RequestError that names the line."""
     try:
         prompt: BenchPrompt = read(line)

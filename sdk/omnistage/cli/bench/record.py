@@ -38,7 +38,7 @@ def as_object(result: Result) -> dict[str, Any]:
         "interrupted": bool(result.interrupted_by),
         "levels": [_level(level) for level in result.levels],
     }
-    return _rounded(record)  # type: ignore[no-any-return]
+    return _round_all(record)  # type: ignore[no-any-return]
 
 
 def _level(summary: Summary) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def _request(sample: Sample) -> dict[str, Any]:
     return record
 
 
-def _rounded(value: Any) -> Any:
+def _round_all(value: Any) -> Any:
     """The same value, with all its numbers rounded to DIGITS."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {name: _round_all(one) for name, one in value.items()}
+    return [_round_all(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -96,7 +96,7 @@ class Conversion:
             length = (first + 1) * self.block + self.context - begin
             part = held[begin - held_first :][: length + (count - 1) * self.block]
             windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]
-            converted = _resampled(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
+            converted = _resample(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
             before = (first * self.block - begin) * self.rate_hz // self.source_hz
             blocks = converted[before : before + self.output_block].reshape(self.output_block, count, channels)
             parts.append(blocks.transpose(1, 0, 2).reshape(-1, channels))
@@ -113,7 +113,7 @@ def _whole(least: float, period: int) -> int:
     return math.ceil(least / period) * period
 
 
-def _resampled(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
+def _resample(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
     """Convert n sounds of equal length, [samples, n], each as if it were alone; returns [samples at rate_hz, n]."""
     import soxr  # Needed only if somebody asks for another rate.
 

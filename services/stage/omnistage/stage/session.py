@@ -121,7 +121,7 @@ class Session:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise _superseded()
+                raise _superseded_error()
             return working.result()
         finally:
             await cancel(working)
@@ -164,7 +164,7 @@ class Session:
                 if not done:
                     raise StageError("DEADLINE", PASSED)
                 if self._superseded in done:
-                    raise _superseded()
+                    raise _superseded_error()
                 for task in done:
                     task.result()
         finally:
@@ -256,5 +256,5 @@ class Session:
                 raise protocol_error("Open was sent twice")
 
 
-def _superseded() -> StageError:
+def _superseded_error() -> StageError:
     return StageError("SUPERSEDED", "the session was opened again; this end of it was given up")

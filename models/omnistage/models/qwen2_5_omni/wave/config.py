@@ -125,11 +125,11 @@ def read_wave_config(directory: Path) -> WaveConfig:
 
 
 def _dit(config: Config) -> DitConfig:
-    hidden, layers = _named(config, "hidden_size", "dim"), _named(config, "num_hidden_layers", "depth")
+    hidden, layers = _read_number(config, "hidden_size", "dim"), _read_number(config, "num_hidden_layers", "depth")
     found = DitConfig(
         layers=layers,
         hidden_size=hidden,
-        heads=_named(config, "num_attention_heads", "heads"),
+        heads=_read_number(config, "num_attention_heads", "heads"),
         head_size=config.size("head_dim"),
         ffn_size=hidden * config.size("ff_mult"),
         mel_bins=config.size("mel_dim"),
@@ -179,5 +179,5 @@ def _vocoder(config: Config) -> VocoderConfig:
     )
 
 
-def _named(config: Config, name: str, other: str) -> int:
+def _read_number(config: Config, name: str, other: str) -> int:
     return config.size(name if config.has(name) else other)

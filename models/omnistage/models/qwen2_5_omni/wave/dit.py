@@ -78,7 +78,7 @@ class Dit:
         self._codes = weight("text_embed.codec_embed.weight", (config.code_rows, config.code_size))
         self._layers = [self._layer(weight, linear, index) for index in range(config.layers)]
         self._leave = linear("proj_out", mel, hidden)
-        embedded = functional.silu(_embedded(linear, torch.tensor(times, device=self.device), hidden))
+        embedded = functional.silu(_embed_times(linear, torch.tensor(times, device=self.device), hidden))
         norms = [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden) for index in range(config.layers)]
         self._modulation = torch.stack([norm(embedded) for norm in norms], 1).view(len(times), config.layers, 6, hidden)
         """[times, layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward part."""
@@ -150,12 +150,12 @@ class Dit:
         x = functional.linear(points.repeat_interleave(branches, 0), self._enter) + conditions.flatten(0, 1)
         for index, layer in enumerate(self._layers):
             shift, scale, gate, shift_up, scale_up, gate_up = modulation[:, index].unbind(1)
-            x = torch.addcmul(x, gate, self._attend(layer, _normed(x, scale, shift), masks, edges))
-            raised = _gelu(layer.up(_normed(x, scale_up, shift_up)))
+            x = torch.addcmul(x, gate, self._attend(layer, _normalize(x, scale, shift), masks, edges))
+            raised = _gelu(layer.up(_normalize(x, scale_up, shift_up)))
             x = torch.addcmul(x, gate_up, layer.down(raised))
             still_working()
         scale, shift = self._last_modulation[which].unsqueeze(2).unbind(1)
-        return self._leave(_normed(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
+        return self._leave(_normalize(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
 
     def _attend(self, layer: _Layer, x: torch.Tensor, masks: _Masks, edges: _Edges) -> torch.Tensor:
         """The attention of a layer: each frame sees its block and the neighbouring blocks that the layer sees. x: normed rows, [rows, F,
@@ -279,7 +279,7 @@ class _Masks:
         return seen.repeat(self._rows, 1)[:, None, None, :].expand(-1, 1, own.shape[1], -1)
 
 
-def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def _normalize(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Layer norm without weights, times `scale`, plus `shift`."""
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
 
@@ -295,7 +295,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     return (x * x).mul_(slope * 0.044715).add_(slope).mul_(x).sigmoid_().mul_(x)
 
 
-def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:
+def _embed_times(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:
     """Embeddings of all times, [times, hidden]: sines and cosines of a time (Vaswani et al. 2017), through two layers."""
     half = TIME_WAVES // 2
     waves = torch.exp(torch.arange(half, device=times.device).float() * -(math.log(10000) / (half - 1)))

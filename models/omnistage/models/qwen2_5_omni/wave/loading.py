@@ -93,7 +93,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
     with Weights(folder, _OTHERS) as weights, torch.inference_mode():
 
         def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            return _shaped(weights, prefix + name, shape).to(device)
+            return _take_shaped(weights, prefix + name, shape).to(device)
 
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
@@ -110,12 +110,12 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
 
 def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
     """Put the weights whose names begin with `prefix` into a net. Raises BadCheckpoint."""
-    found = {name: _shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
+    found = {name: _take_shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
     net.load_state_dict(found, assign=True)
     net.eval().requires_grad_(False)
 
 
-def _shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _take_shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """The weight of a name in float32. Raises BadCheckpoint if it is missing or misshapen."""
     found = weights.need(name)
     if found.shape != shape:

@@ -160,7 +160,7 @@ class Vocoder:
         """Make samples, float32 [windows, (frames - before - behind) * frame_samples] in -1..1. mel: frames from the flow, [windows,
         frames, mel_bins]. before, behind: numbers of frames at its beginning and end that are only context. aside: a thread for half of the
         work; None: there is none."""
-        x = self._enter(_normalized(mel.transpose(1, 2)))
+        x = self._enter(_scale_mel(mel.transpose(1, 2)))
         for level in self._levels:
             x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
         sound = self._leave(self._activation(x)).squeeze(1)
@@ -211,7 +211,7 @@ def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch
     return x[..., first : x.shape[2] - last], before - first, behind - last
 
 
-def _normalized(mel: torch.Tensor) -> torch.Tensor:
+def _scale_mel(mel: torch.Tensor) -> torch.Tensor:
     """Logarithms of amplitudes as decibels, scaled to -1..1."""
     least = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
     decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=least)) - REFERENCE_DB

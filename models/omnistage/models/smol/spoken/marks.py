@@ -25,7 +25,7 @@ def is_charge(left: str, right: str) -> bool:
     return not right[:1].isalnum() and not re.match(r" ?[-−–—+=\d]", right) and _ION.search(left) is not None
 
 
-def charged(match: re.Match[str]) -> str | None:
+def spell_charge(match: re.Match[str]) -> str | None:
     """The charge of an ion: "two minus" in SO4^2-. None if no formula stands before it."""
     if not _FORMULA.search(before(match, 8)):
         return None
@@ -41,16 +41,16 @@ def stars(match: re.Match[str]) -> str:
     return f"{cardinal(full)} out of {cardinal(every)} stars"
 
 
-def _bound(text: str) -> str:
+def _bind(text: str) -> str:
     pieces = re.findall(r"\d+|[A-Za-z]+|[=∞−+∈-]", text)
     return " ".join(amount(one) if one.isdecimal() else _BOUND_WORDS.get(one, one) for one in pieces)
 
 
 def _sum(match: re.Match[str]) -> str:
     """A sum, product or integral with its bounds: Σ_{i=1}^{n} as "the sum from i equals one to n of"."""
-    words = f"{_SUMS[match['sign']]} {'from' if match['last'] else 'over'} {_bound(match['first'])}"
+    words = f"{_SUMS[match['sign']]} {'from' if match['last'] else 'over'} {_bind(match['first'])}"
     if match["last"]:
-        words += f" to {_bound(match['last'])}"
+        words += f" to {_bind(match['last'])}"
     return words if re.match(r" of\b", after(match, 4)) else f"{words} of"
 
 
@@ -65,7 +65,7 @@ def delimits(match: re.Match[str]) -> bool:
 
 
 _FORMULA_INSIDE = re.compile(r"\$(?=[A-Za-z\\(|√∑Σα-ω])(?:[A-Za-z](?![A-Za-z])|[^$\sA-Za-z]|\\[a-z]{1,12}| (?![ $])){1,60}\$(?!\d)")
-CHARGES: tuple[Form, ...] = (form(r"\^\(?(?P<number>\d{0,2})(?P<charge>[-−+])\)?(?![\w(]| ?[\d(])", charged),)
+CHARGES: tuple[Form, ...] = (form(r"\^\(?(?P<number>\d{0,2})(?P<charge>[-−+])\)?(?![\w(]| ?[\d(])", spell_charge),)
 DECREMENTS: tuple[Form, ...] = (
     form(r"(?<=[a-z])(?<![A-Za-z'_][a-z])(?<!\ba)--(?=[;,.)]|$| (?![A-Za-z] )[a-z]| *\))", "minus minus"),
     form(r"(?<=[\w)] )[-−]=(?= )", "minus equals"),

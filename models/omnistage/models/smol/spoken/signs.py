@@ -107,7 +107,7 @@ def _dash(match: re.Match[str]) -> str | None:
     if spaced_before and spaced_after:
         return _between(match, sign, left.rstrip(), right.lstrip())
     if not spaced_before and not spaced_after:
-        return _joined(match, sign, left, right)
+        return _dash_word(match, sign, left, right)
     return "minus" if sign == "−" else None
 
 
@@ -210,7 +210,7 @@ def _is_range(sign: str, left: str, right: str) -> bool:
     )
 
 
-def _joined(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+def _dash_word(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     """The word for a dash without spaces: 5-6, A–Z, x-y. left, right: the text around it."""
     if sign == "—":
         return "to" if _ascends(left, right) else None
@@ -370,7 +370,7 @@ def _nearly(match: re.Match[str]) -> str:
     return SIGN_WORDS["≈"] if _OPERAND_BEFORE.search(before(match, 8).rstrip()) else "approximately"
 
 
-def _named(match: re.Match[str]) -> str:
+def _sign_name(match: re.Match[str]) -> str:
     return SIGN_WORDS[match.group()]
 
 
@@ -438,7 +438,7 @@ def _root(match: re.Match[str]) -> str:
 
 _DASH = form(r"[-−–—]", _dash)
 SIGNS: dict[str, tuple[Form, ...]] = {
-    **{sign: (form(re.escape(sign), _named),) for sign in SIGN_WORDS},
+    **{sign: (form(re.escape(sign), _sign_name),) for sign in SIGN_WORDS},
     **{sign: (form(sign, _greek),) for sign in GREEK},
     **{
         sign: (form(rf"(?<![\w)])(?P<root>[{_POWERS}]{{1,3}})√", _root), form(rf"[{_POWERS}]{{1,12}}", _superscript))
@@ -482,8 +482,8 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "¿": (form("[¿¡]", ""),),
     "¡": (form("[¿¡]", ""),),
     ".": (form(r"\.NET\b", "dot net"),),
-    **{sign: (*STARS, form(re.escape(sign), _named)) for sign in "★☆"},
-    **{sign: (*SUMS, form(sign, _named)) for sign in "∑∏∫"},
+    **{sign: (*STARS, form(re.escape(sign), _sign_name)) for sign in "★☆"},
+    **{sign: (*SUMS, form(sign, _sign_name)) for sign in "∑∏∫"},
     **{sign: (*SUMS, form(sign, _greek)) for sign in "ΣΠ"},
     "‖": (form(r"(?<![\w)])(?<!norm )‖(?=[\w(])", "the norm of"), form("‖", "")),
     **{sign: (form(sign, ""),) for sign in "⌋⌉"},

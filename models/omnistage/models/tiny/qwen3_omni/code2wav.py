@@ -67,10 +67,10 @@ def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     if owner == "code_embedding":
         return 0.0, 4.0  # A frame has the mean of sixteen of them.
     # In the decoder two steps of an upsampling meet in each sample; before it they do not.
-    inputs = shape[0] * (2 if ".block.1." in name else 1) if _transposed(name) else math.prod(shape[1:])
+    inputs = shape[0] * (2 if ".block.1." in name else 1) if _is_transposed(name) else math.prod(shape[1:])
     gain = LAST_GAIN if len(shape) == 3 and shape[0] == 1 else next((gain for part, gain in GAINS if part in name), 1.0)
     return 0.0, gain / math.sqrt(inputs)
 
 
-def _transposed(name: str) -> bool:
+def _is_transposed(name: str) -> bool:
     return ".block.1." in name or (".upsample." in name and ".0.conv." in name)
