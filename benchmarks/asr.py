@@ -83,7 +83,8 @@ def words(text: str) -> list[str]:
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
-    """Words to change, add or remove so that what was heard becomes the text, over the words of the text. pairs: (text, heard)."""
+    """Words to change, add or remove so that what was heard becomes the text, divided by the number of words of the text. pairs: (text,
+    heard)."""
     errors = total = 0
     for text, other in pairs:
         wanted, got = meant(text), words(other)
@@ -117,6 +118,7 @@ def _edits(wanted: list[str], got: list[str]) -> int:
 
 
 def _copy(sources: Path, out: Path, progress: ShowProgress) -> None:
+    """Move the recogniser's files from the fetched package to the folder `out`."""
     for name in FILES:
         shutil.move(sources / name, out / name)
     progress("unpacking the recogniser", 1.0)

@@ -67,7 +67,8 @@ class Sounded:
 @dataclass(frozen=True, slots=True)
 class ProfileFigures:
     """The figures of a profile. speech_s: seconds of speech that come before the first sound. computed_s: CPU seconds until then. snr:
-    signal over the difference from the sound made at once, dB. distance: log-spectral, dB. cost: over that at once. errors: of words."""
+    signal divided by the difference from the sound made at once, dB. distance: log-spectral, dB. cost: divided by that of making it at
+    once. errors: of words."""
 
     voice: str
     profile: str

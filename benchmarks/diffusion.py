@@ -117,7 +117,7 @@ async def throughput(report: Report, folder: Path) -> None:
 
 
 async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
-    """Measure the time to the first preview over that to the picture: by the linear map, and by the VAE while there is no map."""
+    """Measure the time to the first preview, divided by that to the picture: by the linear map, and by the VAE while there is no map."""
     worst, found = "", dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)

@@ -39,9 +39,9 @@ KV_BYTES = 512 << 20
 VOCABULARY = 152_000
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.1)
 THROUGHPUT = {"amx": {8: 7.0, 32: 18.0}, "other": {8: 5.5, 32: 10.0}}
-"""Goals for the tokens per second of several requests over those of one, by number of requests, for each kind of CPU."""
+"""Goals for the tokens per second of several requests, divided by those of one; by number of requests, for each kind of CPU."""
 STEPS = {8: 1.35, 32: 1.7}
-"""Goals for the time of a step over that of reading the weights once, by number of rows."""
+"""Goals for the time of a step, divided by the time to read the weights once; by number of rows."""
 
 IDS = range(1000, 40_000)
 """Ids of ordinary tokens."""
@@ -84,7 +84,7 @@ async def tokens_per_s(engine: Engine, concurrent: int) -> float:
 
 
 async def throughput(engine: Engine, report: Report) -> None:
-    """Measure tokens per second of several requests over those of one."""
+    """Measure the tokens per second of one request and of several at once, and how many times as many the several have."""
     goals = THROUGHPUT[isa()]
     rates: dict[int, list[float]] = {1: [], **{concurrent: [] for concurrent in goals}}
     for _ in range(ROUNDS):  # The rounds are interleaved, so that other load on the machine touches all of them alike.
@@ -120,7 +120,7 @@ def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
 
 
 def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Report) -> None:
-    """Measure a step of several rows over the time to read all weights once."""
+    """Measure the time of a step of several rows, divided by the time to read all weights once."""
     engine = new_engine(decoder)
     with torch.inference_mode():
         floor_s = seconds(lambda: [weight.sum() for weight in weights])
@@ -138,7 +138,8 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
 
 
 def drawing(decoder: PackedDecoder, report: Report) -> None:
-    """Measure drawing from a large vocabulary, over the matrix products of a step of the default model with as many rows."""
+    """Measure the time to draw from a large vocabulary, divided by that of the matrix products of a step of the default model with as many
+    rows."""
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
@@ -196,7 +197,7 @@ async def short_after_long(engine: Engine, report: Report) -> None:
 
 
 async def measure_resumed(engine: Engine, report: Report) -> None:
-    """Measure the first new token after a long history, over that after a prompt of that length."""
+    """Measure the time to the first new token after a long history, divided by that after a prompt of that length."""
     ratios = []
     for _ in range(ROUNDS):
         prefill = await first_s(engine, request(PROMPT + LONG, 4))

@@ -184,7 +184,7 @@ async def first_frame(report: Report, folder: Path) -> None:
 
 
 async def first_fragment(made: Path, folder: Path) -> float:
-    """The time from the last step to the first fragment, over that to the end of the film."""
+    """The time from the last step to the first fragment, divided by that to the end of the film."""
     flags = ("--checkpoint", str(made), "--dtype", "float32")
     pipeline = folder / "film.yaml"
     pipeline.write_text(PIPELINE)
@@ -231,8 +231,8 @@ def _measure_peak(made: Path, frames: int, streamed: bool) -> int:
 
 
 def peak_of(made: Path, frames: int, streamed: bool) -> int:
-    """Bytes that a film needs above the loaded model: ours, without keeping frames, if `streamed`, else the pipeline's. A short film before
-    it brings the weights into memory."""
+    """The bytes of memory that making a film takes, besides those of the loaded model. streamed: it is made by this project, which keeps no
+    frames; else by the pipeline of Diffusers. A short film is made first, so that the weights are in memory."""
     torch.set_num_threads(1)
     request = film_request(1, SIDE, frames, steps=1)
     if streamed:

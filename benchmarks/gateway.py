@@ -210,7 +210,7 @@ async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **optio
 
 
 async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> None:
-    """Measure the CPU time of the gateway for streamed sound over that of the router."""
+    """Measure the CPU time of the gateway for streamed sound, divided by that of the router."""
     router = next(child.pid for child in stack.children if child.name == "router")
     clients = [await Http.to(address) for _ in range(SOUNDS)]
     meter, audio_s = CpuMeter([pid, router]), 0.0

@@ -44,7 +44,7 @@ PROMPT_CHARACTERS = 1200
 FRAMES = 64
 SPEAKERS = 8
 ALIKE = (0.8, 1.25)
-"""Between which factors the time of the Talker alone must lie, over that of the Thinker alone."""
+"""Between which factors the time of the Talker alone, divided by that of the Thinker alone, must lie."""
 
 NEVER_ENDS = {8294: -100.0}
 SPOKEN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
@@ -251,7 +251,7 @@ async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
 
 
 async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
-    """Measure SPEAKERS speeches at once over one by one, and beside others that starve."""
+    """Measure the codes per second of SPEAKERS speeches at once, divided by those of one alone; and the same beside others that starve."""
     together, starved = [], []
     await rate(talker, [0])
     for n in range(ROUNDS):

@@ -234,9 +234,9 @@ def main() -> int:
     parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
-    parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the root of the tree whose tests are run")
     options, asked = parser.parse_known_args()
-    # Only without further options every file is run, and so measured, as a whole.
+    # The run measures what each file costs. With further options files run in part, or in their long form, and cost less or more.
     whole = options.form == "short" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()

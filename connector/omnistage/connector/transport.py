@@ -366,8 +366,8 @@ class Receiver:
         return ""
 
     def _read_probe(self, offer: tensor_pb2.Offer) -> bytes:
-        """The secret bytes of an offer's probe. If its memory belongs to another user, all tensors are copied from now on, or, without
-        `owners`, it raises ForeignSegment. Raises ConnectorError."""
+        """The secret bytes of an offer's probe. If its memory belongs to another user, all tensors are copied from now on. Raises
+        ConnectorError; ForeignSegment for memory of another user if no `owners` are set."""
         probe = offer.probe
         layout = parse_layout(probe)
         if probe.WhichOneof("place") != "shared_memory" or layout.size != PROBE_BYTES or probe.shared_memory.length != PROBE_BYTES:

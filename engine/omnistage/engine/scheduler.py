@@ -387,7 +387,7 @@ def _came_later(sequence: Sequence, than: Sequence) -> bool:
 
 
 def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
-    """Sort key for the sequences of one client with long runs, the least first: those that waited too long, then those with the fewest rows
-    left, then the oldest."""
+    """Sort key for sequences of one client that have more than one row left; the sequence with the smallest key gets the next run. First
+    come those that waited too long and have no run in this step yet, then those with the fewest rows left, then the oldest."""
     overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
     return -overdue, sequence.left, sequence.number

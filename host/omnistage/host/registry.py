@@ -12,7 +12,8 @@ UNKNOWN = "unknown"
 
 def new_registry() -> CollectorRegistry:
     """A registry with the version, the Python, and the processor time, memory and descriptors of this process."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # These tell when each counter was made: when the process began.
+    # They would tell when each counter was made, which is always when the process began.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -82,8 +82,8 @@ class InputLog:
 
     @property
     def can_cut(self) -> bool:
-        """Whether `cut` may be called: the oldest entry was sent, and is more than the bare end of the port. The end must stay, because a
-        replica that needs no more items would wait for it for ever."""
+        """Whether `cut` may be called: the oldest entry was sent, and is not a last entry without items, which only tells that the port has
+        ended. Such an entry must stay: a replica that needs no more items would wait for the end for ever."""
         return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
 
     def add(self, output: Output, sender: Sender) -> None:

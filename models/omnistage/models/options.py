@@ -130,7 +130,7 @@ def value_text(value: object) -> str:
 
 
 GPU_MEMORY = "gpu_memory_utilization"
-"""A setting that every model accepts on a CPU, where it means nothing."""
+"""A setting that every model accepts on a CPU, where it has no effect."""
 
 MEMORY_SHARE = "memory_share"
 """A setting of models that take all free memory."""

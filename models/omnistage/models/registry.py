@@ -280,7 +280,7 @@ def voices(family: str, kind: str) -> tuple[str, ...]:
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether a setting of options.OPTIONAL may be set for a family's model of a kind on a device: the model uses it, or it means nothing
+    """Whether a setting of options.OPTIONAL may be set for a family's model of a kind on a device: the model uses it, or it has no effect
     on that device, and `loading_texts` says so. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 

@@ -157,7 +157,7 @@ class Options(TypedDict, total=False):
     frames: Annotated[int, About("Frames of a film.", MODEL, Range(1, 1 << 16))]
     frames_per_second: Annotated[float, About("Frames a second of a film.", MODEL, Range(0.1, 120))]
     seconds: Annotated[float, About("Length of a sound, or of a film if frames are not given.", MODEL, Range(0, 3600, is_above=True))]
-    begin_s: Annotated[float, About("How many seconds of a longer sound come before the sound that is made.", "0", Range(0, 3600))]
+    begin_s: Annotated[float, About("The second at which the sound begins, if it is a part of a longer one.", "0", Range(0, 3600))]
     guidance_scale_2: Annotated[
         float, About("How closely to follow the prompt in the steps of a second transformer.", "guidance_scale", Range(0, 100))
     ]

@@ -53,12 +53,12 @@ class Together:
         self._room = most or FIRST
         """How many texts may be asked at once now."""
         self._calm = self._next_calm = 0
-        """Answers that must come before the room may grow; and how many that will be after the next refusal."""
+        """_calm: how many answers must still come before the room may grow. _next_calm: what `_calm` becomes at the next refusal."""
         self._step = FIRST
         """How much the room grows next; twice as much the time after."""
         self._turn = self._refused = 0
-        """_turn: how often the room has changed; a question from before the last change says nothing about the places now. _refused: the
-        turn that the last refusal began."""
+        """_turn: number of the present turn. Each change of the room begins a new turn; a question of an earlier turn says nothing about
+        the places now. _refused: number of the turn that began with the last refusal."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
         """By task: the text's number, and the turn in which it was asked."""
         self._until: float | None = None
@@ -76,6 +76,7 @@ class Together:
                     number = waiting.popleft()
                     self._running[asyncio.create_task(self._ask(prompts[number]))] = number, self._turn
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                # Refusals first: they begin a new turn, so that answers which came with them do not let the room grow.
                 for task in sorted(done, key=_is_refused, reverse=True):
                     number, turn = self._running.pop(task)
                     try:
@@ -99,7 +100,8 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _note_answer(self, turn: int) -> None:
-        """Note an answer to a text that was asked in this turn. More texts may be asked at once if the turn is the present one."""
+        """Note an answer. turn: the turn in which its text was asked. The room grows if that is still the present turn, and if no more
+        answers have to come first after a refusal (`_calm`)."""
         self._until = None
         if self._calm:
             self._calm -= 1
@@ -109,7 +111,7 @@ class Together:
             self._turn += 1
 
     def _note_refusal(self, turn: int) -> None:
-        """Note that a text asked in this turn was refused: from now on ask only as many at once as are running."""
+        """Note a refusal: from now on ask only as many texts at once as are running. turn: the turn in which the refused text was asked."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1
         if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.

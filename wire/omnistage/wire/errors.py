@@ -79,10 +79,12 @@ assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2
 class StageError(Exception):
     """An error with a reason from the table.
 
-    For a limit of time use `tasks.within`: an error raised in an `except TimeoutError` keeps the TimeoutError, which refers to the task.
+    For a limit of time use `tasks.within`: an error raised in an `except TimeoutError` keeps the TimeoutError, which refers to the task,
+    and so keeps the memory of the task until the collector runs.
 
     reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).
-    retry_delay_s: seconds after which asking again makes sense, instead of the table's value; None: it does not make sense.
+    retry_delay_s: seconds after which asking again makes sense; None: the table's value. The attribute is None if asking again never makes
+    sense, or not by waiting.
     """
 
     def __init__(self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_delay_s: float | None = None) -> None:

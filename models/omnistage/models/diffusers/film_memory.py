@@ -122,7 +122,8 @@ def budget_of(options: LoadOptions, chosen: int) -> int:
 
 
 def _measure_decoding(vae: Any, height: int, width: int) -> int:
-    """The largest number of bytes at one time while latents of this size are decoded, found on a device without memory."""
+    """The most bytes that tensors take at one time while LATENT_FRAMES latents are decoded. height, width: of these latents. Nothing is
+    computed: the tensors are on torch's device `meta`, on which they have sizes only."""
     with torch.device("meta"), quiet():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)

@@ -141,8 +141,8 @@ class DrawingPlan:
     the identity of each of them, by which caches know it. negative: None without guidance. layers: 0 is none. step_cache: see
     stepcache.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
     options: those of the pipeline's own options that were given. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in
-    the steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: seconds of a longer
-    sound before the part that is made. history: see checkpoints. media_type: empty if the model decides."""
+    the steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: the second of a
+    longer sound at which the part that is made begins. history: see checkpoints. media_type: empty if the model decides."""
 
     prompt: str
     negative: str | None

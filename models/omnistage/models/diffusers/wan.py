@@ -49,7 +49,7 @@ ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
 
 class WanPainter(FilmPainter):
     """Draws films from words, and from one picture or two. Conditions.images are latents [1, channels, frames, height, width]: for TI2V
-    those of the first frame alone, for I2V those of all frames, after the channels of their mask."""
+    those of the first frame alone, for I2V those of all frames, and the channels of their mask stand before them."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (

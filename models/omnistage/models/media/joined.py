@@ -59,8 +59,8 @@ class Stretch(io.RawIOBase):
 
 
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
-    """Yields the sounds of a file one after the other, each as a file whose lengths are right. most_bytes: largest size of a file; a larger
-    length means nothing. Raises BadMedia for a sound that was cut off."""
+    """Yields the sounds of a file one after the other, each as a file whose lengths are right. most_bytes: largest size that a file can
+    have. If a head states a larger length, the length is not believed. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     search = HeadSearch()
     begin = count = 0

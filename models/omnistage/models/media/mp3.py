@@ -42,7 +42,7 @@ class Header:
 
     def tells(self, there: int, most_bytes: int) -> bool:
         """Whether a file of `there` bytes, with fewer frames than stated, may have been cut off. The stated end decides if there is one.
-        Numbers that no file of up to most_bytes can have mean nothing."""
+        Numbers that no file of up to most_bytes can have are not believed."""
         return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 

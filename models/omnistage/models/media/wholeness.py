@@ -29,11 +29,12 @@ ASF_BYTES = 1 << 16
 """Bytes of the beginning in which the head is looked for."""
 
 ASF_LIVE = 1
-"""The flag of a file that was sent while it was made: the size that it states means nothing."""
+"""The flag of a file that was sent while it was made: the size that it states is not believed."""
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
-    """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file; a larger stated length means nothing."""
+    """Raises BadMedia for a file that was cut off. most_bytes: largest size that a file can have. If the file states a larger length, the
+    length is not believed."""
     there = file.seek(0, io.SEEK_END)
     said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:

@@ -100,7 +100,8 @@ class _Block:
 
 
 class _Merger:
-    """Makes one row from the patches of a merged row. is_merged_first: whether the patches are joined to one row before the norm."""
+    """Joins each `config.unit` patches, rows [patches, hidden_size], to one row, and maps it to the width of the Thinker. is_merged_first:
+    whether they are joined before the norm, else after it."""
 
     def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
         self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first

@@ -133,12 +133,13 @@ class PhraseCutter:
             yield from self._cut(len(self._text), Pause.NONE)
 
     def _goes_on_with(self, character: str, end: int) -> bool:
-        """Whether the text goes on with this character after a mark that may have ended a sentence or a clause."""
+        """Whether the phrase goes on with this character, although a mark before it may have ended a sentence or a clause."""
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
             # Numerals; or the beginnings of months, days, noon, midnight and prices.
             return character.isdecimal() or character in ("IVXL" if before.endswith(",") else "JFMASONDTWnm$£€")
         stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
+        # A numeral follows in `Fig. IV`, but not in `no. I think` or `a fig. It grew`: such abbreviations are words too.
         numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
         if stem in NUMBERED and (character.isdecimal() or character == "#" or numeral):
             return True

@@ -217,7 +217,7 @@ class PlainText:
         self._state = state
 
     def _end_line(self, line_break: str) -> None:
-        """End a line. line_break: the next `_break`; after a heading or a table row it is "\\n"."""
+        """End a line. line_break: what `_break` becomes; after a heading or a table row it becomes "\\n", whatever is given."""
         if self._row or self._heading:
             line_break = "\n"
         self._row = self._heading = False

@@ -73,7 +73,8 @@ class SmolTalker:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
-        """Raises BadRequest for a voice that this model does not have. Every speed of the contract is possible."""
+        """Raises BadRequest for a voice that this model does not have. The speed needs no check: the model can speak at all speeds that the
+        contract allows."""
         choose_voice(self.info.voices, request.voice, "talker.voice")
         return request
 

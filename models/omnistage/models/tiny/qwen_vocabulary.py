@@ -34,8 +34,9 @@ def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = 
 
 
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
-    """Write vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id. The
-    bytes of an entry are merged to it last, so its merge joins the two pieces that the merges of lower rank leave."""
+    """Write vocab.json and merges.txt from a file of tiktoken. Each line of it has the bytes of one entry, in base 64, and the rank of the
+    entry, which is its id. The file has no merges: if the merges of all lower ranks are applied to the bytes of an entry, two pieces are
+    left, and the merge of the entry joins these two."""
     ranks: dict[bytes, int] = {}
     for line in (sources / "qwen.tiktoken").read_bytes().splitlines():
         spelled, number = line.split()
@@ -60,7 +61,7 @@ def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
 
 
 def _halves(ranks: Mapping[bytes, int], entry: bytes, rank: int) -> tuple[bytes, bytes]:
-    """The two pieces of an entry that the merges of lower rank than its own leave. ranks: of all entries."""
+    """The two pieces that are left of an entry when all merges of lower rank are applied to its bytes. ranks: of all entries."""
     pieces = [entry[index : index + 1] for index in range(len(entry))]
     while len(pieces) > 2:
         found = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]
