@@ -1,4 +1,5 @@
-"""The number of speakers that a machine serves in real time: seconds of sound made per second of computing."""
+"""The number of speeches that a machine can make at the same time, each as fast as it plays: seconds of sound made per second of
+computing."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class _Block:
 
 class _Merger:
     """Joins each `config.unit` patches, rows [patches, hidden_size], to one row, and maps it to the width of the Thinker. is_merged_first:
-    whether they are joined before the norm, else after it."""
+    whether they are joined before the norm; if not, after it."""
 
     def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
         self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first
