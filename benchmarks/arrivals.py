@@ -15,7 +15,7 @@ THRESHOLD = 32768 * 10 ** (-40 / 20)
 
 @dataclass
 class EventArrivals:
-    """The events of one answer, each with the seconds after the call at which it arrived. ttft, ttfa: times to first text and sound."""
+    """The events of one answer, each with the seconds from the call to its arrival. ttft, ttfa: times to first text and sound."""
 
     events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class EventArrivals:
 
 
 class RawClient:
-    """A client with one synchronous channel and no option set."""
+    """A client of the router at `address`, with one synchronous channel and no option set."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)

@@ -83,8 +83,7 @@ def words(text: str) -> list[str]:
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
-    """Words to change, add or remove so that what was heard becomes the text, divided by the number of words of the text. pairs: (text,
-    heard)."""
+    """How many words must change, come or go to make the text from what was heard, divided by its words. pairs: (text, heard)."""
     errors = total = 0
     for text, other in pairs:
         wanted, got = meant(text), words(other)

@@ -1,6 +1,6 @@
 """The least that a chain can cost: the same messages pass through as many processes, which only relay bytes with gRPC. There is no link,
-shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so figures of the chain
-are given as ratios to these, measured in the same run."""
+shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so each figure of the
+chain is divided by a figure of this module, measured in the same run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MESSAGE_BYTES = 120
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """latency_s: median time from the source's write to the client's read. relay_cpu_s: CPU time of one relay for one message."""
+    """The lowest costs. latency_s: median from the source's write to the client's read. relay_cpu_s: CPU time of a relay for a message."""
 
     latency_s: float
     relay_cpu_s: float
@@ -95,7 +95,7 @@ class _Relay:
 
 
 async def _serve(upstream: str) -> None:
-    """Serve as the source or as a relay of `upstream`, and print the own address."""
+    """Serve as the source or as a relay of `upstream`, and print the address of this process."""
     behaviour = _source if upstream == "source" else _Relay(upstream).run
     service, method = _METHOD.strip("/").split("/")
     server = grpc.aio.server(options=server_options())

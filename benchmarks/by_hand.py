@@ -12,7 +12,7 @@ from omnistage.engine.sequence import Sequence
 
 
 def begin(engine: Engine, request: SequenceRequest, rows: int) -> Sequence:
-    """Make a sequence with pages for `rows` rows; `end` gives them back."""
+    """Make a sequence with pages for `rows` rows; `end` gives the pages back."""
     sequence = Sequence(request)
     sequence.pages = [engine._pool.take() for _ in range(pages_for(rows))]
     engine._runner.follow(*engine._pool.changes())

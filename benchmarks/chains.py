@@ -42,7 +42,7 @@ TOKENS, CHARACTERS = 40, 80
 
 
 class SoundPath(ABC):
-    """The chain of model calls from a question to the first sound, each of which needs the one before it; runs them in this process."""
+    """The model calls from a question to the first sound, run in this process; each call needs the result of the call before it."""
 
     frames: ClassVar[int]
     """How many frames the first sound needs."""
@@ -135,9 +135,10 @@ class CausalPath(SoundPath):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A family. maker, family: names of its checkpoint's maker, and of its pipeline and models. suffix: ends the names of its figures.
-    frames, samples: length of an answer. profile, sampling: for Code2Wav and Talker. reference: loads Transformers' model. asked: makes
-    further arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: of ttfa_over_hf_e2e, ttfa_relays."""
+    """A family to measure. maker: makes its checkpoint. family: names its pipeline and models. suffix: ends the names of its figures.
+    frames, samples: length of an answer. profile: for Code2Wav. sampling: for the Talker. reference: loads the model of Transformers.
+    asked: makes more arguments of its `generate` from its config. path: makes a SoundPath. goal, relays: goals of ttfa_over_hf_e2e and
+    ttfa_relays."""
 
     maker: str
     family: str
@@ -158,14 +159,15 @@ class Chain:
 
 
 def _asked2_5(config: Any) -> Mapping[str, Any]:
-    """Arguments for as many frames as ours. Items that are no codes are banned: the vocoder has no row for them."""
+    """Arguments that make Transformers give as many frames as we do. Items that are no codes are banned: the vocoder has no row for
+    them."""
     others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
     count = CHAINS["qwen2_5_omni"].frames
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count, "talker_bad_words_ids": [[number] for number in others]}
 
 
 def _asked3(config: Any) -> Mapping[str, Any]:
-    """Arguments for as many frames as ours: the Talker of Transformers makes one frame fewer than it may make tokens."""
+    """Arguments that make Transformers give as many frames as we do: its Talker makes one frame fewer than it may make tokens."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
 

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.code2wav`: the cost of sound that is made while the speech goes on, and its difference from sound that is made of
-the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word errors."""
+"""`python -m benchmarks.code2wav`: the cost of sound that is made while the speech goes on, and its difference from sound that is made at
+once. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word errors."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Sounded:
-    """The sound of a speech. first_items: how many items had come when the first sound was made. first_s, cost_s: CPU seconds until then,
-    and in all. first_sound_s: length of the first sound."""
+    """The sound of a speech. first_items: how many input items had come when the first sound was made. first_s: CPU seconds until the first
+    sound. cost_s: CPU seconds in all. first_sound_s: length of the first sound."""
 
     samples: NDArray[np.float32]
     first_items: int
@@ -66,9 +66,9 @@ class Sounded:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFigures:
-    """The figures of a profile. speech_s: seconds of speech that come before the first sound. computed_s: CPU seconds until then. snr:
-    signal divided by the difference from the sound made at once, dB. distance: log-spectral, dB. cost: divided by that of making it at
-    once. errors: of words."""
+    """The figures of a profile, compared with sound that is made at once. speech_s: seconds of speech before the first sound. computed_s:
+    CPU seconds until that sound. snr: decibels of the signal above the difference. distance: log-spectral distance in dB. cost: CPU time
+    divided by that sound's. errors: word error rate."""
 
     voice: str
     profile: str
@@ -122,7 +122,7 @@ def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> 
 async def lines(
     voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
 ) -> tuple[list[ProfileFigures], Mapping[str, list[Sounded]]]:
-    """Measure each profile beside `offline`, in rounds in turn; returns figures and sounds. seconds_of_item: length of an item."""
+    """Compare each profile with `offline`, in turn; returns figures, and sounds by profile. seconds_of_item: speech in an item."""
     made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
     await make_sounds(model, WaveRequest(0), speeches[0])
     costs: dict[str, list[float]] = {profile: [] for profile in Profile}
@@ -188,8 +188,8 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
 
 
 def causal(report: Report) -> None:
-    """Measure Qwen3-Omni's Code2Wav: the gain of keeping the state that frames leave, over computing AGAIN_FRAMES before each chunk
-    again, as Transformers' chunked_decode does. The latter gives another sound: attention looks farther back."""
+    """Measure Qwen3-Omni's Code2Wav: how much less it costs to keep the state after each chunk than to compute the last AGAIN_FRAMES frames
+    a second time, as Transformers' chunked_decode does. That gives another sound, because attention looks farther back."""
     net, frames = shrunk(CAUSAL_SCALE), 48
     source = np.random.default_rng(0)
     codes = torch.from_numpy(source.integers(0, net.config.codes, (1, AGAIN_FRAMES + frames, net.config.codebooks)))
@@ -264,7 +264,7 @@ def table(found: Sequence[ProfileFigures]) -> str:
 
 
 def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
-    """Draw the cost of each profile over its time to the first sound, and write the picture to `path`."""
+    """Draw the cost of each profile against its time to the first sound, and write the picture to `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 

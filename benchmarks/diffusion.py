@@ -1,6 +1,6 @@
-"""`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, beside the pipelines of Diffusers; checkpoints with random
-weights of size small, one thread. Seconds are CPU time of this process, unless something else is said: the process is never idle from the
-first request to the last picture. With `--device cuda` only the transformer of Z-Image in its full size is measured."""
+"""`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, compared with Diffusers' pipelines; checkpoints with random
+weights of size small, one thread. Seconds are CPU time of this process, unless something else is said, because the process is never idle
+from the first request to the last picture. With `--device cuda` only the transformer of Z-Image in its full size is measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[f
 
 
 class SpeedUp(NamedTuple):
-    """The factors by which ours is better than the pipeline: throughput, mean latency, and latency of the last request."""
+    """How many times as good our engine is as the pipeline: in throughput, mean latency, and latency of the last request."""
 
     speed: float
     latency: float
@@ -62,7 +62,7 @@ class SpeedUp(NamedTuple):
 
 
 async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
-    """Measure REQUESTS requests that come one step apart, ours and the pipeline's in turn; returns medians over the rounds."""
+    """Measure our engine and the pipeline in turn with REQUESTS requests that come a step apart; returns medians of the rounds."""
     step_s = pipeline.step_s(studio.request(0, side, guided=False))
     await studio.watched(studio.request(0, side, guided=True))
     rounds = list[SpeedUp]()
@@ -91,7 +91,7 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
 
 
 async def throughput(report: Report, folder: Path) -> None:
-    """Measure the families of GOALS beside their pipelines; see `beside`."""
+    """Compare the families of GOALS with their pipelines; see `beside`."""
     joined = dict[str, float]()
     how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
     for name, goal in GOALS.items():
@@ -117,7 +117,7 @@ async def throughput(report: Report, folder: Path) -> None:
 
 
 async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
-    """Measure the time to the first preview, divided by that to the picture: by the linear map, and by the VAE while there is no map."""
+    """Divide the time to the first preview by the time to the picture: with the linear map, and with the VAE if there is no map."""
     worst, found = "", dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
@@ -229,7 +229,7 @@ async def prompt_cache(report: Report, folder: Path) -> None:
 
 
 async def families(report: Report, folder: Path) -> None:
-    """Measure each family alone and AT_ONCE pictures at once; write a table to OUT."""
+    """Measure one picture of each family alone, and AT_ONCE pictures at once; write a table to OUT."""
     rows = [f"| pipeline | pixels | a picture alone | a step | each of {AT_ONCE} at once |", "|---|---|---|---|---|"]
     for name in FAMILIES:
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})

@@ -98,7 +98,7 @@ async def throughput(engine: Engine, report: Report) -> None:
 
 
 def seconds(call: Callable[[], object], rounds: int = 9) -> float:
-    """The median seconds of a call, after one that does not count."""
+    """The median seconds of a call, after a first call that does not count."""
     call()
     taken = []
     for _ in range(rounds):
@@ -138,8 +138,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
 
 
 def drawing(decoder: PackedDecoder, report: Report) -> None:
-    """Measure the time to draw from a large vocabulary, divided by that of the matrix products of a step of the default model with as many
-    rows."""
+    """Divide the time to draw tokens of a large vocabulary by the time of a step's matrix products, default model, as many rows."""
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
@@ -160,7 +159,7 @@ def drawing(decoder: PackedDecoder, report: Report) -> None:
 
 
 async def bystander(engine: Engine, report: Report) -> None:
-    """Measure how fast an answer goes on while a long prompt is read beside it."""
+    """Measure how fast an answer goes on while a long prompt is read, as a share of its speed alone."""
     shares = []
     for _ in range(ROUNDS):
         stream = engine.submit(request(PROMPT, 4000))
@@ -184,7 +183,7 @@ async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
 
 
 async def short_after_long(engine: Engine, report: Report) -> None:
-    """Measure the first token of a short prompt that comes just after a long one, over alone."""
+    """Measure how many times as long the first token of a short prompt takes just after a long prompt as it takes alone."""
     ratios = []
     for _ in range(ROUNDS):
         alone = await first_s(engine, request(SHORT, 4))
@@ -197,7 +196,7 @@ async def short_after_long(engine: Engine, report: Report) -> None:
 
 
 async def measure_resumed(engine: Engine, report: Report) -> None:
-    """Measure the time to the first new token after a long history, divided by that after a prompt of that length."""
+    """Measure how many times as long the first new token takes after a long history as it takes after a prompt of that length."""
     ratios = []
     for _ in range(ROUNDS):
         prefill = await first_s(engine, request(PROMPT + LONG, 4))
@@ -207,7 +206,7 @@ async def measure_resumed(engine: Engine, report: Report) -> None:
 
 
 async def beside_giants(engine: Engine, report: Report) -> None:
-    """Measure the first tokens of small requests beside a few giant ones, over an empty engine."""
+    """Measure how many times as long the first tokens of small requests take while giant ones run as in an empty engine."""
     ratios = []
     for _ in range(3):
         empty = await slowest_first(engine)

@@ -1,5 +1,5 @@
-"""The cost of a layer of experts at the published widths of Qwen3-Omni's Thinker, beside a dense layer with as many columns as the experts
-of one row have. Random weights: each expert has memory of its own, though all have the same numbers."""
+"""The cost of a layer of experts at the published widths of Qwen3-Omni's Thinker, compared with a dense layer with as many columns as the
+experts of one row have. Random weights: each expert has memory of its own, though all have the same numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def draw_weight(rows: int, columns: int) -> torch.Tensor:
 
 
 def weight(name: str) -> torch.Tensor | None:
-    """The weight of this name, of a layer of experts or of a dense one; None for a name that neither has."""
+    """The weight of this name, of a layer of experts or of a dense one; None if neither layer has it."""
     hidden, heads, kv = CONFIG.hidden_size, *(count * CONFIG.head_size for count in (CONFIG.query_heads, CONFIG.kv_heads))
     size = SIZES.size if ".experts." in name else CONFIG.ffn_size
     if name.endswith("norm.weight"):

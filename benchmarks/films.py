@@ -1,5 +1,5 @@
-"""Films of Wan: the time to the first frame, many films at once beside the pipeline of Diffusers, and the memory of decoding. Weights are
-random; the transformer is small. For measurements of decoding the VAE has its published width."""
+"""Films of Wan: the time to the first frame, many films at once compared with Diffusers, and the memory of decoding. Weights are random;
+the transformer is small. For measurements of decoding the VAE has its published width."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Frames = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class FilmTimes:
-    """When a film's events happened, in CPU seconds of this process, and its frames."""
+    """When a film was asked for, its steps ended, its first frame came, and it ended, in CPU seconds of this process; its frames."""
 
     arrived_s: float
     drawn_s: float = 0.0
@@ -68,7 +68,7 @@ class FilmTimes:
 
 
 class Camera:
-    """Our model of a checkpoint of Wan. side: width and height of its films in pixels."""
+    """Our model of the checkpoint of Wan in `folder`. side: width and height of its films in pixels."""
 
     def __init__(self, folder: Path, side: int) -> None:
         options = LoadOptions(path=folder, dtype="float32", family={"width": side, "height": side})
@@ -133,7 +133,7 @@ def call_pipeline(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
 
 
 async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
-    """Measure films at once, over calls of the pipeline one by one, and compare their pixels."""
+    """Measure how many times as fast films at once are as calls of the pipeline one by one, and compare the pixels."""
     made = folder / "wan-small"
     make_tiny("wan2.2-t2v", made, CheckpointOrder(size="small"))
     camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
@@ -184,7 +184,7 @@ async def first_frame(report: Report, folder: Path) -> None:
 
 
 async def first_fragment(made: Path, folder: Path) -> float:
-    """The time from the last step to the first fragment, divided by that to the end of the film."""
+    """The time from the last step to the first fragment, divided by the time from that step to the end of the film."""
     flags = ("--checkpoint", str(made), "--dtype", "float32")
     pipeline = folder / "film.yaml"
     pipeline.write_text(PIPELINE)
@@ -223,8 +223,8 @@ async def memory(report: Report, folder: Path) -> None:
 
 
 def _measure_peak(made: Path, frames: int, streamed: bool) -> int:
-    """Run `peak_of` in a process of its own, so that no measurement finds memory of another one. There freed memory goes back to the system
-    at once: else the figure would show how the C library keeps memory."""
+    """Run `peak_of` in a process of its own, so that no measurement finds memory of another one. That process gives freed memory back to
+    the system at once: the figure must not show what the C library keeps."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(peak_of, made, frames, streamed).result()

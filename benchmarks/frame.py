@@ -1,5 +1,5 @@
 """`python -m benchmarks.frame`: the cost of a frame of Qwen3-Omni's Talker, in the published widths with random weights: its code predictor
-beside the predictor's own products alone, and the predictor's part of the frame. CPU time of one thread, in turns."""
+compared with the predictor's matrix products alone, and with the frame. CPU time of one thread, measured in turn."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def cpu_s(calls: Many[Callable[[], object]]) -> list[float]:
 
 
 def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
-    """Measure the code predictor beside its products alone, and its share of a frame of all layers."""
+    """Compare the code predictor with its matrix products alone, and measure its share of a frame of all layers."""
     config = read_talker_config(folder)
     parts = read(folder, config, dtype)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, SPEAKERS)

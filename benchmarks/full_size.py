@@ -1,5 +1,5 @@
-"""The transformer of Z-Image in its full size on a GPU, with random weights, which draw no beauty but take the same time: the cost of a
-step for pictures of one and of many requests, and the cost of the work around it."""
+"""The transformer of Z-Image in its full size on a GPU, with random weights, which take the same time but draw noise: the cost of a step
+for pictures of one and of many requests, and the cost of the work around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 def transformer() -> Any:
-    """The transformer with random weights. It is made in bfloat16 at once: in float32 it might not fit."""
+    """The transformer with random weights. It is made in bfloat16 at once, because in float32 it might not fit."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

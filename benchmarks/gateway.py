@@ -1,5 +1,5 @@
-"""`python -m benchmarks.gateway`: the cost of HTTP above gRPC, as benchmarks/out/gateway.json and as a table. It asks the same questions
-over both in turn, compares the processor time of the gateway with the router's, opens many streams at once, watches an idle gateway, and
+"""`python -m benchmarks.gateway`: the cost of HTTP above gRPC, as benchmarks/out/gateway.json and as a table. It asks the same questions by
+both in turn, compares the processor time of the gateway with the router's, opens many streams at once, watches an idle gateway, and
 measures when the page plays its first sound.
 
 It needs the folder of the tests on the path, for their browser."""
@@ -49,7 +49,7 @@ SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format":
 
 @dataclass
 class StreamTimes:
-    """One streamed answer: seconds from the question to first text and sound, seconds of sound, and the gaps between events."""
+    """One streamed answer: seconds to first text and sound, seconds of sound, whether it came to its end, and gaps between events."""
 
     ttft_s: float = 0.0
     ttfa_s: float = 0.0
@@ -210,7 +210,7 @@ async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **optio
 
 
 async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> None:
-    """Measure the CPU time of the gateway for streamed sound, divided by that of the router."""
+    """Measure the CPU time of the gateway for streamed sound, divided by the CPU time of the router."""
     router = next(child.pid for child in stack.children if child.name == "router")
     clients = [await Http.to(address) for _ in range(SOUNDS)]
     meter, audio_s = CpuMeter([pid, router]), 0.0

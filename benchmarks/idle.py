@@ -1,6 +1,6 @@
-"""The wake-ups of a stack's processes while it has no requests, beside as many processes that only speak gRPC. A wake-up is counted when a
-thread went to sleep by itself, for any reason: the kernel counts them. Each bare process has a server of grpc.aio with nothing registered
-and a channel to the process before it, no option set, no call."""
+"""The wake-ups of a stack's processes while it has no requests, compared with as many processes that only speak gRPC. The kernel counts a
+wake-up whenever a thread goes to sleep by itself, for any reason. Each bare process has a server of grpc.aio with nothing registered and a
+channel to the process before it, no option set, no call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Wakeups:
 
 
 def measure(stack: Sequence[int], settle_s: float, period_s: float) -> Wakeups:
-    """Count the wake-ups of both in the same period. stack: its process ids. settle_s: seconds before it, also without requests."""
+    """Count the wake-ups of both in the same period. stack: its process ids. settle_s: seconds without requests before it."""
     with _bare_processes(len(stack)) as bare:
         time.sleep(settle_s)
         before = [_all_wakeups(side) for side in (stack, bare)]
@@ -65,7 +65,7 @@ def _bare_processes(number: int) -> Iterator[list[int]]:
 
 
 async def _serve(upstream: str) -> None:
-    """Serve, connect to `upstream` unless it is FIRST, and print the own address."""
+    """Serve, connect to `upstream` unless it is FIRST, and print the address of this process."""
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

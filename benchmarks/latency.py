@@ -95,7 +95,7 @@ def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]]
 
 
 async def _concurrent(omni: AsyncOmni) -> Figure:
-    """The speed of answers at once, in seconds of sound per second, divided by that of the same answers one after the other."""
+    """The speed of answers at once, in seconds of sound per second, divided by the speed of the same answers one by one."""
     ratios = []
     for number in range(CONCURRENT_ROUNDS):
         questions = [(SPOKEN[i], number * CONCURRENT + i) for i in range(CONCURRENT)]

@@ -1,5 +1,5 @@
 """Kills of a stage late in an answer, while other clients talk: does the gap grow with the length of the answer? The replica that has the
-answer is found while there is no other one; then the other clients begin, and each of them checks that its answers stay the same."""
+answer is found while no other answer runs; then the other clients begin, and each of them checks that its answers stay the same."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: in
 
 
 async def _ask_disturbed(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int) -> tuple[Hearing, float]:
-    """The answer, and the moment at which its stage was killed, of time.monotonic(). Raises NothingLost."""
+    """The answer, and the moment at which its stage was killed, in time.monotonic() seconds. Raises NothingLost."""
     hearing = Hearing()
     striking: asyncio.Task[tuple[float, float]] | None = None
     events = aiter(stub.Generate(request(0), timeout=TIMEOUT_S))
@@ -74,7 +74,7 @@ async def _ask_disturbed(house: Fleet, stub: Stub, request: Request, kind: str, 
         async for event in events:
             hearing.events.append((time.monotonic(), event))
             if striking is None and hearing.tokens >= LATE * tokens and talking():
-                # Beside the reading: nothing of the answer waits for it.
+                # In a task, so that the reading of the answer goes on meanwhile.
                 striking = asyncio.create_task(strike(house, victim, signal.SIGKILL))
     if striking is None:
         raise NothingLost(f"the answer of {tokens} tokens was over before the {kind} was killed")

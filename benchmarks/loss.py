@@ -39,11 +39,11 @@ class LossCase:
 
 @dataclass(slots=True)
 class MeasuredLoss:
-    """Seconds from a signal to what followed. closed_s: the kernel closed the process's connections; infinite if it is frozen. noticed_s:
-    the caller's link saw the loss. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read the first
-    chunk made after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts
-    with half a second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was
-    made after the loss; if that is later than held_s, a listener hears a gap, no matter which part noticed the loss."""
+    """Seconds from a signal to `victim` until: closed_s: the kernel closed the connections of its process; infinite if it is frozen.
+    noticed_s: the caller's link saw the loss. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read
+    the first chunk made after that. Seconds of: delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a
+    player that starts with half a second of sound. held_s: sound that the player had not played yet at the signal. sound_s: from the signal
+    to the first sound made after the loss; if it exceeds held_s, a listener hears a gap."""
 
     case: LossCase
     victim: str
@@ -68,7 +68,7 @@ class NothingLost(RuntimeError):
 
 @dataclass
 class Hearing:
-    """An answer: its events, each with the time of its arrival, of time.monotonic()."""
+    """An answer: its events, each with its arrival in time.monotonic() seconds."""
 
     events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
 
@@ -144,7 +144,7 @@ async def hear(stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.Gener
 async def lose(
     fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, case: LossCase, undisturbed: Hearing
 ) -> tuple[MeasuredLoss, Hearing]:
-    """Ask, and cause the loss in the middle of the answer; returns its times and the answer. A stopped replica is woken then. Raises
+    """Ask, and cause the loss in the middle of the answer; returns its times and the answer. A stopped replica is woken at the end. Raises
     NothingLost. undisturbed: the same answer without a loss."""
     hearing = Hearing()
     signalling: asyncio.Task[tuple[str, float, float]] | None = None
@@ -187,7 +187,8 @@ async def _signal(fleet: Fleet, case: LossCase) -> tuple[str, float, float]:
 
 
 async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[float, float]:
-    """Send a signal to a replica; returns its moment (time.monotonic()) and the seconds until its connections closed, inf if it froze."""
+    """Send a signal to a replica; returns the signal's moment (time.monotonic()) and the seconds until the connections closed, inf if it
+    froze."""
     host, _, port = fleet.address(victim).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,4 +1,4 @@
-"""Figures of the Thinkers of the Omni families on checkpoints with random weights, beside Transformers on the same files."""
+"""Figures of the Thinkers of the Omni families on checkpoints with random weights, compared with Transformers on the same files."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ BEGIN, END = 10, 400
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFamily:
-    """A family to measure. maker, size: of its checkpoint. load: loads our Thinker. whole: the class of Transformers, loaded with the
-    arguments `how`. figure, goal: name and goal of the figure of `throughput`."""
+    """A family to measure. maker, size: maker and size of its checkpoint. load: loads our Thinker. whole: the model class of Transformers.
+    how: arguments that load it. figure, goal: name and goal of the figure of `throughput`."""
 
     maker: str
     size: str
@@ -68,7 +68,7 @@ QWEN3 = MeasuredFamily(
 
 @contextmanager
 def running(family: MeasuredFamily, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
-    """Make a checkpoint and load it twice; yields our Thinker and that of Transformers."""
+    """Make a checkpoint and load it twice; yields our Thinker and the model of Transformers."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
         make_tiny(family.maker, made, CheckpointOrder(size=family.size))
@@ -110,7 +110,7 @@ def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[
 
 
 async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any, report: Report) -> None:
-    """Measure requests at once, over Transformers one by one."""
+    """Measure how many times as fast our Thinker is with requests at once as Transformers one by one."""
     ratios, source, same = [], random.Random(0), list[bool]()
     theirs(reference, prompts(source, 1), ITEMS)
     for _ in range(ROUNDS):
@@ -127,7 +127,7 @@ async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any
 
 
 async def measure_ragged(model: MediaThinker, reference: Any, report: Report) -> None:
-    """Measure requests of unequal lengths at once, over Transformers in padded batches."""
+    """Measure how many times as fast our Thinker is with unequal requests at once as Transformers in padded batches."""
     ratios, source = [], random.Random(1)
     for _ in range(ROUNDS - 1):
         asked, items = prompts(source, RAGGED), [source.randint(4, 256) for _ in range(RAGGED)]
@@ -154,7 +154,7 @@ async def first_s(model: MediaThinker, *parts: Part) -> float:
 
 
 async def prefixes(model: MediaThinker, report: Report) -> None:
-    """Measure the first text of a prompt whose beginning is known, against an unknown one."""
+    """Measure how many times as fast the first text comes if the engine has read the beginning of the prompt before."""
     ratios = []
     for n in range(ROUNDS):
         words = "".join(random.Random(n).choices("abcdefghij ", k=SHARED))
@@ -166,7 +166,7 @@ async def prefixes(model: MediaThinker, report: Report) -> None:
 
 
 async def pictures(model: MediaThinker, report: Report) -> None:
-    """Measure the first text of a second question about a picture, against the first question."""
+    """Measure how many times as fast the first text comes for a second question about a picture as for the first."""
     ratios = []
     for n in range(ROUNDS):
         picture = Media("image/jpeg", media_files.picture(n, 480, 640, "JPEG"))
@@ -206,7 +206,7 @@ async def overhead(model: MediaThinker, report: Report) -> None:
 
 
 class _Timed:
-    """Stands for an object; the calls of one of its methods are timed."""
+    """Stands for the object `of`; calls of its method `name` go through `timed`."""
 
     def __init__(self, of: Any, name: str, timed: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
         self._of = of
@@ -233,7 +233,7 @@ async def _qwen2_5(report: Report) -> None:
 
 
 async def qwen3(report: Report) -> None:
-    """Measure the Thinker of Qwen3-Omni beside Transformers; in float32, because only then both give the same tokens."""
+    """Compare the Thinker of Qwen3-Omni with Transformers; in float32, because only then both give the same tokens."""
     torch.set_num_threads(1)
     with running(QWEN3, "float32") as (model, reference):
         await model.warm_up()

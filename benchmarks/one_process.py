@@ -1,5 +1,5 @@
-"""The same models in one process without a server: the measure that the chain of servers is held against. Run as a module it answers every
-line on standard input, a JSON object {question, seed, max_tokens}, with a line of figures."""
+"""The same models in one process without a server: the chain of servers is compared with it. Run as a module it answers every line on
+standard input, a JSON object {question, seed, max_tokens}, with a line of figures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class OneProcess:
             await model.close()
 
     async def ask(self, question: str, seed: int, max_tokens: int) -> dict[str, float]:
-        """Answer a question; returns what a client would measure: seconds to first text and sound, seconds of sound, and their ratio."""
+        """Answer a question; returns ttft_s and ttfa_s, seconds to first text and sound, audio_s, seconds of sound, and rtf, time by
+        audio_s."""
         self._begun = time.perf_counter()
         self._ttft_s = 0.0
         first_sound = last_sound = 0.0

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.pipeline [--family qwen3_omni]`: an Omni model from a question to sound, beside Transformers, which runs the same
-stages one after the other. The weights are random, of size small; an answer has 40 tokens, and as many frames as `benchmarks.chains` says.
-The model is asked with text, and with a sound alone; and with two replicas of Talker and Code2Wav beside one of each."""
+"""`python -m benchmarks.pipeline [--family qwen3_omni]`: an Omni model from a question to sound, compared with Transformers, which runs the
+same stages one after the other. The weights are random, of size small; an answer has 40 tokens, and as many frames as `benchmarks.chains`
+says. The model is asked with text, and with a sound alone; and with one and with two replicas of Talker and Code2Wav."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SOUND_S = 5.0
 
 @dataclass
 class SpeechTimes:
-    """Times of an answer, in seconds. waited_s: how long the server tells a player to wait. late_s: how long it then has nothing."""
+    """Seconds of an answer. waited_s: how long the server asks a player to wait. late_s: how long the player lacks sound afterwards."""
 
     first_s: float = 0.0
     total_s: float = 0.0
@@ -130,7 +130,7 @@ class Sequential:
 
 
 async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
-    """Measure the chain beside Transformers: one by one, at once, and with questions in sound."""
+    """Compare the chain with Transformers: one by one, at once, and with questions in sound."""
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
         await measure_answer(stub, chain, 0)
@@ -156,7 +156,8 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
 async def in_turns(
     stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, heard: bool
 ) -> tuple[list[SpeechTimes], list[float]]:
-    """Ask ours and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. heard: ask with sound."""
+    """Ask our chain and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. heard: ask with
+    sound."""
     mine, others = list[SpeechTimes](), list[float]()
     for seed in range(1, 1 + ROUNDS):
         asked = conversation(seed, heard=heard)
@@ -173,13 +174,13 @@ async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tup
 
 
 def note_of(chain: Chain, sequential: Sequential, theirs: float) -> str:
-    """The note of the figures beside Transformers. theirs: seconds of its answer."""
+    """The note of the figures that compare with Transformers. theirs: seconds of an answer of Transformers."""
     size = f"{TOKENS} tokens, {chain.frames} frames; small"
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
 
 
 def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], others: Sequence[float], how: str) -> Iterator[Figure]:
-    """Our times as parts of the `others`, seconds of a whole answer of Transformers. asked: ends the figures' names. how: their note."""
+    """Our times divided by `others`, seconds of a whole answer of Transformers. asked: end of the figures' names. how: their note."""
     pairs = list(zip(mine, others, strict=True))
     yield chain.figure(f"ttfa_over_hf_e2e{asked}", median([a.first_s / b for a, b in pairs]), "", chain.goal, how)
     yield chain.figure(f"e2e_over_hf_e2e{asked}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", how)
@@ -189,7 +190,7 @@ def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], oth
 
 
 async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
-    """Measure the time to the first sound beside that of the model calls that it needs, made in this process."""
+    """Compare the time to the first sound with the time of the model calls that it needs, made in this process."""
     path, ratios, paths = chain.path(folder), list[float](), list[float]()
     await path.seconds(199)
     async with omni_stub(running.address("router")) as stub:

@@ -32,7 +32,7 @@ def wakeups(pid: int) -> int:
 
 
 def with_children(pid: int) -> list[int]:
-    """The ids of a process, of its children and of theirs."""
+    """The ids of a process, of its children and of their children."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     return [pid, *(each for child in children for each in with_children(child))]
@@ -40,7 +40,7 @@ def with_children(pid: int) -> list[int]:
 
 @dataclass
 class CpuMeter:
-    """Measures the CPU time of several processes from its making on."""
+    """Measures the CPU time of the processes `pids` since the meter was made."""
 
     pids: Sequence[int]
 

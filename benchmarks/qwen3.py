@@ -1,4 +1,4 @@
-"""`python -m benchmarks.qwen3`: Qwen3-Omni's Thinker beside Transformers, and the cost of its experts at published widths."""
+"""`python -m benchmarks.qwen3`: Qwen3-Omni's Thinker compared with Transformers, and the cost of its experts at published widths."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ router). They receive: text 1, row 1, codes 2, audio 2 * 3. Messages with credit
 
 @dataclass
 class Latencies:
-    """Seconds from the time stamp of a stage to the client's read, for each audio message; and how many tokens and messages came."""
+    """Seconds from the stamp of Code2Wav or the Thinker to the client's read, for each audio message; counts of tokens and messages."""
 
     code2wav: list[float] = field(default_factory=list)
     thinker: list[float] = field(default_factory=list)
@@ -87,7 +87,7 @@ async def measure(report: Report) -> None:
 
 
 async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
-    """The latencies of one session, beside those of bare gRPC."""
+    """The latencies of one session, and their ratio to bare gRPC."""
     latencies = Latencies()
     await ask(stub, IDLE_TOKENS, latencies)
     note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredPipeline:
-    """A pipeline to measure. tokens: how many each answer has. text, sound: after how many chunks of text or of sound a stage is lost."""
+    """A pipeline to measure. tokens: of an answer. text, sound: chunks of text or sound before a stage is lost. options: of its stages."""
 
     name: str
     tokens: int
@@ -114,7 +114,7 @@ async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
 
 
 async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCase, number: int) -> MeasuredLoss:
-    """Measure one loss. The answer must be that without a loss, else RuntimeError; afterwards all replicas run again."""
+    """Measure one loss. The answer must be the same as without a loss, else RuntimeError; afterwards all replicas run again."""
     undisturbed = await hear(stub, model.request(number))
     try:
         loss, hearing = await lose(house, stub, model.request(number), case, undisturbed)
@@ -181,7 +181,7 @@ def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[Measure
 
 
 def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of processes of one kind that were stopped. way: how, a key of WAYS."""
+    """The figures of processes of one kind that were stopped. way: how they were stopped, a key of WAYS."""
     if not frozen:
         return []
     noticed = [loss.noticed_s for loss in frozen]

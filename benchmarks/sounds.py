@@ -1,4 +1,4 @@
-"""The sound of a diffusion model: the time to its first samples, beside the time to decode all of it."""
+"""The sound of a diffusion model: the time to its first samples, compared with the time to decode all of it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When one request's events happened, in seconds of one clock, and the bytes of its picture."""
+    """When a request's events happened, in seconds of one clock (0: no preview came), and the bytes of its picture."""
 
     arrived_s: float
     first_preview_s: float = 0.0
@@ -84,7 +84,7 @@ def watch_calls(owner: object, method: str, clock: Clock = time.process_time) ->
 
 
 class Studio:
-    """Our model of a checkpoint. name: its maker; makes it in `folder`, of size small, if it is not there. family: options of the model."""
+    """Our model of a checkpoint. name: names the maker, which makes it in `folder`, of size small, if it is missing. family: options."""
 
     def __init__(
         self, name: str, folder: Path, device: str = "cpu", dtype: str = "float32", family: Mapping[str, Any] | None = None
@@ -112,7 +112,8 @@ class Studio:
         )
 
     def editing(self, seed: int, side: int) -> DrawRequest:
-        """A request that fits any family, guided if it can be; with as many pictures as it needs at least, which then decide the size."""
+        """A request that fits any family, guided if possible; with the least number of pictures that it needs, which then decide the
+        size."""
         limits = self.painter.limits
         request = self.request(seed, 0 if limits.images[0] else side, guided=limits.guidable)
         pixels = np.random.default_rng(seed).integers(0, 256, (96, 96, 3), np.uint8)

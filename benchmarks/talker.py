@@ -78,7 +78,7 @@ async def time_call(call: Callable[[], Awaitable[object]]) -> float:
 
 
 class StageAlone:
-    """Runs the Thinker or the Talker of a fleet by itself: this class takes the place of its neighbours."""
+    """Runs the Thinker or the Talker of a fleet by itself: this class acts as the stages before and after it."""
 
     def __init__(self, running: Fleet) -> None:
         self._addresses = {kind: running.address(f"{kind}-0") for kind in ("thinker", "talker")}
@@ -111,7 +111,7 @@ class StageAlone:
 
 
 async def overlap(running: Fleet, report: Report) -> None:
-    """Measure the chain beside its two stages one after the other, with so many frames that speech takes about as long as the text."""
+    """Compare the chain with its two stages one after the other, with so many frames that speech takes about as long as the text."""
     async with StageAlone(running) as alone, omni_stub(running.address("router")) as stub:
         rows = await alone.think(0)
         await alone.speak(rows, 0, TOKENS)
@@ -165,7 +165,8 @@ async def first_code_s(running: Fleet, seed: int) -> float:
 
 
 async def first_code(running: Fleet, folder: Path, report: Report) -> None:
-    """Measure the first code beside the model calls that it needs: the prompt and two steps of the Thinker, and one of the Talker."""
+    """Compare the time to the first code with the model calls that it needs: the prompt and two steps of the Thinker, and one of the
+    Talker."""
     options = LoadOptions(path=folder)
     thinker, talker = load_thinker(folder, options), load_talker(folder, options)
     await first_code_s(running, 99)
@@ -251,7 +252,7 @@ async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
 
 
 async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
-    """Measure the codes per second of SPEAKERS speeches at once, divided by those of one alone; and the same beside others that starve."""
+    """Compare the rate of SPEAKERS speeches at once with one by one, and with the rate while others starve."""
     together, starved = [], []
     await rate(talker, [0])
     for n in range(ROUNDS):

@@ -1,5 +1,5 @@
 """`python -m benchmarks.use`: the time that a person waits for an answer, and the cost of a stack without requests, as
-benchmarks/out/use.json and as a table. Nothing else should run beside it."""
+benchmarks/out/use.json and as a table. Nothing else should run meanwhile."""
 
 from __future__ import annotations
 
