@@ -1,1 +1,1 @@
-"""All that server processes of omnistage do alike: settings, logs, health, reflection, metrics, readiness, drain."""
+"""The work that all server processes of omnistage share: settings, logs, health, reflection, metrics, readiness, drain."""

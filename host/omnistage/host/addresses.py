@@ -32,13 +32,13 @@ def check_address(text: str) -> str:
 
 
 def check_port(port: int, address: str) -> None:
-    """Raise ValueError for a port that this address cannot have."""
+    """Raise ValueError for a port that no address can have. address: quoted in the error."""
     if port > MAX_PORT:
         raise ValueError(f"{address!r} has no possible port: a port is 0 to {MAX_PORT}")
 
 
 def _fault(text: str) -> str:
-    """The fault of a text that is not HOST:PORT, and what would be right."""
+    """The fault of a text that is not HOST:PORT, and what to write instead, in words."""
     scheme, has_scheme, rest = text.partition("://")
     if has_scheme:
         return f"is a URL: leave {scheme}:// out, give HOST:PORT {_EXAMPLE if not _HOST_PORT.fullmatch(rest) else f'such as {rest}'}"
@@ -61,7 +61,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all addresses of a host, given without brackets, are loopback addresses. An unknown name has no such address."""
+    """Whether all addresses of a host are loopback addresses; False for an unknown name. host: without brackets."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -70,11 +70,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
-    """Bind to a checked address for a moment. Raises StartError that says who or what is in the way, and names the option to change.
+    """Bind to a checked address for a moment. Raises StartError, which says why the server cannot listen, and names `option` as the one to
+    change.
 
     kept: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a second
-    listener of that user bind too, so this looks for one by a connection. The port can still be taken between this check and the real bind;
-    the check finds mistakes before minutes of loading.
+    listener of that user bind too, so this function looks for a listener by connecting to it. Another process can still take the port
+    between this check and the real bind; the check finds mistakes before minutes of loading.
     """
     host, port = host_and_port(address)
     try:

@@ -27,8 +27,8 @@ MAX_SHOWN = 80
 
 
 def read(kind: type[S], words: Sequence[str], program: str) -> S:
-    """Read settings of class `kind` from the words of the command line and from the environment; --help prints and exits. program: its name
-    in --help. Raises StartError, which names the option or the variable."""
+    """Read settings of class `kind` from the words of the command line and from the environment; --help prints and exits. program: name of
+    the server in --help. Raises StartError, which names the option or the variable."""
     fields = kind.model_fields
 
     def add_argument(parser: argparse.ArgumentParser, *names: str, **keywords: Any) -> argparse.Action:

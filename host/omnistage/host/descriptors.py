@@ -21,7 +21,7 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Most connections of a server at once: at most half of its descriptors. However many visitors come, the other half is left for its
-    log, its metrics, its neighbours, files that are put aside and processes that decode."""
+    """The largest number of connections that a server takes at once: at most half of its descriptors. However many visitors come, the other
+    half stays free for its log, its metrics, its neighbours, files that are put aside and processes that decode."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 1)

@@ -1,7 +1,7 @@
-"""The event loop of a process as a thread that can be watched: it has work while it owes an answer.
+"""The event loop of a process as a thread that a watchdog can watch: the loop counts as busy while it owes an answer.
 
-Other processes find a stage whose loop is blocked by its silence, and leave it. The process must end too: no other router takes the place
-of this one, and a replica that hangs is never started again.
+If the loop of a stage is blocked, other processes notice its silence and use another replica. The process must end too, because no other
+router acts for this one, and a replica is started anew only after it has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EventLoop:
     """The running event loop as a Watched thread, for a Watchdog; a context manager. Another thread asks the loop for an answer once in
     PERIOD_S.
 
-    answers: count of all answers. steps: count of late answers. busy: the loop owes an answer that is late."""
+    answers: number of all answers so far. steps: number of late answers. busy: the loop owes an answer that is late now."""
 
     name = "event loop"
     step_limit_s = STEP_LIMIT_S

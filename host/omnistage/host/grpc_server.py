@@ -26,7 +26,7 @@ STOP_GRACE_S = 0.5
 
 
 class GrpcService(process.Service, Protocol):
-    """The service that a process serves over gRPC."""
+    """The service that a process serves over gRPC. max_calls: open calls at once; None: no limit."""
 
     name: str
     """Full name of its gRPC service, for health and reflection."""
@@ -106,7 +106,7 @@ def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, ke
 @asynccontextmanager
 async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
     """Serve channelz while the block runs, on a port of its own: channelz names all connections of this process, so it is not for clients.
-    address: HOST:PORT; empty: off. Yields the address with its port."""
+    address: HOST:PORT; empty: nothing is served. Yields the address with the real port; empty if nothing is served."""
     if not address:
         yield ""
         return

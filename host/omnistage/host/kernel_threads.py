@@ -12,8 +12,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class KernelThread:
-    """A thread as the kernel sees it. state: R runs or waits for a CPU, S sleeps, D waits for a disk. cpu_s, delay_s: how long it has run,
-    and has waited for a CPU until it ran."""
+    """A thread as the kernel sees it. state: R runs or waits for a CPU, S sleeps, D waits for a disk. cpu_s: seconds that it has run.
+    delay_s: seconds that it has waited for a CPU."""
 
     state: str
     cpu_s: float

@@ -1,4 +1,4 @@
-"""Tasks that run as long as their process. If such a task ends, the process ends too, unless it can do without the task's work."""
+"""Tasks that run as long as their process. If one of them ends, the process ends too, unless the process can do without its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class LastingTasks:
-    """The lasting tasks of a process, made in its running event loop. broken: done, with the reason, when a task has ended before
+    """The lasting tasks of a process, made in its running event loop. broken: a future that gets the reason when a task has ended before
     `close`."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Finds the process that listens on a port of this machine, as far as the kernel tells this user."""
+"""Finds the process that listens on a port of this machine, as far as the kernel lets this user see it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_COMMAND = 60
 
 
 def listener(port: int) -> str:
-    """The program that listens on a port, with its pid, in words; "another program" if the kernel does not tell, for example because the
-    process is another user's."""
+    """The program that listens on a port, with its pid, in words; "another program" if the kernel does not show it, for example because the
+    process belongs to another user."""
     sockets = {f"socket:[{inode}]" for inode in _listening(port)}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):

@@ -1,4 +1,4 @@
-"""Answers the process that started this one, which asks whether the event loop still turns: the loop itself answers."""
+"""Answers the process that started this one and asks whether the event loop still runs. The loop itself gives the answer."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def plain_words(lines: int) -> str:
 
 
 class LogWriter:
-    """A file for loggers that never waits. One process has one, for as long as it lives.
+    """A file for loggers whose `write` never waits. A process has one such file, from start to end.
 
-    It writes to a descriptor and not to a file of Python's: the interpreter cannot end while a thread waits in one of those.
+    It writes to a descriptor, because the interpreter cannot end while a thread waits in a file object of Python.
     """
 
     def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
@@ -41,7 +41,7 @@ class LogWriter:
         start_spare("omnistage-log", self._write_for_ever, again_s=AGAIN_S)
 
     def write(self, line: str) -> int:
-        """Queue a line, which has its end; drop it if too many wait. Returns its length, as files do."""
+        """Queue a line that ends with a line break; drop it if `max_waiting` lines wait. Returns its length, as files do."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:

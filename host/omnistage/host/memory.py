@@ -29,10 +29,10 @@ def tune_malloc(max_arenas: int = 0) -> bool:
     messages of 1 MiB pass 2.7 to 6.5 times faster with these settings. The price is resident memory: up to the trim threshold (128 MiB) of
     freed memory stays with the process. Numbers and names of the parameters: mallopt(3).
 
-    max_arenas: most heaps of all threads together; 0: eight for each core. With these settings each heap maps 64 MiB from its start. On a
-    machine of many cores that is a lot for a process whose mappings are limited.
+    max_arenas: largest number of heaps for all threads together; 0: eight for each core. With these settings each heap maps 64 MiB from its
+    start. On a machine of many cores that is a lot for a process whose mappings are limited.
 
-    Returns True if all settings were taken, False if the C library is not glibc or refused one.
+    Returns True if glibc accepted all settings, False if it refused one or the C library is not glibc.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
@@ -53,7 +53,7 @@ def put_off_collection() -> None:
 
 
 def collect_from_now_on() -> None:
-    """Collect what loading left behind, then let the garbage collector work on new objects only.
+    """Collect the garbage of loading, then let the garbage collector work on new objects only.
 
     Otherwise a full collection in the middle of an answer would stop all threads while it walks through everything that torch has imported;
     so would the last collection, at the end of the process.
@@ -68,7 +68,7 @@ def use_huge_pages() -> int:
 
     The kernel frees the memory of a killed process before it closes its sockets, and each page costs it time: a Thinker of 600 MB in pages
     of 4 KiB was gone 50 ms after the signal, in huge pages after 7 ms. Matrix products also miss the TLB less often. Memory that loading
-    left behind is given back first. Only private memory without a file is moved, in blocks of 2 MiB, and only a block with at least half of
+    has freed is given back first. Only private memory without a file is moved, in blocks of 2 MiB, and only a block with at least half of
     its pages in memory: a block that is hardly used would become a whole page of 2 MiB.
 
     Returns the number of bytes that are then in huge pages; 0 if the kernel or the C library has no huge pages, and then nothing is lost.

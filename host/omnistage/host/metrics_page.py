@@ -70,12 +70,12 @@ class _Server(ThreadingWSGIServer):
         self._visitors.add(request)
         self._silent[request] = None
         visited = start_spare("omnistage-metrics-visitor", partial(self.process_request_thread, request, client_address))
-        if visited.ident is None:  # No thread is left for it.
+        if visited.ident is None:  # No further thread could be started.
             self.shutdown_request(request)
 
     def _leave_oldest(self) -> bool:
-        """Close the connection that has been silent for longest. Return whether there was one; its thread ends soon, and its place is free
-        now."""
+        """Close the connection that has been silent for longest; its visitor counts no more, and its thread ends soon. Return False if none
+        is silent."""
         for oldest in list(self._silent):
             if self._silent.pop(oldest, oldest) is None:  # It was still silent.
                 with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Addresses that are names: `dns:///NAME:PORT` stands for a replica at every address that the name has now.
+"""Addresses that are names: `dns:///NAME:PORT` stands for one replica at each address that the name has now.
 
 docker-compose gives a service's name one address per container; Kubernetes gives a headless service's name one per ready pod.
 """
@@ -58,8 +58,8 @@ class SystemResolver:
         self._lookups: dict[Name, asyncio.Task[list[str]]] = {}
 
     async def __call__(self, name: Name) -> list[str]:
-        """The addresses of a name, HOST:PORT. Raises OSError, also if the lookup takes too long. It goes on then, and the next call waits
-        for it: a thread that waits for DNS cannot be stopped."""
+        """The addresses of a name, HOST:PORT. Raises OSError, also if the lookup takes too long. A lookup that takes too long goes on, and
+        the next call waits for it, because a thread that waits for DNS cannot be stopped."""
         lookup = self._lookups.get(name) or asyncio.create_task(_look_up(name))
         self._lookups[name] = lookup
         await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
@@ -71,7 +71,7 @@ class SystemResolver:
 
 
 async def _look_up(name: Name) -> list[str]:
-    """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be there
+    """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be listed
     twice."""
     found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     by_family = {

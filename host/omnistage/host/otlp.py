@@ -76,18 +76,19 @@ class OtlpTracer(Tracer):
     async def close(self) -> None:
         """Send the waiting spans, for FLUSH_S at most; then give up. A missing collector must not keep a process alive."""
         sending = start_spare("omnistage-last-spans", self._provider.shutdown)
-        if sending.ident is None:  # No further thread can be started: the last spans are lost.
+        if sending.ident is None:  # No further thread could be started: the last spans are lost.
             return
         await asyncio.to_thread(sending.join, FLUSH_S)
         if sending.is_alive():
             log.warning("tracing.cut", collector=self._url, why=f"it did not take the last spans within {FLUSH_S:g} s")
-            logging.getLogger(_EXPORTER_LOG).setLevel(logging.CRITICAL)  # It would log again what was just logged.
+            logging.getLogger(_EXPORTER_LOG).setLevel(logging.CRITICAL)  # The same failure was just logged.
             self._exporter.shutdown()
             await asyncio.to_thread(sending.join, CANCEL_S)
 
 
 class _Recorded(Span):
-    """A span of OpenTelemetry. The times of its phases and events are turned into times of day by the one moment at which it began."""
+    """A span of OpenTelemetry. The monotonic times of its phases and events become times of day: both clocks are read once, when the span
+    begins."""
 
     def __init__(self, tracer: OtlpTracer, span: OtelSpan) -> None:
         carrier: dict[str, str] = {}

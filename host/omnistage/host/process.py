@@ -1,8 +1,8 @@
 """The life of a server process, whatever it is called over: bind, get ready, serve, drain, stop.
 
-Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, also the event loop's; and the end
-of a lasting task. An engine without its thread answers nobody, and a router without its watchers knows nothing: other processes take over
-from one that is gone, not from one that only looks well. Work that the process can do without (spare.py) never ends it.
+Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, also the event loop's; and the end of a
+lasting task. An engine without its thread answers nobody, and a router without its watchers knows nothing. Such a process must end, because
+other processes take over only when a process is gone. Work that the process can do without (spare.py) never ends it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ BROKEN = 70
 
 
 class Broken(RuntimeError):
-    """A thread of this process ended by an error or hangs, or a lasting task ended; its work is not done any more."""
+    """A thread of this process ended by an error or hangs, or a lasting task ended, so nobody does its work any more."""
 
 
 class Service(Protocol):
-    """The service of a process."""
+    """The service of a process. lasting: its tasks that run as long as the process."""
 
     lasting: LastingTasks
     """Background work; the service closes it."""
@@ -73,8 +73,8 @@ class Service(Protocol):
         """Refuse new sessions and let the running ones finish, at most for `grace_s`."""
 
     def fail(self) -> None:
-        """The process is broken and about to end. From now on no session may end as if it were at fault: the streams break off, so that the
-        other end sees the loss as a loss. A thread that hangs never ends, so `close` must not wait for one."""
+        """The process is broken and about to end. From now on no session may end with an error of its own: the streams break off, so that
+        the other end takes that for the loss of this process. A thread that hangs never ends, so `close` must not wait for one."""
 
     async def close(self) -> None: ...
 
@@ -83,16 +83,16 @@ class Listener(Protocol):
     """The port of a service."""
 
     def bind(self) -> str:
-        """Take the port. Returns its HOST:PORT. Called once, before everything else. Raises StartError."""
+        """Bind the port. Returns its HOST:PORT. Called once, before all other methods. Raises StartError."""
 
     async def open(self) -> None:
         """Take calls. Health says NOT_SERVING until `say`."""
 
     async def say(self, *, serves: bool) -> None:
-        """Set the answer of health."""
+        """Set the health: SERVING if `serves`, else NOT_SERVING."""
 
     async def close(self, *, is_broken: bool) -> None:
-        """Take no more calls, and let the running ones end; is_broken: end them at once."""
+        """Accept no more calls, and let the running calls end. is_broken: end them at once."""
 
 
 async def serve(
@@ -172,7 +172,7 @@ async def _last_tasks() -> None:
 
 
 class _Breakage:
-    """Takes reports, from any thread, of what breaks the process. broken: done with the reason, after the service was told."""
+    """Receives, from any thread, reports of what breaks the process. broken: a future that gets the reason after `service.fail`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -180,7 +180,7 @@ class _Breakage:
         self.broken: asyncio.Future[str] = self._loop.create_future()
 
     def by_an_error(self, ended: threading.ExceptHookArgs) -> None:
-        """Called by threading.excepthook when a thread ends by an error. Only a spare thread may: the others break the process."""
+        """Called by threading.excepthook when a thread ends by an error. The process is broken unless the thread is spare."""
         if is_spare(ended.thread):
             log.warning("thread.failed", thread=ended.thread.name if ended.thread else "", exc_info=ended.exc_value)
             return
@@ -209,7 +209,7 @@ class _Breakage:
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError:  # No further thread may be left.
+        except RuntimeError:  # No further thread can be started.
             _exit()
 
     def _fail(self, reason: str) -> None:
@@ -248,7 +248,7 @@ def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
     """Run `main` in an event loop. Returns the exit code: 0, or 1 with the reason on stderr if the server cannot start. A process that
     breaks ends with BROKEN.
 
-    ready_fd: gets one line of JSON, {"error"}, if the server cannot start.
+    ready_fd: a descriptor that gets one line of JSON, {"error"}, if the server cannot start; negative: none.
     """
     try:
         asyncio.run(_unless_it_breaks(main))
@@ -291,7 +291,7 @@ def _metrics(address: str, registry: CollectorRegistry) -> str:
 
 
 def _stop_event(lifeline_fd: int) -> asyncio.Event:
-    """An event that is set by SIGTERM, by SIGINT, and when the other end of the pipe `lifeline_fd` is closed."""
+    """An event that is set by SIGTERM, SIGINT, or the end of the pipe `lifeline_fd` at its other side; negative: no pipe."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

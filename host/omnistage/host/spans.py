@@ -15,9 +15,10 @@ NO_ATTRIBUTES: Attributes = {}
 
 
 class Span:
-    """The work of one process for one request. This class is for a process that traces nothing: it only passes on the context that came.
+    """The work of one process for one request. This class is for a process that traces nothing: it only passes on the trace context of the
+    caller.
 
-    metadata: to send with the calls that are part of the work. trace_id: 32 hex digits; empty if nothing is recorded. All times are in
+    metadata: sent with the calls that are part of the work. trace_id: 32 hex digits; empty if nothing is recorded. All times are in
     time.monotonic() seconds.
     """
 

@@ -1,7 +1,7 @@
 """Threads that a process can do without, for example for larger pages of memory, the page of metrics, and the log.
 
-The end of any other thread by an error ends the process, because no other thread does its work (process.py). On a poor machine a
-thread of this kind may find no descriptor, no memory or no further thread: then the log says so and the process goes on.
+If any other thread ends by an error, the process ends, because no other thread does that work (process.py). A spare thread may fail on a
+machine with too few descriptors, threads or too little memory: then the log says so and the process goes on.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def is_spare(thread: threading.Thread | None) -> bool:
 def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = None) -> threading.Thread:
     """Do `work` on a daemon thread that the process can do without. If it fails, the log says so, and the process goes on.
 
-    again_s: seconds after which a failure is followed by another try, twice as many after the next failure, and so on; None: no other try.
-    If no thread can be started, the log says so, and the returned thread never runs.
+    again_s: seconds from a failure to the next try, doubled with each further failure; None: no other try. If no thread can be started, the
+    log says so, and the returned thread never runs.
     """
     thread = threading.Thread(target=_work, args=(name, work, again_s), name=name, daemon=True)
     _SPARE.add(thread)

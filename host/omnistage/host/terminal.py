@@ -15,7 +15,7 @@ from typing import TextIO
 
 ESCAPES: Mapping[int, str] = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"},
-    # They turn the direction of a line, also of our own words in it.
+    # They reverse the direction of a line, also of our own words in it.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
     # Bytes of a name that is not UTF-8. With some settings Python writes them unchanged.
     **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
@@ -31,7 +31,7 @@ def escape_text(text: str) -> str:
 class Guarded(io.TextIOWrapper):
     """A stream to a terminal that shows control characters as escapes.
 
-    below: the stream to the terminal without this guard. Text written to both comes out in the order of writing.
+    below: the stream to the terminal without this guard. Texts written to the two streams come out in the order of writing.
     """
 
     def __init__(self, below: io.TextIOWrapper) -> None:
@@ -55,5 +55,5 @@ def guard_standard_streams() -> None:
 
 def stream_below(stream: TextIO) -> TextIO:
     """The stream below a guarded one, for code that draws: its control sequences steer the terminal. Such code must pass text from others
-    through `escape_text`. Any other stream is returned as it is."""
+    through `escape_text`. Any other stream is returned itself."""
     return stream.below if isinstance(stream, Guarded) else stream

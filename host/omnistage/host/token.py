@@ -22,7 +22,7 @@ _RANDOM_BYTES = 32
 
 
 def read_token(file: str, environment: Mapping[str, str]) -> Token | None:
-    """The token in the environment or in a file; None if there is neither. file: empty for none. Raises StartError."""
+    """The token in the environment or in a file; None if neither has one. file: path; empty: no file. Raises StartError."""
     given = environment.get(VARIABLE, "")
     if given and file:
         raise StartError(f"both {VARIABLE} and a token file ({FILE_VARIABLE}, --token-file) are given: give one of them")

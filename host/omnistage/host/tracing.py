@@ -14,7 +14,7 @@ from omnistage.host.spans import Tracer
 
 @asynccontextmanager
 async def tracing(url: str, service: str) -> AsyncIterator[Tracer]:
-    """A tracer for the life of a process. url: as `--otlp`; empty: none. service: the name under which its spans are found.
+    """A tracer for the life of a process. url: as `--otlp`; empty: spans go nowhere. service: the name under which its spans are found.
 
     At an orderly end the spans that wait get a moment to be sent; a process that breaks does not wait for that. Raises StartError."""
     if not url:

@@ -35,9 +35,9 @@ IDLE_S = 1.5
 
 
 class Watched(Protocol):
-    """A thread that computes. thread_id: its number in the kernel, None until it runs. steps: how many it has done. busy: it has work.
-    step_limit_s: most seconds of a step, without the time in which it waits for a CPU. helped: native threads may compute for it while it
-    sleeps. processes: ids of other processes whose threads may compute for it too."""
+    """A thread that computes. thread_id: its number in the kernel; None until it runs. steps: number of steps it has done. busy: it has
+    work. step_limit_s: seconds that a step may take, without the time in which it waits for a CPU. helped: native threads may compute for
+    it while it sleeps. processes: ids of other processes whose threads may compute for it too."""
 
     @property
     def name(self) -> str: ...
@@ -61,7 +61,7 @@ class Watched(Protocol):
 class Watchdog:
     """Watches threads from its beginning to its end, from a thread of its own; a context manager.
 
-    wedged: called once, on that thread, with the thread that hangs and the reason in words. Afterwards nothing is watched.
+    wedged: called once, on the watchdog's thread, with the thread that hangs and the reason in words. Afterwards nothing is watched.
     """
 
     def __init__(self, threads: Sequence[Watched], wedged: Callable[[Watched, str], None]) -> None:
@@ -69,7 +69,7 @@ class Watchdog:
         self._wedged = wedged
         self._awake = threading.Event()
         self._stopped = threading.Event()
-        self._is_blind = False
+        self._is_blind = False  # whether the last reading of the threads failed
         self._thread = threading.Thread(target=self._watch, name="omnistage-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -132,9 +132,9 @@ class _Judge:
         self.thread = thread
         self.active = False
         self._steps = 0
-        self._judged = False
-        self._idle_s = 0.0
-        self._step_s = 0.0
+        self._judged = False  # whether the last look could measure the thread
+        self._idle_s = 0.0  # of the present step, without use of a CPU
+        self._step_s = 0.0  # of the present step, in all
 
     def judge(self, look: _Look) -> str:
         """Add up the times since the last look, or begin at 0 if a new step or new work has begun. Return why the thread hangs; empty if it
@@ -165,7 +165,8 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The work of one thread between two looks: seconds on a CPU, and seconds of waiting for one. state: at the end, as in KernelThread."""
+    """One thread between two looks. cpu_s: seconds on a CPU. delay_s: seconds of waiting for a CPU. state: at the end, as in
+    KernelThread."""
 
     state: str
     cpu_s: float
@@ -186,7 +187,7 @@ class _Look:
 
 
 def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> _Look:
-    """Compare two readings of the threads. elapsed_s: seconds that the watchdog waited between them; if it waited too long, none count."""
+    """Compare two readings of the threads. elapsed_s: seconds between them; if the second came too late, none count."""
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)

@@ -17,7 +17,7 @@ class Channels:
     """One channel per address, kept for the life of the process or until it is forgotten. Addresses come from a configuration, or from a
     name in it; the code that follows a name forgets the addresses that the name no longer has.
 
-    metadata: sent with every call of a stage, for the stage's guard.
+    metadata: sent with every call of a stage, for the stage's guard. token: shown in it; None: the stages need no token.
     """
 
     def __init__(self, credentials: Credentials, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:

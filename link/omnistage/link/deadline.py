@@ -23,8 +23,7 @@ class StreamLost(StageError):
 
 
 class Deadline:
-    """The end of a request's time. It makes the error of every stream that ends, because a stream that ends at the deadline was not
-    lost."""
+    """The end of a request's time. It makes the error for a stream that ends, because a stream that ends at the deadline was not lost."""
 
     def __init__(self, at: float) -> None:
         """at: in time.monotonic() seconds."""
@@ -36,7 +35,7 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """Whether it is time to tell the caller which stage the request waited for."""
+        """Whether so little time is left that the caller must now learn which stage the request waits for."""
         return self.remaining_s <= LAST_S
 
     def silence(self, stage: str, message: str) -> StageError:

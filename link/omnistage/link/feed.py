@@ -1,4 +1,4 @@
-"""The way down of one link: sends the input of every port within the credit of the stage, and keeps it for a replay."""
+"""The input of the stage at one link: sends the chunks of every port within the credit of the stage, and keeps them for a replay."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ REPLAY_BYTES = 64 << 20
 
 
 class Feed:
-    """The input of one link, by port. Use: `restart` with every stream of the link, `stop` when that stream is lost, `close` at the end;
-    `send` at any time."""
+    """The input that one link sends to its stage, by port. max_unsent: pieces that may wait. replay_bytes: sent input that is kept. Use:
+    `restart` with every stream of the link, `stop` when that stream is lost, `close` at the end; `send` at any time."""
 
     def __init__(self, max_unsent: int, replay_bytes: int) -> None:
         self._max_unsent = max_unsent
@@ -34,8 +34,8 @@ class Feed:
         self._stream: Stream | None = None
         self._sender = Sender(None)
         """Sender of the last stream: it stores tensors even while there is no stream."""
-        self._room = asyncio.Event()
-        self._pumping = False
+        self._room = asyncio.Event()  # set when a piece was sent, or the session is over
+        self._pumping = False  # whether a task writes now; it also writes what others add
         self._over = False
         self.needs: Mapping[str, int] = {}
         """Number of the first item that the stage needs, by input port; 0 for a port that is not in it."""
@@ -74,11 +74,11 @@ class Feed:
             await self._room.wait()
 
     def sent(self, port: str) -> int:
-        """Number of pieces of the port that were sent down. A loss lowers it, until they have been sent again."""
+        """Number of pieces of the port that were sent. A loss lowers it by the pieces that must be sent a second time."""
         return self._inputs[port].sent if port in self._inputs else 0
 
     async def sends(self) -> None:
-        """Return when the next piece goes down, or when the session is over."""
+        """Return when the next piece is sent, or when the session is over."""
         if not self._over:
             self._room.clear()
             await self._room.wait()
@@ -127,7 +127,7 @@ class Feed:
         return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
     def _forget(self) -> None:
-        """Keep within `replay_bytes`: forget input that was sent, of each port the oldest first."""
+        """Forget sent input, in each port the oldest first, until at most `replay_bytes` are kept or no port can be cut."""
         held = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
             while held > self._replay_bytes and inputs.can_cut:

@@ -1,4 +1,4 @@
-"""How many Opens a process may send to a second replica before the first one has answered or is lost."""
+"""Limits the Opens that a process sends to a second replica while the first one has neither answered nor been lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BURST = 4.0
 
 
 class Hedges:
-    """The budget of second Opens of one process."""
+    """The number of second Opens that one process may still send: it grows by SHARE with each Open, up to BURST."""
 
     def __init__(self) -> None:
         self._left = BURST
@@ -18,7 +18,7 @@ class Hedges:
         self._left = min(self._left + SHARE, BURST)
 
     def take(self) -> bool:
-        """Take one second Open out of the budget; False if the budget has none left."""
+        """Take one second Open from the budget and return True; return False if the budget holds less than one."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

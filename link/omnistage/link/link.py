@@ -2,7 +2,7 @@
 
 The router has a link to the first stage of an answer; a stage has a link to the next hop. A link opens one of the replicas, sends the input
 of its user within the credit of that replica, passes credit on, and ends with the handshake `Ended`, half-close, status. When the replica
-is lost, the link opens another one, which goes on exactly where the lost one stopped. No other place knows about replay.
+is lost, the link opens another one, which goes on exactly where the lost one stopped. Only links replay anything.
 
     caller --feed--> Feed (bounded) --credit--> Stream --> replica           on a loss: the next replica gets again what it needs
     caller <--events()-- OutputAccount <------- Stream <-- replica           on a loss: positions and checkpoints, in Open.resume
@@ -40,7 +40,7 @@ MAX_LOSSES = 16
 
 class Link:
     """One session at one next stage. Use: `await open()`, then `feed.send`, `grant` and `events()` from different tasks, and `close()` at
-    the end. feed: takes the input of the stage. search: knows which replicas gave no sign of life."""
+    the end. feed: takes the input of the stage. search: `search.silent` lists the replicas that gave no sign of life."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Link:
     ) -> None:
         """request: without route and offers, which the link fills in; with `resume` if the caller itself goes on with a session. sender:
         makes the sender of one stream's tensors. deadline: in time.monotonic() seconds. metadata: trace context to pass on. max_unsent,
-        replay_bytes: see Feed. revisions: of the stages that began the session, if it began on an earlier link of the caller."""
+        replay_bytes: see Feed. revisions: of the stages that began the session, if an earlier link of the caller opened it; else empty."""
         self._channels = channels
         self._route = route
         self.stage = kind_name(route.kind)
@@ -75,8 +75,8 @@ class Link:
         self._granted = {credit.port: credit.total for credit in request.credits}
         self._interrupt: stage_pb2.Interrupt | None = None
         self._losses = _Losses()
-        self._attempts = 0
-        self._inline_only = False
+        self._attempts = 0  # Opens sent so far
+        self._inline_only = False  # whether a replica could not read shared memory
         self.failovers = 0
         self.revisions = revisions
         """Revisions of this stage and all stages after it, as of the last Opened."""
@@ -155,7 +155,7 @@ class Link:
 
     @property
     def _binding(self) -> Sequence[str]:
-        """Revisions that the next replicas must have; empty while no output has come, because then any will do."""
+        """Revisions that the next replicas must have; empty while no output has come, because then any revision will do."""
         return () if self._account is not None and self._account.empty else self.revisions
 
     # Down: what the caller sends apart from its input -------------------------------------------------------------------------------
@@ -194,7 +194,8 @@ class Link:
             self._end()
 
     async def _next_event(self) -> stage_pb2.RunResponse | None:
-        """The next event for the caller, a Failover if the replica was replaced meanwhile; None at the good end. Raises StageError."""
+        """The next event for the caller, a Failover if the replica was replaced meanwhile; None if the stage ended well. Raises
+        StageError."""
         assert self._stream is not None
         try:
             while True:
@@ -290,7 +291,7 @@ class Link:
 
 
 class _Losses:
-    """Counts how often a link lost its stage, in all and without a chunk in between."""
+    """Counts how often a link lost its stage, in all and in a row: without a chunk between two losses."""
 
     def __init__(self) -> None:
         self.in_a_row = 0

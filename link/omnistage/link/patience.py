@@ -20,13 +20,13 @@ class Patience:
     def __init__(
         self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
     ) -> None:
-        """is_alone: returns whether there is no other replica to go to. known: returns what is known of the replica, as fields for a log
-        line."""
+        """stage: its name, for the log. is_alone: returns whether there is no other replica to go to. known: returns the state of the
+        replica's process, as fields for a log line."""
         self._stage = stage
         self._address = address
         self._deadline = deadline
         self._known = known
-        self._since: float | None = None
+        self._since: float | None = None  # when the present wait began; None: no wait
         # `may_leave` is called from a task that all sessions share. Its log lines need the context of the session that made this object.
         self._session = copy_context()
         self.is_alone = is_alone
@@ -46,7 +46,7 @@ class Patience:
         self._end(answers=True)
 
     def over(self) -> None:
-        """Note that the stream has ended, or its Open went elsewhere: it waits for this replica no longer."""
+        """Note that the stream has ended, or its Open went elsewhere: the wait for this replica is over."""
         self._end(answers=False)
 
     def _end(self, answers: bool) -> None:

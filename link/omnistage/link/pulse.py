@@ -1,4 +1,4 @@
-"""Signs of life of the stages that this process talks to. A stage that is silent for too long is left, as if it had been killed.
+"""Signs of life of the stages that this process talks to. A stage that is silent for too long counts as lost, as if it had been killed.
 
 A stage whose event loop is blocked, or that was stopped, keeps its connections: the kernel and gRPC's own threads answer for it. So the
 link listens to a signal that only the loop can send. While a stream to an address is open or opening, and a little longer, one `Watch` of
@@ -57,10 +57,10 @@ GiveUp = Callable[[str], None]
 
 
 class Rhythm:
-    """How long a peer that beats has been quiet, and how much of that is too long, in ticks of the listener."""
+    """How many ticks a peer has been quiet since its last beat, and how many are too many. The listener counts the ticks."""
 
     def __init__(self) -> None:
-        self._period = 1
+        self._period = 1  # the longest gap that the peer promises, in ticks
         self._longest = 0.0  # the longest recent gap between beats
         self.quiet = 0
         """Ticks since the last beat."""
@@ -88,8 +88,8 @@ class Rhythm:
 
 
 class Attendance:
-    """One stream that listens to a pulse. It calls `give_up` at most once, when the stream must be given up; then, or at `leave`, it is
-    over."""
+    """One stream that listens to a pulse. It calls `give_up` at most once, when the stream must be given up; after that, or after `leave`,
+    it hears nothing."""
 
     def __init__(self, pulse: Pulse, give_up: GiveUp, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
         """Use `Pulse.attend`."""
@@ -147,20 +147,20 @@ class Pulse:
         self._stub = stage_pb2_grpc.StageServiceStub(channel)
         self._rhythm = Rhythm()
         self._attending: set[Attendance] = set()
-        self._mute = False
-        self._end: asyncio.TimerHandle | None = None
+        self._mute = False  # whether the peer has no Watch that works
+        self._end: asyncio.TimerHandle | None = None  # ends the Watch if no stream attends until then
         self.ticks = 0
         self.listening = asyncio.create_task(self._listen())
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the peer did not beat in time when it was last listened to: then ask another one."""
+        """Whether the peer did not beat in time when a stream last listened to it: then ask another peer."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
     def attend(self, give_up: GiveUp, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
         """Listen on behalf of a stream. give_up: called with the reason when the stream must be given up. may_hedge: called once, when the
-        peer hesitates; if it returns true, the stream is given up. patience: asked again and again while the peer is silent whether to give
-        it up; None: silence always ends the stream."""
+        peer hesitates; if it returns true, the stream is given up. patience: asked repeatedly, while the peer is silent, whether to give
+        the peer up; None: silence always ends the stream."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
@@ -239,7 +239,7 @@ class Pulses:
         return self._pulses[address]
 
     def is_quiet(self, address: str) -> bool:
-        """Whether the address is known not to beat in time: then ask other replicas first."""
+        """Whether the peer at this address did not beat in time: then ask other replicas first."""
         pulse = self._pulses.get(address)
         return pulse is not None and pulse.is_quiet
 

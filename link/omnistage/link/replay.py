@@ -1,4 +1,4 @@
-"""Everything that a link can replay: the log of the input that it sent down, and the account of the output that came up."""
+"""Everything that a link can replay: the log of the input that it sent to its stage, and the account of the output that came from it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ReplayExpired(StageError):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One piece of input with the items from `first` up to, without, `end`. A tensor is in `parcel`, any other content in `payload`. size:
-    bytes of the content."""
+    """One piece of input: `count` items, from number `first` on. last: the port ends with it. A tensor is in `parcel`, any other content in
+    `payload`. size: bytes of the content."""
 
     first: int
     count: int
@@ -68,7 +68,7 @@ class InputLog:
         """Oldest item that can still be sent."""
         self.bytes = 0
         """Bytes of all entries, sent or not."""
-        self._added = 0
+        self._added = 0  # entries since the beginning, forgotten ones included
 
     @property
     def unsent(self) -> int:
@@ -77,7 +77,7 @@ class InputLog:
 
     @property
     def sent(self) -> int:
-        """Number of pieces that were sent down. A loss lowers it, until they have been sent again."""
+        """Number of pieces that were sent. A loss lowers it by the pieces that must be sent a second time."""
         return self._added - self.unsent
 
     @property
@@ -177,8 +177,8 @@ class InputLog:
 
 
 class OutputAccount:
-    """The output that came up from a stage and all stages after it: the position of every port, and the chunks of the checkpoint ports,
-    from which another replica rebuilds the stage."""
+    """The output that came from a stage and all stages after it: the position of every port, and the chunks of the checkpoint ports, from
+    which another replica rebuilds the stage."""
 
     def __init__(self, expected: Iterable[str], checkpoints: Iterable[str], resume: stage_pb2.Resume | None = None) -> None:
         """expected: ports that must end. checkpoints: ports whose chunks are kept. resume: output that the caller had before this link."""
@@ -212,7 +212,7 @@ class OutputAccount:
         return self._expected <= self._ports.keys() and all(reader.ended for reader in self._ports.values())
 
     def expect(self, port: str) -> None:
-        """The caller gave credit for this port, so the port must end too before the output is complete."""
+        """Note that the caller gave credit for this port: the output is complete only when this port has ended too."""
         self._expected.add(port)
 
     def has_ended(self, port: str) -> bool:
@@ -225,7 +225,7 @@ class OutputAccount:
         return not any(reader.seq for reader in self._ports.values())
 
     def new_stream(self) -> None:
-        """From now on the chunks come on another stream, which counts its credit from 0."""
+        """Note that from now on the chunks come on another stream, which counts its credit from 0."""
         self._stream_began = {port: reader.seq for port, reader in self._ports.items()}
 
     def earlier(self, port: str) -> int:

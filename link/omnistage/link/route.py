@@ -27,11 +27,11 @@ class Route(Protocol):
         """How long to go on asking for a replica while none takes the session."""
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
-        """Addresses for the next attempt, best first, and the hops after this stage. revisions: to which the session is bound, for this
-        stage and each stage after it; empty: any will do. Raises STAGE_LOST if there is no address."""
+        """Addresses for the next attempt, best first, and the hops after this stage. revisions: which this stage and each stage after it
+        must have; empty: any will do. Raises STAGE_LOST if there is no address."""
 
     def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
-        """Known addresses, apart from this one, that may take the session now; no session is placed there. revisions: as in `place`."""
+        """Addresses, apart from this one, that may take the session now; this counts no session for them. revisions: as in `place`."""
 
     def lost(self, address: str) -> None:
         """Note that the replica at this address was lost."""
@@ -42,7 +42,7 @@ class Route(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedRoute:
-    """The replicas that Open named, and no others. kind, addresses: of the next hop. behind: the hops after it."""
+    """A route to the replicas that Open names, and to no others. kind, addresses: of the next hop. behind: the hops after that hop."""
 
     kind: stage_pb2.StageKind
     addresses: Sequence[str]

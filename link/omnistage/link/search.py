@@ -1,5 +1,5 @@
-"""Finds a replica that takes a session: in which order the replicas of a route are asked, how long each has to answer, and when to give
-up."""
+"""Finds a replica that takes a session: decides in which order the replicas of a route are asked, how long each has to answer, and when to
+give up."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Search:
         return all(self._channels.pulses.is_quiet(other) for other in self._route.others(address, revisions))
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
-        """Whether a replica has come since the last call, for example during a long wait for the only one. Each new replica counts once."""
+        """Whether a new replica was found since the last call, for example during a long wait for the only replica. Each counts once."""
         known, self._known = self._known, self._known.union(self._route.others("", revisions))
         return known != self._known
 
@@ -109,13 +109,13 @@ class Search:
         raise errors.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
-        """The key that sorts the replicas. First come those that were never lost, then those that this link lost, the latest loss last;
+        """The key that sorts the replicas. First come replicas that this link never lost, then replicas that it lost, the latest loss last;
         quiet replicas come after all others."""
         return self._channels.pulses.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
-        """Whether to withdraw an Open that its replica does not answer at once, to send it to another one: if one of `others` is not quiet,
-        and the budget of Opens that are sent twice has room."""
+        """Whether to withdraw an Open that its replica does not answer at once, to send it to another one. True if one of `others` is not
+        quiet, and the budget of second Opens has room; this uses up one of them."""
         return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _as_lost(self, address: str, error: StageError) -> StageError:

@@ -58,8 +58,8 @@ class Stream:
         self._attendance = attendance
         self._writer = StreamWriter(call.write)
         self._ended = False
-        self._is_gone = False
-        self._silent = ""
+        self._is_gone = False  # whether reading has failed
+        self._silent = ""  # why the stream was given up; empty: it was not
         self.address = address
         self.sender = sender
         self.opened = opened
@@ -135,8 +135,8 @@ class Stream:
         self._call.cancel()
 
     async def write(self, message: stage_pb2.RunRequest) -> None:
-        """Write unless the stage has ended. A lost stream is no error here: the reader sees the same end and says what it means, because it
-        alone knows whether Ended came before."""
+        """Write unless the stage has ended. A lost stream is no error here, because the reader sees the same end: the reader alone knows
+        whether Ended came before, and reports it."""
         if self._ended:
             return
         try:
@@ -149,15 +149,15 @@ class Stream:
                 raise
 
     async def finish(self) -> None:
-        """The stage sent Ended: half-close, then wait for the status, which says nothing new."""
+        """Called when the stage has sent Ended: half-close, then wait for the status, which says nothing new."""
         self._ended = True
         await _finish(self._call, self._writer, self._attendance)
 
     def close(self) -> None:
         """End the stream, whatever its state, and give the memory of its tensors back.
 
-        A session that this end cancels frees its memory at once: nobody receives what the stage may still make of it. A lost stream leaves
-        its memory in quarantine, because a stopped stage may wake and read.
+        A session that this end cancels frees its memory at once: nobody receives what the stage may still make from that memory. A lost
+        stream leaves its memory in quarantine, because a stopped stage may wake and read.
         """
         self._attendance.leave()
         # A call that the other end cancelled counts as cancelled too.
@@ -215,7 +215,7 @@ class _Opening(_Limit):
         await super().__aexit__(kind, error, trace)
 
     def _on_late(self) -> None:
-        """Called when the answer is late: give the replica up, or ask again soon whether that is allowed."""
+        """Called when the answer is late: give the replica up if `patience` allows it, else ask `patience` again soon."""
         why = f"no answer within {self._answer_s:g} s"
         if self._patience.may_leave(why):
             self.give_up(why)
@@ -259,8 +259,8 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
 
 
 async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
-    """Half-close the call, then wait for its status: for HANDSHAKE_TIMEOUT_S at most, and no longer once the peer falls silent, because it
-    has said everything."""
+    """Half-close the call, then wait for its status: for HANDSHAKE_TIMEOUT_S at most, and no longer once the peer falls silent, because
+    nothing more is expected from it."""
     limit = _Limit(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
         attendance.now_tells(limit.give_up)
