@@ -30,7 +30,7 @@ class Account:
     """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as the request gets that far, then
     `ended` or `failed`, and `close` in any case.
 
-    client: as `clients.client_text` gives it. Neither the line nor the span holds anything of the question or the answer.
+    client: the text of `clients.client_text`. Neither the line nor the span holds anything of the question or the answer.
     """
 
     def __init__(self, client: str, span: Span) -> None:
@@ -44,7 +44,7 @@ class Account:
         self.tally = Tally()
 
     def asks(self, pipeline: str, request_id: str) -> None:
-        """Note that the request asks for this pipeline. pipeline, request_id: as far as the request was checked; empty if unknown."""
+        """Note that the request asks for this pipeline. pipeline, request_id: empty if the check of the request did not get so far."""
         self._pipeline, self._request_id = pipeline, request_id
 
     def waits(self) -> None:
@@ -57,7 +57,7 @@ class Account:
         self.tally = Tally()
 
     def answers(self, session_id: str) -> None:
-        """The stages are about to be asked, in a session with this id."""
+        """Note that the stages are asked next, in a session with this id."""
         self._session_id = session_id
 
     def ended(self) -> None:
@@ -65,13 +65,13 @@ class Account:
         self._error = {"reason": "OK"}
 
     def failed(self, error: StageError | None) -> None:
-        """Note that the request ended with this error; None: with a bug of ours. The account keeps only the texts of the error, because the
-        error itself would keep its frames in memory."""
+        """Note that the request ended with this error; None: a bug of the router ended it. The account keeps only the texts of the error,
+        because the error itself would keep its frames in memory."""
         self._error = BUG if error is None else error.for_log()
 
     @property
     def reason(self) -> str:
-        """How the request ended, as far as known: OK, INTERNAL, a name in ErrorReason, or CANCELLED if nobody waits for the answer any
+        """How the request ended, as noted so far: OK, INTERNAL, a name in ErrorReason, or CANCELLED if nobody waits for the answer any
         more."""
         return self._error["reason"]
 

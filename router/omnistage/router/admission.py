@@ -1,5 +1,5 @@
-"""The door of the router: it gives a request a place, lets it wait for one a moment, or refuses it. places.py holds the policy; this file
-has the clock and the events."""
+"""The door of the router: it gives a request a place, lets it wait for a place for a moment, or refuses it. places.py holds the policy;
+this file has the clock and the events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ may stall for `--stall-limit`."""
 
 
 class Place:
-    """The place of one answer, or one answer's wait for it.
+    """The place of one answer, or the wait of one answer for a place.
 
-    given: an event that is set when the wait is over. taken_back: a future that is done when another client needs the place; then the
-    answer must end. writing_since: moment since which the client reads nothing, in time.monotonic() seconds; None: it reads. queued_s:
-    seconds that the answer waited for the place."""
+    given: an event that is set when the ticket has a place, or waits no more. taken_back: a future that is done when another client needs
+    the place; then the answer must end. writing_since: moment since which the client reads nothing, in time.monotonic() seconds; None: it
+    reads. queued_s: seconds that the answer waited for the place."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
@@ -38,7 +38,7 @@ class Admission:
     """Gives places to clients."""
 
     def __init__(self, limit: Callable[[], int], share: float) -> None:
-        """limit: returns the number of places, which may change. share: greatest part of them that one client may hold (Places)."""
+        """limit: returns the number of places, which may change. share: greatest part of the places that one client may hold, 0 to 1."""
         self._limit = limit
         self._places = Places(limit(), share)
         self._open: dict[Ticket, Place] = {}
@@ -67,7 +67,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, client: Hashable) -> AsyncIterator[Place]:
-        """A context manager that holds a place for an answer to this client. If the client may wait, it waits at most WAIT_S for one.
+        """A context manager that holds a place for an answer to this client. If the client may wait, it waits at most WAIT_S for a place.
         Raises OVERLOADED with a delay, or DRAINING."""
         if self._draining.is_set():
             raise _draining()
@@ -100,7 +100,8 @@ class Admission:
         await self._idle.wait()
 
     async def _wait(self, place: Place) -> None:
-        """Wait until the place is given; meanwhile, take places from clients that stall. Raises OVERLOADED after WAIT_S, or DRAINING."""
+        """Wait until the ticket has a place; meanwhile, take places from clients that stall. Raises OVERLOADED after WAIT_S, or
+        DRAINING."""
         begun = time.monotonic()
         while not place.ticket.given:
             left = begun + WAIT_S - time.monotonic()
@@ -116,8 +117,8 @@ class Admission:
         place.queued_s = time.monotonic() - begun
 
     def _take_back(self) -> float:
-        """Take back places from the clients that have stalled longest: as many as requests wait, less those that are being left already.
-        Returns the seconds until another look makes sense."""
+        """Take back places from the clients that have stalled longest: as many as requests wait, less the places whose answers are ending
+        already. Returns the seconds until the caller should look once more."""
         now = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
         leaving = sum(place.taken_back.done() for place in self._open.values())

@@ -77,8 +77,8 @@ class Generation:
         room: OutputRoom | None = None,
     ) -> None:
         """descriptions: of the stages, by kind. write: sends an event to the client. metadata: passed on to the stages. tally: counts this
-        answer alone. intake: receives what the client streams; None: the client streams nothing. room: how many chunks the client has room
-        for; None: the client sets no limit."""
+        answer alone. intake: receives the chunks that the client streams; None: the client streams nothing. room: how many chunks the
+        client has room for; None: the client sets no limit."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -90,15 +90,15 @@ class Generation:
         self._tally = tally
         self._intake = intake
         self._room = room
-        self._writing_since: float | None = None
-        self._dry_since: float | None = None
+        self._writing_since: float | None = None  # since when the present write waits; None: no write runs
+        self._dry_since: float | None = None  # since when a port lacks the client's room; None: no port does
         self._granted: dict[str, int] = {}  # chunks that the stages may send, by port, counted from the start of the answer
         self._written: dict[str, int] = {}  # chunks that have come, by port; those that the client wants were written to it
-        self._suspected: set[str] = set()
+        self._suspected: set[str] = set()  # addresses that were reported to the placement as silent
         self.session_id = secrets.token_hex(16)
 
     async def run(self) -> None:
-        """Ask the stages, and write Started, the chunks and Usage. Raises StageError; however it ends, the stages are told to stop."""
+        """Ask the stages, and write Started, the chunks and Usage. Raises StageError. In any case the stages stop at the end."""
         link = self._link()
         try:
             opened = await link.open()
@@ -172,8 +172,8 @@ class Generation:
             await link.grant(port, total)
 
     def _allowed_chunks(self, port: str) -> int:
-        """How many chunks of a port the stage may send in all, as of now: a window more than have come, and no more than the client has
-        room for."""
+        """How many chunks of a port the stage may send in all, as of now: WINDOW more than have come, but no more than the client has room
+        for."""
         given = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
         return window if given is None else min(window, given)
@@ -200,11 +200,11 @@ class Generation:
             self._note_reading()
 
     def _note_reading(self) -> None:
-        """Note in the place since when the client reads nothing or gives no room; None: it reads and gives room."""
+        """Note in `place.writing_since` since when the client reads nothing or gives no room; None: it reads and gives room."""
         self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
-        """Write one event. A write returns when the client's buffers have room; a client whose write does not return does not read."""
+        """Write one event. A write returns when the client's buffers have room; if it does not return, the client does not read."""
         self._writing_since = time.monotonic()
         self._note_reading()
         async with within(self._limits.stall_s, partial(stall_error, self._limits.stall_s)):
@@ -215,8 +215,8 @@ class Generation:
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     def _link(self) -> Link:
-        """Make the link to the first stage, which is not opened yet. It holds the Open for that stage, and a hop for each later stage. Sets
-        the first credit of every port."""
+        """Make the link to the first stage, which is not opened yet. The link holds the Open for that stage, and its route a hop for each
+        later stage. Sets the first credit of every port."""
         stages = self._needed_stages()
         first, *rest = stages
         unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}

@@ -15,7 +15,7 @@ def capacity(placements: Collection[Placement]) -> int:
     known replicas that are not draining; a lost replica counts, because it may be back at once. Replicas that several pipelines share count
     once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
 
-    At least 1: if there is no place, the refusal of a stage says best why."""
+    At least 1: if no stage takes a session, the request must reach the stages, because their refusal says best why."""
     pipelines = [_sessions(placement) for placement in placements]
     together: Sessions = {}
     for pipeline in pipelines:

@@ -31,8 +31,8 @@ MOST_NAMED = 8
 
 
 def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
-    """Choose the pipeline that answers: the named one; else the first, which is the default, if it can answer or is the only one; else the
-    only one that can.
+    """Choose the pipeline that answers: the named pipeline; else the first, which is the default, if it can answer or there is no other;
+    else the only pipeline that can answer.
 
     A pipeline can answer if it takes every medium of the request, has a stage for each of the request's params, and gives all outputs that
     the request names. If no pipeline can answer a prompt and the request can only mean pipelines that draw, the prompt becomes a drawing. A
@@ -118,7 +118,7 @@ def check_outputs(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, pip
 
 
 def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
-    """The words of `DRAWING` for these outputs."""
+    """The three words of `DRAWING` for these outputs."""
     return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
 
 
@@ -146,7 +146,7 @@ def _refuse_all(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pip
 def _lacks(
     pipeline: PipelineFile, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False
 ) -> str:
-    """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that the request needs. given: its media."""
+    """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that it needs. given: media in the request."""
     lacks = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
     lacks += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
     lacks += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
@@ -154,14 +154,14 @@ def _lacks(
 
 
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[PipelineFile]) -> bool:
-    """Whether the request is a prompt whose outputs and params rule out every pipeline that answers."""
+    """Whether the request is a prompt that only pipelines for drawings could serve, by its outputs and params."""
     draws = request.HasField("diffusion")
     meant = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
     return _is_prompt(request) and all(pipeline.only_draws for pipeline in meant)
 
 
 def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
-    """Whether all that the request says can describe a drawing: one user turn of text and pictures."""
+    """Whether the request may describe a drawing: it has one turn, of the user, with text and pictures only."""
     turns = request.thinker.messages
     if len(turns) != 1 or turns[0].role != "user" or request.thinker.verbatim or request.diffusion.prompt:
         return False
@@ -170,7 +170,7 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
 
 def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
     """Change a request that is a prompt into one for a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a
-    film or a sound that the client did not name: each takes minutes, and is no answer to a question."""
+    film or a sound that the client did not name, because each takes minutes and answers no question."""
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
         text = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
@@ -195,7 +195,7 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
 
 
 def _deepest(field: str, value: object) -> str:
-    """The path of the first field that is set in a message, down to a value that is no message. field: path of the message `value`."""
+    """The path of the first set field, followed down to a value that is no message. value: a message or a value; field: its path."""
     while isinstance(value, Message) and (fields := value.ListFields()):
         descriptor, value = fields[0]
         field += f".{descriptor.name}"
@@ -212,5 +212,5 @@ def _medium(media_type: str) -> str:
 
 
 def _word(text: str) -> str:
-    """A word of a client, made safe and short for a message of one line."""
+    """The word of a client, shortened and without unsafe characters, for a message of one line."""
     return text if text.isidentifier() and len(text) <= 16 else repr(text[:16])

@@ -1,5 +1,5 @@
-"""The identity of a client: how the router tells clients apart. The router verifies nobody; if strangers can reach it, put a gateway that
-verifies them before it."""
+"""The identity of a client, by which the router distinguishes clients. The router verifies nobody; if strangers can reach it, put a gateway
+that verifies them before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET_ID_CHARACTERS = 32
 
 
 class CallOrigin(Protocol):
-    """A call, as far as it tells who made it: the part of grpc.aio.ServicerContext that this file needs."""
+    """The part of grpc.aio.ServicerContext that says where a call comes from."""
 
     def peer(self) -> str: ...
 
@@ -32,8 +32,8 @@ class CallOrigin(Protocol):
 
 
 def client_of(call: CallOrigin) -> Hashable:
-    """The client whose places this call counts for: all calls with one API key are one client, else all calls from one host or one IPv6
-    network."""
+    """The client of a call, whose places the call uses. All calls with one API key are one client; so are all calls without a key from one
+    host or one IPv6 network."""
     key = _api_key(call)
     return ("key", key) if key else ("host", _host(call.peer()))
 
@@ -50,14 +50,14 @@ def client_text(client: Hashable) -> str:
 
 
 def name_of(client: Hashable) -> str:
-    """The name by which stages tell clients apart. The name reveals nothing of the client and stays the same as long as this process
+    """The name by which stages distinguish clients. The name reveals nothing of the client and stays the same as long as this process
     lives."""
     return hashlib.blake2b(repr(client).encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
 
 
 def scope_of(client: Hashable) -> str:
-    """The scope in which a client's prompts may be found already computed: its own if it has an API key; one scope for all clients without
-    a key."""
+    """The scope of the prefix cache for a client's prompts: a scope of its own if it has an API key; one scope for all clients without a
+    key."""
     return name_of(client) if isinstance(client, tuple) and client[0] == "key" else ""
 
 

@@ -37,8 +37,8 @@ Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 
 
 class ConverseCall:
-    """The messages of one call. Use, for every turn: `next_turn`, `begin` with the intake, `listen` while the turn is answered. At the end:
-    `close`."""
+    """The messages of one call. For every turn call `next_turn`, `begin` with the intake, and `listen` while the turn is answered; at the
+    end call `close`."""
 
     def __init__(self, context: Context, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         """turn: makes a context manager that is entered while a large message is decoded (Turns.turn)."""
@@ -47,8 +47,8 @@ class ConverseCall:
         self._writer = StreamWriter(partial(write, context))
         self._reading: asyncio.Task[omni_pb2.ConverseRequest | None] | None = None
         self._intake: Intake | None = None
-        self._is_answered = False
-        self._asked: omni_pb2.GenerateRequest | None = None
+        self._is_answered = False  # whether the present turn has got its Usage
+        self._asked: omni_pb2.GenerateRequest | None = None  # the next turn, if `listen` has read it already
         self.room = OutputRoom()
         """Room that the client gives for its answers."""
         self.is_cut = False
@@ -111,7 +111,7 @@ class ConverseCall:
                     self.room.give(message.credit)
 
     async def _receive(self) -> omni_pb2.ConverseRequest | None:
-        """The next message; None after the half-close. A cancelled caller takes nothing: the next caller gets the message."""
+        """The next message; None after the half-close. If the caller is cancelled, the message is not lost: the next caller gets it."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait({self._reading})
@@ -123,7 +123,7 @@ class ConverseCall:
             del reading
 
     async def _receive_any(self) -> object:
-        """As `_receive`, but a StageError is returned."""
+        """As `_receive`, but a StageError is returned, not raised."""
         try:
             return await self._receive()
         except StageError as error:

@@ -97,8 +97,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def Converse(  # type: ignore[override]
         self, requests: object, context: ConverseContext
     ) -> None:
-        """Answer the turns of one call, one after the other. An error of a turn is sent in the stream, and the next turn may come; an error
-        in OF_THE_CALL, or after a write that was given up, ends the call."""
+        """Answer the turns of one call, one after the other. If a turn fails, the stream carries the error and the next turn may come; an
+        error in OF_THE_CALL, or after a write that was given up, ends the call."""
         structlog.contextvars.clear_contextvars()
         conversation = ConverseCall(context, partial(self._turns.turn, client_of(context)))
         try:
@@ -184,7 +184,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             account.close()
 
     def _valid(self, request: omni_pb2.GenerateRequest, account: Account) -> ValidRequest:
-        """The checked request. The account is told the request's id even if the request is refused."""
+        """The checked request. The account notes the request's id even if the request is refused."""
         if is_id(request.request_id):
             account.asks("", request.request_id)
         return validate(request, self._pipelines())
@@ -234,9 +234,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._metrics.count_answer(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: ConverseCall | None) -> None:
-        """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client asks the same
-        request again, as after a lost connection, and the new call goes on instead; the client breaks the rules of a conversation. request:
-        the identity of the request (clients.request_of); None without an id."""
+        """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client sends the same
+        request in a new call, as after a lost connection, which then goes on instead; the client breaks the rules of a conversation.
+        request: the identity of the request (clients.request_of); None: it has no id."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
         waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
@@ -265,7 +265,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del run, listening, waiting
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
-        """A future that is done when the same request is asked again; the future of the previous call is done now."""
+        """A future that becomes done when a new call brings the same request. The future of the call before this one is done now."""
         asked_again: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if request is not None:
             older = self._by_request.get(request)
@@ -283,7 +283,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
         response = omni_pb2.ListReplicasResponse()
         for served in self._served.values():
-            served.placement.use()  # A caller that looks again soon sees the state of that moment.
+            served.placement.use()  # From now on the replicas report, so a caller that looks once more soon sees a fresh state.
             for replica in served.placement.all():
                 described = replica.description or stage_pb2.DescribeResponse()
                 response.replicas.add(

@@ -1,6 +1,6 @@
-"""Bounds on the open calls of a router: for each client, and for health checks apart from other calls. A request must also arrive in time.
+"""Limits the open calls of each client at a router; health checks have a limit of their own. A request must also arrive in time.
 
-gRPC itself bounds only the calls of all clients together. Calls that stay open, such as a watch of the health or a call whose request never
+gRPC itself limits only the calls of all clients together. Calls that stay open, such as a watch of the health or a call whose request never
 comes, would soon take all of them.
 """
 

@@ -1,10 +1,10 @@
-"""The input that the client of a turn streams: checked, passed on to the first stage, and never more at once than fits.
+"""The input that the client streams in a turn: checked, passed on to the first stage, and limited to what memory may hold.
 
     client --chunk--> Intake --send--> link (bounded log) --its credit--> first stage
     client <--credit-- Intake <------- as pieces go down
 
-A client may be WINDOW chunks ahead of what was sent to the stage. The link keeps the last `replay_bytes` of what was sent. While that is
-everything, a stage that is lost is replaced as always; later its loss ends the answer, and the client must ask again.
+A client may be WINDOW chunks ahead of what was sent to the stage. The link keeps the last `replay_bytes` of what was sent. While the link
+still has all of it, a lost stage is replaced as always. After that the loss of the stage ends the answer, and the client must ask anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplayRoom:
         self._left = most_bytes
 
     def take(self) -> int:
-        """Take bytes for one turn; 0 if none are left. Give them back with `give_back`."""
+        """Reserve bytes for one turn, and return how many; 0 if all are reserved. `give_back` frees them."""
         given = min(REPLAY_BYTES, self._left)
         self._left -= given
         return given
@@ -56,8 +56,8 @@ class Intake:
     """The input that the client streams in one turn, by port."""
 
     def __init__(self, ports: Iterable[stage_pb2.Port], tell: Tell, *, stall_s: float, replay_bytes: int) -> None:
-        """ports: ports that the client fills. tell: sends the client credit. stall_s: seconds that the client may leave room unused.
-        replay_bytes: bytes of input that the link may keep for a replay."""
+        """ports: ports that the client fills. tell: sends credit to the client. stall_s: seconds that the client may send nothing though it
+        has credit. replay_bytes: bytes of input that the link may keep for a replay."""
         self._payloads: Mapping[str, str] = {port.name: STREAMED[port.payload] for port in ports}
         self._readers = {port: PortReader(port) for port in self._payloads}
         self.window = max(WINDOW // max(len(self._readers), 1), 2)
@@ -108,7 +108,7 @@ class Intake:
             await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        """Tell the stages that the client wants no more of this answer; if the answer does not run yet, once it does."""
+        """Let the stages know that the client wants no more of this answer; if it does not run yet, do so when it runs."""
         self._interrupt = interrupt
         if self._link is not None:
             await self._link.interrupt(interrupt)
@@ -117,8 +117,8 @@ class Intake:
         """Seconds to wait for the client before calling this again; None: for ever, because all ports have ended. Raises CLIENT_STALLED
         if the client left room unused for `stall_s`.
 
-        While this process is stopped or held up it reads nothing, which is no silence of the client. So the router looks LOOKS times in
-        that time, and does not count the delay of a look that came late."""
+        A process that is stopped or held up reads nothing, for which the client is not to blame. So the caller calls this LOOKS times
+        within `stall_s`, and the delay of a late call does not count."""
         now = time.monotonic()
         self._since = min(self._since + max(now - self._look_at, 0.0), now)
         if not self.waits_for:

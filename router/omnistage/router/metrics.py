@@ -1,5 +1,5 @@
 """Prometheus metrics of the router, explained in docs/metrics.md. Their labels name the pipeline, for metrics about stages also the stage
-and the model, and never a request."""
+and the model, but never a request."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class RouterMetrics:
             self.failovers.labels(pipeline=pipeline, stage=stage)
 
     def watch(self, pipeline: str, models: Mapping[str, str], count: Callable[[str, omni_pb2.ReplicaState], int]) -> None:
-        """Show how many replicas of a pipeline are in each state. models: names of the models, by kind of stage; empty names: not known
-        yet. count: returns how many replicas of a kind are in a state."""
+        """Show how many replicas of a pipeline are in each state. models: names of the models, by kind of stage; a name is empty until it
+        is known. count: returns how many replicas of a kind are in a state."""
         for kind, model in models.items():
             for state, said in STATES.items():
                 if model:

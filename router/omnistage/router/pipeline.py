@@ -35,7 +35,7 @@ STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
 
 
 PROGRESS = "progress"
-"""The port that tells how far the work is. A pipeline without this port still answers a request that names it and other outputs."""
+"""The port for the progress of the work. A pipeline without this port still answers a request that names it and other outputs."""
 
 
 class PipelineError(ValueError):
@@ -43,7 +43,7 @@ class PipelineError(ValueError):
 
 
 class StageSpec(BaseModel):
-    """One stage. family, options: the model that `omnistage serve` starts, and its options. takes: ports of the stage before. addresses:
+    """One stage. family, options: the model that `omnistage serve` starts, and its options. takes: ports of the stage before it. addresses:
     replicas, HOST:PORT each, or dns:///NAME:PORT for all addresses of a name; empty if `--stages` gives them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -94,19 +94,19 @@ class PipelineFile(BaseModel):
         return self.outputs + self.on_request
 
     def lacking(self, outputs: Collection[str]) -> list[str]:
-        """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS is lacking only if the request
-        names nothing else: with another output it is left out if the pipeline has no such port."""
+        """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS counts as lacking only if the
+        request names nothing else: with another output the request is answered without it."""
         named = {*outputs}
         return sorted(named - {*self.offered} - ({PROGRESS} if named != {PROGRESS} else set()))
 
     @property
     def could_take(self) -> tuple[str, ...]:
-        """All media that the pipeline takes with one checkpoint or another."""
+        """All media that the pipeline takes with at least one checkpoint."""
         return tuple(dict.fromkeys((*self.inputs, *self.may_take)))
 
     @property
     def could_give(self) -> tuple[str, ...]:
-        """All ports that the pipeline gives on request with one checkpoint or another."""
+        """All ports that the pipeline gives on request with at least one checkpoint."""
         return self.on_request + self.may_give
 
     @property
@@ -183,7 +183,7 @@ def load_pipeline(name_or_file: str) -> PipelineFile:
 
 
 def _fault(details: ErrorDetails) -> str:
-    """The text of the fault at one place of a file."""
+    """The text of one fault that pydantic found in a file, with its field."""
     place = ".".join(map(str, details["loc"]))
     return f"{place}: {fault_found(details)}" if place else fault_found(details)
 

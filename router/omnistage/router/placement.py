@@ -54,11 +54,11 @@ STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "sta
 class PlacedReplica:
     """One stage server.
 
-    name: the DNS name that gave the address; None: the configuration gave it. listed: the name still has the address.
-    placed: sessions that this router gave the server since its last report, which may not count them yet. suspect: since the last report a
-    link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the server
-    counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the last
-    report. process: what this machine knows of the server's process.
+    name: the DNS name in which the address was found; None: the configuration has the address. listed: the name still has the address.
+    placed: sessions that this router placed at the server since its last report, which may not count them yet. suspect: since the last
+    report a link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the
+    server counts as lost only because no report comes. rests: the router does not listen to the server now, and `load` is as old as the
+    last report. process: the state of the server's process, for the log. description: None: not described yet.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class PlacedReplica:
 
     @property
     def busy(self) -> int:
-        """Sessions that the server has: those it reported last, and those that it was given since."""
+        """Sessions that the server has: the number in its last report, and the sessions placed there since."""
         return self.load.sessions + self.placed
 
     @property
@@ -110,7 +110,8 @@ class Placement:
         lookup_period_s: float = LOOKUP_PERIOD_S,
     ) -> None:
         """replicas: addresses by kind of stage, HOST:PORT or dns:///NAME:PORT. resolve: finds the addresses of a name; None: the system's
-        resolver. boot_id: names the host on which the first stage should be; empty: this host."""
+        resolver. boot_id: of the host on which the first stage should be; empty: this host. lookup_period_s: seconds between two
+        lookups."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
         self._boot_id = boot_id or locality.boot_id()
@@ -136,8 +137,8 @@ class Placement:
 
     @property
     def changed(self) -> asyncio.Event:
-        """An event that is set at the next change of a replica's state. Take the event, look at the replicas, then wait for it: so no
-        change is missed."""
+        """An event that is set at the next change of a replica's state. Get the event first, then look at the replicas, then wait for the
+        event: so no change is missed."""
         return self._changed
 
     async def descriptions(self) -> dict[str, stage_pb2.DescribeResponse]:
@@ -167,13 +168,13 @@ class Placement:
     # Placing -------------------------------------------------------------------------------------------------------------------------
 
     def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
-        """Addresses of replicas for a session, best first; the session counts for the first one. Raises STAGE_LOST if no replica takes
+        """Addresses of replicas for a session, best first; the session counts for the first address. Raises STAGE_LOST if no replica takes
         sessions now.
 
-        near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes before
-        a less loaded one elsewhere unless its sessions exceed the fewest of any replica by more than one plus a quarter of that number: a
-        copy between hosts costs about as much, and a larger preference would leave machines idle. revision: required revision, for a
-        session that goes on; empty: any. Suspect replicas come last.
+        near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes first
+        while it has at most n + n / 4 + 1 sessions, where n is the fewest of any replica: a copy between hosts costs about as much, and a
+        larger preference would let machines idle. revision: required revision, for a session that goes on; empty: any. Suspect replicas
+        come last.
         """
         serving = self._serving(kind, revision)
         host = near or self._boot_id
@@ -195,8 +196,8 @@ class Placement:
         return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
-        """Place sessions at these replicas only after all others, until they report again: a link lost them, or heard no sign of life from
-        them."""
+        """Place sessions at these replicas only if no others take them, until their next reports: a link lost them, or heard no sign of
+        life from them."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 if not replica.suspect and (known := replica.process.known()):
@@ -205,7 +206,7 @@ class Placement:
                 self.use()
 
     def known(self, kind: str, address: str) -> dict[str, object]:
-        """The state of a replica's process, as fields for a line of the log; empty if nothing is known."""
+        """The state of a replica's process, as fields for a line of the log; empty if this machine cannot see the process."""
         found = (replica for replica in self._replicas[kind] if replica.address == address)
         return next((replica.process.known() for replica in found), {})
 
@@ -258,7 +259,7 @@ class Placement:
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
     async def _watch(self, replica: PlacedReplica) -> None:
-        """Keep a replica's state until the replica is lost and its name does not list it any more.
+        """Keep the state of a replica up to date until the replica is lost and its name no longer lists it.
 
         With wait_for_ready gRPC connects anew by itself, at most about a second after a replica has come back, so a replica that is away
         needs no pause here. The pauses are for a server that answers, but not as a stage does.
@@ -291,7 +292,7 @@ class Placement:
                 backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
 
     async def _listen(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
-        """Take in the reports of a replica until it may rest; then return True. Returns False if it ended the reports, or sent something
+        """Receive the reports of a replica until it may rest; then return True. Returns False if it ended the reports, or sent something
         else. Raises TimeoutError and AioRpcError."""
         watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
         try:
@@ -300,7 +301,7 @@ class Placement:
                     log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
                     return False
                 if replica.load.draining and not report.draining:
-                    await self._describe(replica, stub)  # The stage is warm now, and tells what it measured.
+                    await self._describe(replica, stub)  # The stage is warm now, so its description has what it measured.
                 self._take(replica, report)
                 if self._may_rest(replica):
                     return True
@@ -386,7 +387,7 @@ class Placement:
 
     async def _follow(self, kind: str, name: Name, group: asyncio.TaskGroup) -> None:
         """Look a name up again and again, and watch each new address in a task of `group`. A lookup that fails or finds nothing changes
-        nothing: DNS is down more often than all replicas are at once, and the watch notices lost replicas."""
+        nothing, because DNS is down more often than all replicas at once, and the watch notices lost replicas."""
         failing = False
         while True:
             found: Collection[str] = ()

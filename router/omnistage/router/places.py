@@ -1,12 +1,12 @@
 """The policy for places, without a clock, a loop or gRPC.
 
 One client may hold most of the places, but not all: a client gets a place if it holds fewer than `share / (1 - share)` times the free
-places (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). So a client alone gets up to
-`share` of the places, the next client up to `share` of the rest, and so on. A client that holds nothing gets any free place.
+places (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). So the first client gets up to
+`share` of the places, the next client up to `share` of the rest, and so on. A client that holds no place gets any free place.
 
 If all places are taken, a client that holds less than an equal share may wait; a client that holds more is refused at once. A freed place
-goes to the waiting client that holds the fewest places, and among equals to the one that has waited longest. So if n requests wait when a
-client that holds nothing comes, the client gets one of the next n + 1 places that are freed.
+goes to the waiting client that holds the fewest places, and among equals to the client that has waited longest. So if n requests wait when
+a client comes that holds no place, the client gets one of the next n + 1 freed places.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Places:
         return given
 
     def _may_take(self, client: Hashable, free: int) -> bool:
-        """Whether a client may have one of the `free` places, by the rule at the top of this file. The last one goes only to a client that
-        holds none."""
+        """Whether a client may have one of the `free` places, by the rule at the top of this file. The last free place goes only to a
+        client that holds no place."""
         held = self._held[client]
         if held == 0 or self._share >= 1:
             return True

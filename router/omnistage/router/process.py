@@ -1,8 +1,8 @@
 """The kernel's view of a replica's process, for the log: why a silent replica may be silent.
 
-A process is looked at only if it belongs to this user, runs on this machine and listens at the replica's address: its number alone may be
-another process's, as in a container that has numbers of its own. The log gets only numbers, a state and the function of the kernel in which
-the process sleeps.
+A process is looked at only if it belongs to this user, runs on this machine and listens at the replica's address. Its number alone is not
+enough: in a container the same number may belong to another process. The log gets only numbers, a state and the function of the kernel in
+which the process sleeps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProcessSample:
 
 
 class ReplicaProcess:
-    """The process of one replica. No method raises: if nothing can be learned about the process, `known` is empty."""
+    """The process of the replica at `address`. No method raises: if the kernel shows nothing of the process, `known` is empty."""
 
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
@@ -89,7 +89,7 @@ def _sample(pid: int) -> ProcessSample | None:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
         return ProcessSample(fields[0].decode(), int(fields[9]), cpu_s, int(fields[17]), int(fields[19]), time.monotonic())
-    except (OSError, ValueError, IndexError):  # The process has ended, or is not ours to read.
+    except (OSError, ValueError, IndexError):  # The process has ended, or belongs to another user.
         return None
 
 
@@ -119,8 +119,8 @@ def _descriptors(pid: int) -> set[str]:
 
 
 def _sleeps_in(pid: int) -> Mapping[str, str]:
-    """The field `wchan`: the kernel's function in which the process sleeps; empty if it is not known. The kernel shows 0 to those who may
-    not read it."""
+    """The field `wchan`: the kernel's function in which the process sleeps; empty if it is not known. The kernel shows 0 to users who may
+    not read the field."""
     try:
         name = (PROC / str(pid) / "wchan").read_text()
     except OSError:

@@ -26,9 +26,9 @@ DRAWN_SEEDS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request. outputs: the ports that the client gets. params: of every stage, by kind, with defaults filled in. resume: what
-    the client holds of an interrupted answer; the stages check its contents. revisions: of the stages that began that answer, in their
-    order; empty: any. batches: the client takes several chunks in one message. ports: ports on which the client will stream parts of the
+    """A checked request. outputs: the ports that the client gets. params: of every stage, by kind, with defaults filled in. resume: the
+    part of an interrupted answer that the client has; the stages check its contents. revisions: of the stages that began that answer, in
+    their order; empty: any. batches: the client takes several chunks in one message. ports: on which the client streams parts of the
     request."""
 
     pipeline: PipelineFile

@@ -23,10 +23,10 @@ class OutputRoom:
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}  # chunks that the client has room for, by port, since the start of the conversation
         self._written: Counter[str] = Counter()  # chunks that went to the client, since the same start
-        self._before: dict[str, int] = {}  # `_written` at the beginning of this turn
-        self._unended: set[str] = set()  # ports of this turn
+        self._before: dict[str, int] = {}  # the value of `_written` when this turn began
+        self._unended: set[str] = set()  # ports of this turn that have not ended
         self._changed = asyncio.Event()
-        self._dry = asyncio.Event()  # set while a port waits for room
+        self._dry = asyncio.Event()  # set while a port has no room left
 
     def give(self, credit: stage_pb2.Credit) -> None:
         """Note that the client has room for `credit.total` chunks of a port, counted from the start of the conversation. Raises PROTOCOL

@@ -16,8 +16,8 @@ longer: then the client is told that the stage is lost, and when to ask again.""
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A stage after the first one, without its replicas. takes: ports of the stage before that go into it. checkpoints: its compact ports.
-    unwanted: its ports that nobody needs."""
+    """A stage after the first one, without its replicas. takes: ports of the stage before it that go into it. checkpoints: its compact
+    ports. unwanted: its ports that nobody needs."""
 
     kind: str
     model: str
@@ -29,8 +29,8 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRoute:
-    """The Route (link.route) of a link to the first stage, whose replicas the placement chooses. first: kind of that stage. behind: the
-    stages after it."""
+    """The Route (link.route) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage. behind:
+    the stages after the first."""
 
     placement: Placement
     first: str

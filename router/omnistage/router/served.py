@@ -11,8 +11,8 @@ from omnistage.wire.errors import StageError
 
 
 class ServedPipeline:
-    """A pipeline with its replicas. pipeline: its inputs and outputs; all possible ones until it is ready. descriptions: those of its
-    stages, by kind, from the moment when it became ready. misfit: why these stages cannot serve it; empty: no reason is known."""
+    """A pipeline with its replicas. pipeline: its inputs and outputs; until it is ready, all that it could have. descriptions: of its
+    stages, by kind; empty until it is ready. misfit: why these stages cannot serve it; empty: no reason is known."""
 
     def __init__(self, pipeline: PipelineFile, placement: Placement) -> None:
         self.pipeline = pipeline.unsettled
@@ -23,7 +23,8 @@ class ServedPipeline:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the stages were there once and fit. They may be lost now: a request finds that out when it asks them."""
+        """Whether all stages have served at some time and fit the file. They may be lost now, which a request finds out when it asks
+        them."""
         return bool(self.descriptions)
 
     def check_ready(self) -> None:

@@ -13,8 +13,8 @@ from omnistage.wire.kinds import KINDS, kind_name
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A replica that was lost and replaced. lost, replica: addresses of the two. at_s: moment when this router heard of it, in
-    time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
+    """A replica that was lost and replaced. lost: its address. replica: address of its replacement. at_s: moment when this router heard of
+    it, in time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
 
     stage: str
     lost: str
@@ -31,7 +31,7 @@ class Loss:
 
 
 class Tally:
-    """Counts from its creation on. Seconds count from then too, except `begun_s` and `opened_s`, which are time.monotonic() seconds."""
+    """Counts of one answer. Seconds are counted from the creation of this object; `begun_s` and `opened_s` are time.monotonic() seconds."""
 
     def __init__(self) -> None:
         self.begun_s = time.monotonic()
@@ -44,11 +44,11 @@ class Tally:
         self.thought_tokens = 0
         """How many of `tokens` are thoughts before the answer."""
         self.prompt_tokens: int | None = None
-        """Tokens of the prompt; None: no stage has told them yet. A stage tells them when it is done."""
+        """Tokens of the prompt; None: no stage has reported them yet. A stage reports them when it is done."""
         self.cached_tokens: int | None = None
-        """How many of `prompt_tokens` were found already computed; None: no stage has told it yet."""
+        """How many of `prompt_tokens` were found already computed; None: no stage has reported it yet."""
         self.unspoken = 0
-        """Characters of the text that the voice has no sound for, as told by the stages that are done."""
+        """Characters of the text that the voice has no sound for, as reported by the stages that are done."""
         self.sound_s = 0.0
         """Seconds of sound that the client got."""
         self.last_sound_s = 0.0
@@ -60,7 +60,7 @@ class Tally:
         self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         self.losses: list[Loss] = []
         self.replicas: dict[str, list[str]] = {}
-        """Addresses of the replicas that are known to have taken part, by stage, in the order of time."""
+        """Addresses of the replicas that have taken part, by stage, each at its first use."""
         self._first_stage = ""
         self.reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
 
@@ -106,8 +106,8 @@ class Tally:
         return loss
 
     def reported(self, report: stage_pb2.Report) -> None:
-        """Note that a stage is done. Its replica has taken part, under the address that the report gives; for the first stage `opened` has
-        noted the address that was called."""
+        """Note that a stage is done. The address in its report is noted as a replica that has taken part, except for the first stage, for
+        which `opened` has noted the address that was called."""
         self.reports[report.kind] = report
         if report.HasField("prompt_tokens"):
             self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens

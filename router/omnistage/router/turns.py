@@ -1,5 +1,5 @@
-"""Turns at decoding large requests, one request at a time. Only one request of each client queues; the client's others wait for that
-one."""
+"""Lets large requests be decoded one at a time. Each client has at most one request in the queue; its other requests wait until that one is
+done."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ TURN_LIMIT_S = 30.0
 
 
 class Turns:
-    """Gives one turn at a time, in the order of asking. Each client has at most one request in the queue; its other requests wait for that
-    one."""
+    """Gives a turn, the right to decode, to one request at a time, in the order of asking. limit_s: longest wait for a turn, in seconds."""
 
     def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
         self._limit_s = limit_s
