@@ -1,8 +1,7 @@
-"""Packages that cannot stand in one environment with the others: each list of them has a folder of its own below build/, which is made
-once.
+"""Packages that conflict with the environment's own: each list of them has a folder of its own below build/, which is made once.
 
-It is a folder and not an environment because a folder is made in a second or two, and `python -S` with it on PYTHONPATH sees nothing else.
-`make setup-dev` fills all folders, so that tests need no index; otherwise the first user of a missing folder fills it.
+A folder is enough, because it is made in a second or two, and `python -S` with the folder on PYTHONPATH sees nothing else. `make setup-dev`
+fills all folders, so that tests need no index; otherwise the first user of a missing folder fills it.
 """
 
 from __future__ import annotations

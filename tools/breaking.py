@@ -1,4 +1,4 @@
-"""Compares the protos with their last version by `buf breaking`: only compatible additions may follow it.
+"""Compares the protos with their last version by `buf breaking`: only compatible additions are allowed after that version.
 
 In a shallow clone, which does not have the last version, there is nothing to compare: the command says so and does not fail.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 LAST_VERSION = "e8638dd9c6a03f3fc84af881427a694751ceb905"
-"""The newest commit that was given out: a stack that runs it may be upgraded to this checkout, process by process. Set it when a version is
-given out. A commit in the middle of a change does not qualify, because its parts need not fit together."""
+"""The newest released commit: a stack that runs it may be upgraded to this checkout, process by process. Set it with each release. A commit
+in the middle of a change does not qualify, because its parts need not fit together."""
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -25,7 +25,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def last_version() -> str | None:
-    """The commit to compare with; None if this clone does not have it."""
+    """The commit of the last version; None if this clone does not have it."""
     known = git("rev-parse", "--verify", "--quiet", f"{LAST_VERSION}:protos").returncode == 0
     return LAST_VERSION if known else None
 

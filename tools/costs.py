@@ -1,6 +1,6 @@
-"""Prints what each file of tests cost in the last run, dearest first; with `--write` it stores the table in the repository.
+"""Prints the cost of each file of tests in the last run, dearest first; with `--write` it stores the table in the repository.
 
-`tests/costs.json` is that table: several workers begin with its dearest files, and `make test-near` chooses by it.
+`tests/costs.json` is the stored table: workers that run tests in parallel begin with its dearest files, and `make test-near` chooses by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHOLE = "whole"
 @dataclass
 class Cost:
     """Cost of one file of tests, or of several. cpu_s: processor time in seconds, of the tests and of all their child processes that ended
-    meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many processes the tests started themselves."""
+    meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -47,7 +47,7 @@ Costs = dict[str, Cost]
 
 
 class CostsError(Exception):
-    """A table cannot be read or written; the text tells what to do."""
+    """A table cannot be read or written; the text says what to do."""
 
 
 def read(path: Path) -> Costs:
@@ -62,14 +62,14 @@ def read(path: Path) -> Costs:
 
 
 def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
-    """The table as JSON, a line for each file, so that a diff shows each change. whole: note that whole files were measured."""
+    """The table as JSON, a line for each file, so that a diff shows each change. whole: add the key WHOLE."""
     rounded = {file: {name: round(value, 1) for name, value in asdict(cost).items()} for file, cost in sorted(costs.items())}
     lines = [f"{json.dumps(file)}: {json.dumps(told)}" for file, told in {**({WHOLE: True} if whole else {}), **rounded}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
-    """The table with the last run's measurements in place of older ones, without files that no longer exist."""
+    """The table `table`, with the last run's measurements instead of older ones, and without files that no longer exist."""
     return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
 
 
@@ -101,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # So that `head` after a pipe ends this without an error.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # If `head` reads the output and ends early, this ends without an error.
     try:
         if options.write:
             write()

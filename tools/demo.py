@@ -47,8 +47,8 @@ def _omnistage(*words: str) -> int:
 
 
 def find_serving(address: str, pipelines: Sequence[str]) -> Served | None:
-    """A stack of this user that serves exactly the demo's pipelines: at the usual address and with a page, or left by an earlier demo; None
-    if there is none."""
+    """A stack of this user that serves exactly the demo's pipelines: at the usual address and with a page, or started by an earlier demo;
+    None if there is none."""
     names = ", ".join(pipelines or default_pipelines()[0])
     for served in served_here():
         is_usual = served.address == address and bool(open_page(served))
@@ -74,7 +74,7 @@ def _start_stack(address: str, pipelines: Sequence[str]) -> Served | None:
 
 
 def _wait_for_all(address: str) -> None:
-    """Wait until no pipeline is starting: loading one would take the processor from the answer."""
+    """Wait until no pipeline is starting, because loading a pipeline would slow the answer down."""
     until = time.monotonic() + LOAD_LIMIT_S
     announced: list[str] = []
     with Omni(address=address) as omni:

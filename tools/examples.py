@@ -1,5 +1,5 @@
-"""`make examples`: installs what the clients of examples/ in other languages need, builds them, and runs each against stacks of toys beside
-the Python client. It expects the same text, the same samples, and errors with their reasons, and prints a line for each language."""
+"""`make examples`: installs what the clients of examples/ in other languages need, builds them, and runs each, and the Python client,
+against stacks of toys. It expects the same text, the same samples, and errors with their reasons, and prints a line for each language."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ ANSWER_TIMEOUT_S = 110.0
 
 
 class Mismatch(AssertionError):
-    """An example did something else than expected."""
+    """An example did not do what was expected of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The answer that the Python client gets, for comparison. samples: little-endian, signed, 16 bit."""
+    """The answer that the Python client gets, with which the examples are compared. samples: little-endian, signed, 16 bit."""
 
     text: str
     samples: bytes
@@ -49,7 +49,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A built example. command: that runs it. folder: where it runs and writes answer.wav."""
+    """A built example. command: runs it. folder: where it runs and writes answer.wav."""
 
     command: Sequence[str]
     folder: Path
@@ -107,8 +107,8 @@ def check_unknown(example: Example, address: str) -> None:
 
 
 def check_full_and_cancelled(example: Example, address: str) -> str:
-    """At a router with one place and slow stages: while one example answers, expect that a second one is told when to ask again, and that
-    Ctrl-C cancels the first. Returns the delay in seconds as it was shown. Raises Mismatch."""
+    """At a router with one place and slow stages: while one example answers, expect that a second example gets the delay until it may ask
+    again, and that Ctrl-C cancels the first. Returns the delay in seconds as it was shown. Raises Mismatch."""
     with _answering(example, address) as first:
         status, _, err = example.run(address)
         _is(status, 1, "exit status when the house is full")
@@ -157,13 +157,14 @@ def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def _is(found: object, wanted: object, what: str) -> None:
-    """Raise Mismatch if `found` is not what was `wanted`. what: names the two in the error."""
+    """Raise Mismatch unless `found` equals `wanted`. what: names the compared thing in the error."""
     if found != wanted:
         raise Mismatch(f"{what}: {found!r}, expected {wanted!r}")
 
 
 def _matches(err: str, pattern: str) -> str:
-    """Match the last line of standard error. Returns the first group of the pattern, or the whole line if it has none. Raises Mismatch."""
+    """Match the last line of standard error. Returns the first group of the pattern, or the line if the pattern has no group. Raises
+    Mismatch."""
     last = err.strip().rpartition("\n")[2]
     match = re.fullmatch(pattern, last)
     if match is None:

@@ -24,8 +24,7 @@ def read_groups(root: Path) -> dict[str, list[str]]:
 
 
 def read_apart(root: Path) -> dict[str, list[str]]:
-    """The packages that stand apart from the environment (tools/apart.py): by group a list that is complete in itself, in exact
-    versions."""
+    """The packages that stand apart from the environment (tools/apart.py), by group: for each a complete list with exact versions."""
     return dict(_read(root).get("dependency-groups", {}))
 
 

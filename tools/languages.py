@@ -24,13 +24,13 @@ JARS = Path("/usr/share/java")
 
 
 class ToolchainError(RuntimeError):
-    """Something that a language needs is missing, or failed; the text tells what to do."""
+    """Something that a language needs is missing, or failed; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language of a client in examples/. programs, files: by which its toolchain is found. packages: of Debian 12, which bring these.
-    command: runs the built example; {built} stands for the folder of the build."""
+    """A language of a client in examples/. programs, files: the toolchain is there if all of them exist. packages: of Debian 12, which
+    bring them. command: runs the built example; {built} stands for the folder of the build."""
 
     name: str
     programs: tuple[str, ...]
@@ -54,7 +54,7 @@ class Language:
         ]
 
 
-# protoc's package only recommends libprotobuf-dev, which has the protos that ours import.
+# protoc's package only recommends libprotobuf-dev, which has the protos that our protos import.
 _PROTOC = ("protobuf-compiler", "libprotobuf-dev", "make")
 _DURATION = Path("/usr/include/google/protobuf/duration.proto")
 
@@ -66,7 +66,7 @@ LANGUAGES: Mapping[str, Language] = {
             "go",
             ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", "make"),
             (_DURATION, GO_PACKAGES / "grpc", GO_PACKAGES / "protobuf"),
-            # Two packages of protobuf go with its gRPC. The newer one is named: the other lacks what the output of protoc-gen-go uses.
+            # Two packages of protobuf fit its gRPC. The newer is named, because the older lacks functions that protoc-gen-go's output uses.
             (
                 "golang-go",
                 "golang-google-grpc-dev",
@@ -88,7 +88,7 @@ LANGUAGES: Mapping[str, Language] = {
             (_DURATION, *(JARS / f"{name}.jar" for name in ("grpc-netty", "protobuf", "guava", "netty-codec-http2", "perfmark-api"))),
             (
                 *("default-jdk-headless", "libgrpc-java", "protobuf-compiler-grpc-java-plugin", "libprotobuf-java", "libguava-java"),
-                # libgrpc-java uses these without asking for them.
+                # libgrpc-java uses these, but does not require them.
                 *("libnetty-java", "libperfmark-java", "libgeronimo-annotation-1.3-spec-java"),
                 *_PROTOC,
             ),
@@ -136,8 +136,7 @@ def build(language: Language) -> list[str]:
 
 
 def _write_protos() -> None:
-    """Bring the protos for the builds up to date. A file that is the same is not copied: the copy would be newer than what was built from
-    it."""
+    """Bring the protos for the builds up to date. An unchanged file is not copied, because the copy would be newer than its build."""
     fresh = BUILT / "fresh"
     for path in write_protos(fresh, errors=True):
         place = PROTOS / path.relative_to(fresh)

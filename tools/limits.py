@@ -248,7 +248,7 @@ def page() -> str:
 
 
 def _size(size: int | None) -> str:
-    """A number of bytes in words; None stands for a field that only the size of the request bounds."""
+    """A number of bytes in words; None means a field that only the size of the request limits."""
     if size is None:
         return "the size of the request"
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):

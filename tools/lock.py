@@ -1,9 +1,9 @@
 """Writes the lists of set-up: constraints.txt, the versions, and requirements/, the same with the SHA-256 of every wheel (`make lock`).
 
 Versions in constraints.txt stay; new packages in pyproject.toml get their newest version; packages that nothing needs any more go.
-`--upgrade` moves all to the newest. pip does the work: it chooses the versions for the Python that runs this; what other Pythons need in
-addition is found here, by the markers; and pip's finder tells the hashes of all wheels that any supported Python on Linux x86-64 with glibc
-could take. pip decides where packages come from, so no address is read or written. Nothing is installed.
+`--upgrade` moves all to the newest. pip chooses the versions for the Python that runs this; this module finds by the markers which packages
+other Pythons need in addition; and pip's finder gives the hashes of all wheels that any supported Python on Linux x86-64 with glibc could
+take. pip decides where packages come from, so no address is read or written. Nothing is installed.
 
 The packages that stand apart from the environment (apart.py) are only in requirements/, not in constraints.txt: each dependency group of
 pyproject.toml, and `oldest`, the oldest packages that the core lets a client have.
@@ -27,7 +27,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# These are pip's insides, because its commands tell only the hash of the wheel that they would install. pip is pinned.
+# These are pip's insides, because its commands print only the hash of the wheel that they would install. pip is pinned.
 from pip._internal.commands.index import IndexCommand
 from pip._internal.index.package_finder import PackageFinder
 from pip._internal.models.link import Link
@@ -64,7 +64,7 @@ class LockError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """A package that pip chose. name: in its own spelling. needs: its requirements, the lines Requires-Dist of its metadata."""
+    """A package that pip chose. name: as its metadata spells it. needs: its requirements, the lines Requires-Dist of its metadata."""
 
     name: str
     version: str
@@ -305,7 +305,7 @@ def wheels_of(finder: PackageFinder, name: str, version: str) -> list[Link]:
 
 
 def sha256_of(link: Link) -> str | None:
-    """The SHA-256 of a wheel: as its index tells it, or of the file if it is on this machine; None if neither is so."""
+    """The SHA-256 of a wheel: from its index, or of the file if it is on this machine; None if there is neither."""
     if link.hash_name == "sha256":
         return link.hash
     if link.is_file:
@@ -315,9 +315,9 @@ def sha256_of(link: Link) -> str | None:
 
 
 def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
-    """Hashes of torch by build and Python: of the CPU build, and of the one without a label, which is made for CUDA.
+    """Hashes of torch by build and Python: of the CPU build, and of the build without a label, which is made for CUDA.
 
-    known: the last table. Its hashes stay for a build that cannot be reached from here; an empty list says that no hash is known.
+    known: the last table. Its hashes stay for a build that cannot be reached from here; an empty list means that no hash is known.
     """
     table = {}
     for build in (TORCH, TORCH_CUDA):

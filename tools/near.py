@@ -24,19 +24,19 @@ CORES = 2
 BUDGET_S = 100.0
 """Seconds for the chosen tests: two minutes, less the time for choosing and importing them."""
 DRILLS_BUDGET_S = 40.0
-"""Seconds for the drills among them, as a part of the other budget."""
+"""Seconds for the drills among the chosen tests, as a part of BUDGET_S."""
 
 SHOWN = 8
 """Most files that a line names."""
 
 
 class NearError(Exception):
-    """Git cannot tell the changes."""
+    """Git cannot list the changes."""
 
 
 @dataclass
 class ChoiceOfTests:
-    """The files of tests that run and those that do not, the nearest first. costs: by file."""
+    """The files of tests that run (`chosen`) and that do not (`left_out`), the nearest first. costs: by file."""
 
     costs: Mapping[str, Cost]
     chosen: list[Reached] = field(default_factory=list)
@@ -47,13 +47,13 @@ class ChoiceOfTests:
         return self.costs.get(one.test, UNKNOWN)
 
     def seconds(self, some: Iterable[Reached]) -> float:
-        """How long these files take as `make test` runs them: those without torch one after the other, and at the same time the others by
-        several workers."""
+        """Seconds that these files take as `make test` runs them: files without torch one after the other, and at the same time the others
+        by several workers."""
         light, heavy = 0.0, Cost()
         for one in some:
             cost = self.cost(one)
             light += cost.wall_s if area(one.test) in WITHOUT_TORCH else 0.0
-            heavy.add(cost if area(one.test) not in WITHOUT_TORCH else Cost(cost.cpu_s))  # They share the processor.
+            heavy.add(cost if area(one.test) not in WITHOUT_TORCH else Cost(cost.cpu_s))  # The two groups share the processors.
         return max(heavy.cpu_s / CORES, heavy.wall_s / WORKERS, light)
 
     def tests(self, some: Iterable[Reached]) -> int:

@@ -38,7 +38,7 @@ def table(head: str, annotations: Mapping[str, Any]) -> str:
 
 
 def fresh(page: str) -> str:
-    """The text of the page with fresh tables. Raises ValueError if the page lacks one, or has it twice."""
+    """The text of the page with fresh tables. Raises ValueError if the page lacks a table, or has it twice."""
     tables = {f"of {group}": {name: options.OPTIONS[name] for name in names} for group, names in GROUPS.items()}
     for head, table_text in {**tables, "setting": SETTINGS}.items():
         before = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)*", page, re.MULTILINE)

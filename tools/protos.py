@@ -28,7 +28,7 @@ def generate(folder: Path) -> None:
     """Write the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError if a proto does not compile, SetupError without a
     compiler."""
     outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
-    # The plugin names each file that it writes on standard error unless told to be quiet.
+    # Without `quiet` the plugin names each file that it writes on standard error.
     outputs.append(f"--mypy_grpc_out=quiet:{folder}")
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     compile_protos([f"-I{PROTOS}", *outputs, *protos])

@@ -29,7 +29,7 @@ GATEWAY = "gateway/omnistage/gateway/__main__.py"
 STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/child.py": (),  # It starts the programs that stack.py names.
     "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
-    "services/stage/omnistage/stage/server.py": (),  # It only puts together its own name.
+    "services/stage/omnistage/stage/server.py": (),  # This file only puts together its own name.
 }
 """Files of our own code that put names of programs together at run time; for each, patterns of the files that it then runs."""
 
@@ -87,8 +87,8 @@ needs no row here."""
 
 @dataclass(frozen=True)
 class Reached:
-    """A file of tests that changes reach. distance: number of edges to the nearest file that changed. path: the nodes from the test to that
-    file, without the test."""
+    """A file of tests that changes reach. distance: number of edges to the nearest file that changed. path: the nodes from the test to the
+    changed file, without the test."""
 
     test: str
     distance: int
@@ -102,20 +102,20 @@ class Reached:
 
 @dataclass
 class Graph:
-    """The files of a tree, and which of them use which. files: all files; deleted ones are among them, and use nothing. readers: by node,
-    the nodes that have an edge to it."""
+    """The files of a tree, and which of them use which. files: all files, also deleted files, which use nothing. readers: by node, the
+    nodes that have an edge to it."""
 
     files: frozenset[str]
     readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def find_reached(self, changed: Iterable[str]) -> list[Reached]:
-        """The files of tests that changed files reach; those that changed themselves have distance 0."""
+        """The files of tests that changed files reach; a file of tests that changed itself has distance 0."""
         nexts: dict[str, str] = {}
         distances = self.distances(changed, nexts)
         return [Reached(node, distance, tuple(_way(node, nexts))) for node, distance in distances.items() if is_test(node)]
 
     def distances(self, changed: Iterable[str], nexts: dict[str, str] | None = None) -> dict[str, int]:
-        """The distance of every node from the nearest of the changed files, for the nodes that these reach. nexts: gets, by node, the next
+        """The distance from the nearest changed file, by node, for all nodes that the changed files reach. nexts: gets, by node, the next
         node on the way to that file."""
         nexts = {} if nexts is None else nexts
         distances = dict.fromkeys(sorted(changed), 0)
@@ -176,8 +176,8 @@ def names_of(file: str) -> set[str]:
 
 
 def graph(root: Path, files: Iterable[str], gone: Iterable[str] = ()) -> Graph:
-    """The graph of the files of a tree, named from its root. gone: deleted files; a file that names one still has its edge. Raises
-    SyntaxError."""
+    """The graph of the files of a tree, named from its root. gone: deleted files; a file that names a deleted file still has its edge.
+    Raises SyntaxError."""
     return _Builder(root, frozenset(files), frozenset(gone)).build()
 
 
@@ -201,7 +201,7 @@ class _Builder:
         # The conftest.py files come first: the edges of a test need to know which fixtures there are.
         python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
         collects = gc.isenabled()
-        gc.disable()  # It would take a third of the time: trees have many nodes and no cycles.
+        gc.disable()  # The garbage collector would take a third of the time for nothing: trees have many nodes and no cycles.
         try:
             for _, file in python:
                 self._read(file)

@@ -32,7 +32,7 @@ from tools.commands import HASHED, CommandError, SetupError, pip, run, step
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
 CUDA_LIST = "cuda"
-"""The list of what the default build of torch needs in addition to what the CPU build needs: 2.2 GB."""
+"""The list of packages, 2.2 GB, that the default build of torch needs in addition to those of the CPU build."""
 RUNTIME = ("cli", "convert", "gateway", "models", "play")
 DEV = (*RUNTIME, "asr", "compressed", "dev", "otel")
 STAMP = "omnistage-setup.json"
@@ -106,7 +106,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     if not usable:
         with step(f"virtual environment {venv.name} with Python {platform.python_version()}"):
             run([sys.executable, "-m", "venv", "--clear", str(venv)])
-    # Until the end the environment is half made: its stamp has no digest, so the next run goes over it again instead of trusting it.
+    # Until the end the environment is incomplete: its stamp has no digest, so if this run breaks off, the next run does every step anew.
     about: dict[str, Any] = {"device": device, "torch": stamp.get("torch") if usable else None}
     write_stamp(venv, about)
     with step("build tools"):
@@ -146,7 +146,7 @@ def lists_of(extras: tuple[str, ...], build: str = "") -> list[Path]:
 
 
 def inputs_digest(editable: bool) -> str:
-    """A digest of everything that the environment is made from."""
+    """A digest of all files from which the environment is made."""
     digest = hashlib.sha256(str(editable).encode())
     for path in (ROOT / "pyproject.toml", PICTURES / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), *SOURCES):
         digest.update(path.read_bytes() if path.exists() else b"")
@@ -167,7 +167,7 @@ def read_stamp(stamp: Path) -> dict[str, Any]:
 
 
 def can_use(venv: Path) -> bool:
-    """Whether there is a working environment: it was not moved, and its Python starts, is of a supported version and has pip."""
+    """Whether the folder has a working environment: it was not moved, and its Python starts, is of a supported version and has pip."""
     config = venv / "pyvenv.cfg"
     # An environment holds absolute paths (the first line of each script), so one that was moved or copied with the checkout does not work.
     if not config.exists() or not re.search(rf"^command = .* {re.escape(str(venv))}$", config.read_text(encoding="utf-8"), re.MULTILINE):

@@ -34,8 +34,8 @@ class Import:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """A place where the name of a program is put together at run time. start: the beginning that is known, such as `omnistage.`; empty if
-    nothing is."""
+    """A line where the name of a program is put together at run time. start: the beginning of the name in the source, such as `omnistage.`;
+    may be empty."""
 
     line: int
     start: str
@@ -44,9 +44,9 @@ class MadeUp:
 @dataclass
 class Source:
     """The names in a file, or in a part of one. words: literals, but no docstrings, that may be names of modules or files. programs: the
-    words after `-m`. by_programs: modules that are imported by programs which are literals. arguments: names of the arguments of functions,
-    and of fixtures that are asked for in other ways. executable: lines where `sys.executable` stands before something that is no option.
-    starts: whether the file declares STARTS, a tuple of literals."""
+    words after `-m`. by_programs: modules that programs import whose text is a literal. arguments: names of the arguments of functions, and
+    of fixtures that tests ask for in other ways. executable: lines where `sys.executable` stands before a word that is no option. starts:
+    whether the file declares STARTS, a tuple of literals."""
 
     imports: list[Import] = field(default_factory=list)
     by_programs: set[str] = field(default_factory=set)
@@ -84,7 +84,7 @@ def called_name(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-@functools.cache  # several rules of the house read all that is ours
+@functools.cache  # several rules of the house read all our files
 def read(text: str | bytes, dotted: str, is_package: bool = False) -> Source:
     """The names in a whole file. dotted: the name of the file as a module. Raises SyntaxError."""
     return _Reader(dotted, is_package).read([_parse(text)])
@@ -223,7 +223,7 @@ class _Reader:
         return ast.iter_child_nodes(node)
 
     def _statement(self, node: ast.Expr) -> Iterable[ast.AST]:
-        return () if isinstance(node.value, ast.Constant) else [node.value]  # a docstring names nothing
+        return () if isinstance(node.value, ast.Constant) else [node.value]  # a docstring names no module or file
 
     def _constant(self, node: ast.Constant) -> Iterable[ast.AST]:
         if (text := text_of(node)) is not None:

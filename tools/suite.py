@@ -2,8 +2,8 @@
 
     those without torch  |  the others, by several workers  -->  those that need the machine alone  -->  again, what failed
 
-All random numbers of a run come from one seed. So a test that runs again has the same numbers, and the same drawn cells: a defect fails
-again, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
+All random numbers of a run come from one seed. So a test that runs a second time has the same numbers, and the same drawn cells: a defect
+fails both times, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ FORMS = {"short": "not long", "all": "", "long": "long"}
 
 @dataclass(frozen=True)
 class SuitePart:
-    """One run of pytest. marks: chooses its tests, in addition to the form and to the words of the command; None: `options` names the
-    tests."""
+    """One run of pytest. marks: chooses its tests, together with the form and the words of the command; None: `options` names the tests."""
 
     name: str
     marks: str | None
@@ -63,7 +62,8 @@ SERIAL = SuitePart("serial", "serial")
 CRASHED = "???"
 """The phase that xdist names for a test whose process ended."""
 LIMIT_S = 4200
-"""Seconds for a part. A part that takes longer hangs; it is ended before CI ends the whole run, so that the run tells what it knows."""
+"""Seconds for a part. A part that takes longer hangs; it is ended before CI ends the whole run, so that the run still reports its
+results."""
 SHOWN = 300
 """Most characters of a message that are shown."""
 
@@ -80,7 +80,8 @@ class FailedTest:
 
 @dataclass
 class Ended:
-    """How runs of pytest ended. failed: by test. broken: the parts that did not come to their end, in words. costs: by file."""
+    """How runs of pytest ended. failed: failures by test. broken: sentences, one for each part that did not come to its end. costs: by
+    file."""
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, FailedTest] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class Ended:
     costs: Costs = field(default_factory=dict)
 
     def add(self, other: Ended) -> None:
-        """Add the results of another run, of other tests, to these."""
+        """Add the results of another run, which had other tests."""
         self.passed |= other.passed
         self.failed.update(other.failed)
         self.broken += other.broken
@@ -108,7 +109,8 @@ def message_text(message: str) -> str:
 
 class Suite:
     """One run of the tests. root: of the repository. form: a key of FORMS. seed: of all random numbers of the run. marks: chooses tests, as
-    pytest's -m does. asked: further words for pytest. folder: for the results: how each part ended, and the costs of the files."""
+    pytest's -m does; empty: all. asked: further words for pytest. folder: where each part writes how it ended, and the costs of the
+    files."""
 
     def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
         self.root = root
@@ -206,7 +208,7 @@ def _status(process: subprocess.Popen[bytes]) -> int:
 
 
 def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
-    """Run the failed tests again, if that is wanted, print how the run ended, and return the exit status."""
+    """Run the failed tests a second time if `again`, print how the run ended, and return the exit status."""
     failed, flaky = ended.failed, {}
     if failed and again and not ended.broken and defects(failed) <= MOST_AGAIN:
         print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
@@ -248,7 +250,7 @@ def main() -> int:
     whole = whole and not ended.broken and not ended.failed
     (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
     status = judge(suite, ended, again=options.again)
-    if not status:  # The files of a failed run tell why it failed.
+    if not status:  # The files of a failed run show why it failed.
         suite.tidy()
     return status
 

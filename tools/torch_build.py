@@ -3,7 +3,7 @@
 On Linux a version has two builds. The build for CPUs is on few indexes; PyTorch's own has it. The default build, made for CUDA, is on every
 index, and needs 2.2 GB of NVIDIA's libraries even if it computes on a CPU. So a set-up for CPUs takes the first of these that can be
 reached: the CPU build from pip's configured sources, the CPU build from the index in TORCH_INDEX_URL, the default build.
-requirements/torch.json lists the hashes of the wheels of each build. A build without a hash there is taken unchecked, unless hashes are
+requirements/torch.json lists the hashes of the wheels of each build. A build without a hash there is installed unchecked, unless hashes are
 required.
 """
 
@@ -46,8 +46,8 @@ class Torch:
 
 
 def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
-    """Choose the best build for the device that the interpreter `python` can get, and print anything unusual about it. device: cpu or cuda.
-    Only lists of versions are fetched.
+    """Choose the best build for the device that is available for the interpreter `python`, and print anything unusual about it. device: cpu
+    or cuda. Only lists of versions are fetched.
 
     Raises SetupError if no build can be reached, or if no hash of it is known and one is required.
     """
@@ -90,8 +90,8 @@ def _reach(python: str, device: str) -> tuple[str, str]:
 
 
 def _offer(python: str, index: str) -> str:
-    """The text in which pip lists the versions of torch that the interpreter could install, or says why not. index: URL; empty: pip's
-    configured sources."""
+    """The text in which pip lists the versions of torch that the interpreter could install, or says why there are none. index: URL; empty:
+    pip's configured sources."""
     command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     try:
         # Otherwise a pip that is configured as quiet would print nothing.
@@ -101,7 +101,7 @@ def _offer(python: str, index: str) -> str:
 
 
 def install(python: str, torch: Torch) -> str:
-    """Install a build without its dependencies, which are in the other lists. Returns the SHA-256 of the wheel that came.
+    """Install a build without its dependencies, which are in the other lists. Returns the SHA-256 of the installed wheel.
 
     Raises SetupError for a wheel whose hash is not one of the known ones.
     """
@@ -121,8 +121,8 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
     """Whether the torch that is installed for `python` is right for the device: it is the best build, or the one that was chosen for this
     device.
 
-    made: the stamp of the environment. If the hash of its wheel is not one of the known ones, it is not right; a hash that cannot be
-    compared matters only with require_hash.
+    made: the stamp of the environment. If the hash of its wheel is not in the table, it is not right; if the wheel or the table has no
+    hash, it may stay unless `require_hash`.
     """
     build, stamp = find_installed(python), made.get("torch") or {}
     sha256 = stamp.get("sha256", "") if stamp.get("build") == build else ""

@@ -1,7 +1,7 @@
-"""Builds the packages that are given out into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
+"""Builds the released packages into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
 
-The tools for that are those whose hashes stand in requirements/build.txt, apart from any environment, so no set-up is needed. The same
-files give the same bytes.
+The tools of the build come from requirements/build.txt, with hashes, apart from any environment, so no set-up is needed. The same sources
+give the same bytes.
 """
 
 from __future__ import annotations

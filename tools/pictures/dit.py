@@ -1,7 +1,7 @@
 """Trains the picture model's transformer and text encoder together, by flow matching on the latents of a trained VAE.
 
-To follow its prompts it needs: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes, since most of a picture is
-background; an empty caption for a part of the pictures, for guidance; many phrasings of one scene.
+The model follows its prompts only with: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes, since most of a
+picture is background; an empty caption for a part of the pictures, for guidance; many phrasings of one scene.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ _AT = {
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A shape. place: a key of PLACES. dx, dy: how many pixels its centre is off its place. scale: factor on its size."""
+    """A shape. place: a key of PLACES. dx, dy: pixels from its place to its centre. scale: its size is multiplied by it."""
 
     colour: str
     kind: str
@@ -124,7 +124,7 @@ class Scene:
 
 
 def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
-    """A random scene, one of the held-out ones or one of the others. One in three has two shapes."""
+    """A random scene. held_out: one of the held-out scenes, else one of the others. One scene in three has two shapes."""
     while True:
         background = rng.choice(tuple(COLOURS))
         colours = [colour for colour in COLOURS if colour != background]
@@ -227,8 +227,8 @@ def _place(rng: random.Random, place: str) -> str:
 
 
 def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
-    """Words for two shapes: each with its place, or, if one is straight beside or above the other, one relative to the other. things: words
-    for each."""
+    """Words for two shapes: each with its place, or, for some pairs, the place of one shape relative to the other. things: words for
+    each."""
     one, other = scene.things
     relations = {
         ("left", "right"): ("to the left of", "left of", "next to", "beside"),

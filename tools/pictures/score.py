@@ -1,6 +1,7 @@
 """Scores pictures of the default model: the background, and the place, colour, kind and size of each shape.
 
-It looks at pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
+It looks only at pixels, and only of scenes that were never shown in training. Each pixel counts as the colour of the palette that is
+nearest to it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def new_vae() -> AutoencoderKL:
 
 def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
     """Random pictures in -1..1, [count, 3, side, side], and weights of their pixels, [count, 1, side, side], which are higher at edges.
-    Held-out scenes are not among them. crop: side of a part of each picture, with a shape in it, to take instead; 0: whole pictures."""
+    Held-out scenes are not among them. crop: side in pixels of a cutout with a shape in it, taken from each picture; 0: whole pictures."""
     scenes = [draw_scene(rng) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]

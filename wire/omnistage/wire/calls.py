@@ -1,8 +1,8 @@
-"""Calls as our servers serve them: every call is a stream, a write tells when the caller is gone, and a call that ends leaves nothing
-behind.
+"""Calls as our servers serve them: every call is a stream, a write raises CallerGone when the caller is gone, and a call that has ended
+keeps no memory.
 
-gRPC waits for the request of a call with one request for as long as the caller likes, and tells the server nothing before. A call that is a
-stream begins at once, so the server can count it and limit the wait.
+gRPC waits for the request of a call with one request for as long as the caller likes, and the server learns of the call only then. A call
+that is a stream begins at once, so the server can count it and limit the wait.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
 
 
 def leave_nothing(serve: Serve) -> Serve:
-    """Wrap `serve` so that the error which ends a call does not refer to the frames that served it: gRPC keeps some errors with the call,
-    and logs some."""
+    """Wrap `serve` so that the error which ends a call does not refer to the frames that served the call, because gRPC keeps or logs some
+    errors."""
 
     async def serve_and_forget(requests: Any, context: Context) -> None:
         served = _Served(context)
@@ -85,9 +85,9 @@ class _Served:
     """A gRPC call whose headers are sent only once.
 
     gRPC sends the headers with the first write, and notes it when that write returns. If the first write is cancelled, gRPC sends the
-    headers again with the status, fails, and the caller never sees an end. So the first write is never cancelled: its caller may stop
-    waiting, and every later write waits for it. That wait is short, because gRPC accepts megabytes of a call whether its caller reads or
-    not.
+    headers again with the status, fails, and the caller never sees an end. So the first write is never cancelled: the code that began it
+    may stop waiting, and every later write waits until it has ended. That wait is short, because gRPC accepts megabytes of a call even if
+    the client does not read.
     """
 
     def __init__(self, context: Context) -> None:
@@ -99,8 +99,8 @@ class _Served:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        """Write a message to the caller, once the first write has ended. If this is the first write and its caller is cancelled, the write
-        goes on."""
+        """Write a message to the caller, once the first write has ended. If this is the first write and the calling task is cancelled, the
+        write goes on."""
         await self.headers_sent()
         if self._has_begun:
             await self._context.write(message)

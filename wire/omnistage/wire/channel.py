@@ -1,7 +1,7 @@
 """gRPC options of every connection, and how a connection is made.
 
 A server's keepalive finds callers that were stopped. It is slow on purpose, because a busy machine answers a ping late. A stage that hangs
-or was stopped is found by its pulse (link/pulse.py), which also knows whether another replica is left. So a caller never closes a
+or was stopped is found by its pulse (link/pulse.py), which also considers whether there is another replica. So a caller never closes a
 connection because pings go unanswered, and it hardly pings. Yet even its rare pings set TCP_USER_TIMEOUT: the kernel closes a connection
 whose data is not acknowledged within `keepalive_timeout_ms`, for example because the peer's host is gone. The values belong together: a
 caller that was stopped (SIGSTOP) is found only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts off
@@ -82,8 +82,7 @@ def server_options(
     kept_port: bool = False,
     max_connections: int = MAX_CONNECTIONS,
 ) -> Options:
-    """Options of a stage's or a router's server. max_message_bytes: most bytes of an answer. max_request_bytes: most bytes of a request; 0:
-    as many.
+    """Options of a stage's or a router's server. max_message_bytes: largest answer. max_request_bytes: largest request; 0: as for answers.
 
     kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, so the server needs that option to listen there.
     Elsewhere the option is off: a second server on a port would silently take half of its calls."""
@@ -133,9 +132,9 @@ async def is_taken(address: str) -> bool:
 
 
 class ConnectionWatch:
-    """Tells when a channel loses its connection, even with no call on it; a context manager.
+    """Reports when a channel loses its connection, even with no call on it; a context manager.
 
-    gRPC cannot stop watching a state once it was asked to. So there is one task, however often the same connection is looked at.
+    gRPC cannot stop watching a state once it has begun. So one task watches the connection, however often `lost` is read.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -144,14 +143,14 @@ class ConnectionWatch:
 
     @property
     def lost(self) -> asyncio.Task[None]:
-        """Done when the present connection is lost; done soon if there is none."""
+        """A task that is done when the present connection is lost; done soon if there is none."""
         if self._lost is None or self._lost.done():
             self._lost = asyncio.create_task(self._wait())
         return self._lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has been lost since `lost` was asked for."""
+        """Whether the connection has been lost since `lost` was last read."""
         return self._lost is not None and self._lost.done()
 
     def __enter__(self) -> ConnectionWatch:

@@ -1,7 +1,7 @@
 """How a process connects to others and listens for them.
 
 A process makes one `Credentials` when it reads its settings, and hands it to all code that makes a channel or listens. Connections are not
-encrypted now. Encryption would be another class with these methods, and no user of this class would change.
+encrypted now. Encryption would be another class with these methods, and the code that uses this class would stay the same.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _LARGE = ThreadPoolExecutor(1, "large-requests")
 
 
 class TooLarge(ValueError):
-    """A request has more of something than limits.py allows. field: its path in proto spelling; "request" for the whole request."""
+    """A request exceeds a limit of limits.py. field: path of the field in proto spelling; "request" for the whole request."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(f"{field}: {description}")
@@ -55,9 +55,9 @@ class _MoreFields(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field that the walk has to look into. most: most elements in the whole request; 0: the field does not repeat. size: most bytes of
-    one element; 0: any. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: if the field is a message, the
-    fields to look into in it, by tag."""
+    """A field that the walk has to look into. most: limit of elements in the whole request; 0: the field does not repeat. size: limit of
+    bytes of one element; 0: none. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: if the field is a
+    message, the fields in it to look into, by tag; else None."""
 
     name: str
     full_name: str
@@ -164,7 +164,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
-    """How many elements of a repeated field the bytes from `start` to `end` hold. The number is exact unless it is above `field.most`."""
+    """How many elements of a repeated field the bytes from `start` to `end` hold; exact only if it is at most `field.most`."""
     if field.packed < 0:
         return 1
     if field.packed:

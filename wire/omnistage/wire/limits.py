@@ -1,7 +1,7 @@
-"""The most that a request may hold: the one table, enforced before a message is parsed (wire/decoding.py). docs/limits.md is made from it.
+"""The limits of a request, in one table, enforced before a message is parsed (wire/decoding.py). docs/limits.md is made from it.
 
-The code that uses a value checks its range. This table has counts and sizes: they decide how much memory and time a message costs before
-any value is looked at.
+The code that uses a value checks its range. This table has counts and sizes, because they decide how much memory and time a message costs
+before any value is looked at.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> b
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0.
-    element_type: needed for an array whose type numpy does not have; see Sender.store."""
+    """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0. last:
+    the port ends with it. element_type: for an array whose type numpy does not have; see Sender.store."""
 
     port: str
     count: int
@@ -84,8 +84,8 @@ class PortWriter:
 
 
 class PortReader:
-    """Checks that the chunks of one port come without gap or repeat, and within the credit that was given for them. seq, first: as in
-    PortWriter, for the chunk that must come next. granted: how many chunks may come in all."""
+    """Checks that the chunks of one port come without gap or repeat, and within their credit. seq: number that the next chunk must have.
+    first: number that its first item must have. granted: how many chunks may come in all."""
 
     def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
         """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
@@ -116,13 +116,13 @@ class PortReader:
 
 
 class Allowance:
-    """The credit that this end has for the ports of one stream, as total numbers of chunks, and a way to wait for more. Totals only grow; a
-    lower total changes nothing."""
+    """The credit that this end has for the ports of one stream, as total numbers of chunks, and a way to wait for more credit. Totals only
+    grow; a lower total changes nothing."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
         self._grown = asyncio.Event()
-        self._closed: tuple[str, str] | None = None
+        self._closed: tuple[str, str] | None = None  # reason and message of the error for those who wait
 
     def grant(self, port: str, total: int) -> None:
         if total > self._totals.get(port, 0):
@@ -133,8 +133,8 @@ class Allowance:
         return self._totals.get(port, 0)
 
     def close(self, reason: str, message: str) -> None:
-        """Note that no more credit will come. From now on a `wait` for credit raises a StageError with this reason, a new one each time: an
-        error that is kept would keep the frames that it passed through."""
+        """Note that no more credit will come. From now on a `wait` for credit raises a StageError with this reason, a new error each time,
+        because an error that is kept would keep the frames that it passed through."""
         self._closed = reason, message
         self._grown.set()
 

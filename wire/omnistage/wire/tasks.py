@@ -1,7 +1,7 @@
 """Cancelled tasks, limits of time, and errors that keep nothing of a request.
 
-An error refers to the frames that it was raised in, a task to its error, and a frame to its tasks. Such a cycle would keep the media of a
-request in memory until the collector runs.
+An error refers to the frames in which it was raised, a task to its error, and a frame to its tasks. These references can form a cycle,
+which would keep the media of a request in memory until the collector runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class within:
     """`async with within(seconds, late)`: raises the error that `late` returns if the block takes longer. The error refers to no task,
     unlike the error of `asyncio.timeout`, so a task may end with it.
 
-    The limit is for waiting for a peer. So time in which this process was stopped, or its loop held up, does not count: this process would
-    not have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
+    The limit is for waiting for a peer. So time in which this process was stopped, or its loop held up, does not count, because this
+    process would not have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
     """
 
     def __init__(self, seconds: float, late: Callable[[], StageError], *, counts_all: bool = False) -> None:
@@ -66,7 +66,8 @@ class within:
 
 
 def look_at_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of a task that has ended; it does not matter any more, and asyncio logs an error that nobody retrieved."""
+    """Retrieve the error of a task that has ended, because asyncio logs an error that nobody retrieves. The error itself does not
+    matter."""
     if not task.cancelled():
         task.exception()
 
@@ -80,7 +81,7 @@ def let_go(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait for their end. Their errors were looked at already or do not matter any more."""
+    """Cancel tasks and wait for their end. Their errors were handled already or do not matter any more."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -89,7 +90,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 def forget_traceback(error: BaseException) -> None:
-    """Remove the frames from an error that ends a call, and from the errors before it."""
+    """Remove the frames from an error that ends a call, and from its chain of contexts."""
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None

@@ -1,4 +1,4 @@
-"""One writer for the gRPC stream on a link's way down. gRPC fails a second write that begins before the first one returned."""
+"""One writer for the gRPC stream from a caller to a stage. gRPC fails a second write that begins before the first write has returned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Message = TypeVar("Message")
 
 
 class StreamWriter(Generic[Message]):
-    """Lets many tasks write to one stream, in the order in which they came.
+    """Lets many tasks write to one stream, in the order of their calls.
 
-    It has a lock instead of a queue with a task: a message without competitors is written without a switch of tasks, and a task that writes
-    waits as long as the stream's own flow control demands. The way up has a queue, see `stage/outbox.py`.
+    It has a lock instead of a queue with a task, so a message without competitors is written without a switch of tasks, and a task that
+    writes waits as long as the stream's own flow control demands. A stage writes to its caller by a queue, see `stage/outbox.py`.
     """
 
     def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:

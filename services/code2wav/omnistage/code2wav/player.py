@@ -1,4 +1,4 @@
-"""An imagined player that plays the sound which Code2Wav makes, and counts when it has nothing left to play."""
+"""An imagined player of the sound that Code2Wav makes. It counts how often and how long it has nothing to play."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ GRACE_S = 0.02
 
 class Playhead:
     """Plays in real time, beginning `prebuffer_s` after the first sound came. Times are seconds of one clock. underruns: how often there
-    was nothing left to play. starved_s: for how many seconds in all."""
+    was nothing left to play. starved_s: how many seconds that lasted in all."""
 
     def __init__(self) -> None:
-        self._dry_at: float | None = None
+        self._dry_at: float | None = None  # when all sound so far is played; None: none has come
         self.underruns = 0
         self.starved_s = 0.0
 
@@ -26,6 +26,6 @@ class Playhead:
         self._dry_at += seconds
 
     def pause(self, seconds: float) -> None:
-        """Note that the listener itself took no sound for so many seconds, so that they do not count as starved."""
+        """Note that the client itself accepted no sound for `seconds`, so that this time does not count as starved."""
         if self._dry_at is not None:
             self._dry_at += seconds

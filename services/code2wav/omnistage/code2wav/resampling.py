@@ -1,9 +1,9 @@
-"""Sound at another sample rate than the model's, by soxr. The bits are the same wherever a session goes on.
+"""Sound at another sample rate than the model's, by soxr. A session that goes on elsewhere gives the same bits.
 
 The output of a stream of soxr depends on where the stream began. So sound is converted in blocks at fixed places, each as a sound of its
 own: soxr gets the block's samples and some samples around them, and only the block is kept. The bits of a sample depend only on its number
-and on the model's samples, never on the pieces in which those came or on where a session began. Before the first sample and after the last
-one stands soxr's own padding.
+and on the model's samples, never on the pieces in which the model's samples came or on where a session began. Before the first sample and
+after the last sample soxr uses its own padding.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ cache."""
 
 
 def possible_rates_hz(own_hz: int) -> tuple[int, ...]:
-    """Rates in which a model with the rate `own_hz` can give its sound, in order; without soxr only its own."""
+    """Rates in Hz at which a model with the rate `own_hz` can give its sound, rising; without soxr only `own_hz`."""
     others = RATES_HZ if find_spec("soxr") is not None else ()
     return tuple(sorted({own_hz, *(rate_hz for rate_hz in others if math.gcd(rate_hz, own_hz) >= MIN_COMMON_HZ)}))
 
 
 class Conversion:
-    """Converts sound from the rate of a model to another one: n samples become floor(n * rate / source + 1/2).
+    """Converts sound from the rate of a model to another rate: n samples become floor(n * rate_hz / source_hz + 1/2).
 
     block: samples of the model in a block. context: samples that the conversion of a block needs on either side. output_block: samples that
     a block becomes."""
@@ -60,7 +60,7 @@ class Conversion:
 
     @classmethod
     def for_rates(cls, source_hz: int, rate_hz: int) -> Conversion | None:
-        """The conversion to `rate_hz`, 0 for the model's own rate; None: there is nothing to convert. Raises BadRequest."""
+        """The conversion to `rate_hz`, where 0 means the model's own rate; None if both rates are equal. Raises BadRequest."""
         if rate_hz in (0, source_hz):
             return None
         possible = possible_rates_hz(source_hz)
@@ -84,9 +84,9 @@ class Conversion:
         return self._begin(sample // self.output_block)
 
     def convert(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
-        """Convert block number `first` and those after it, up to but without `until`; returns samples [n, channels]. held: all samples of
-        the model that these blocks need, [m, channels]; `held_first` is the number of the first one. The result is clipped to full scale,
-        which filtered sound may exceed."""
+        """Convert the blocks from number `first` up to, but without, number `until`; returns samples [n, channels]. held: all samples of
+        the model that these blocks need, [m, channels]. held_first: number of the first of them. The result is clipped to full scale, which
+        filtered sound may exceed."""
         channels = held.shape[1]
         parts = [np.empty((0, channels), np.float32)]
         while first < until:

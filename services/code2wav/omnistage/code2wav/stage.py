@@ -18,7 +18,7 @@ from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 KEPT_FRAMES = 16
-"""Fewest frames that the caller is told to forget at a time: one message for many chunks."""
+"""The caller may forget frames only in groups of at least this size, so that one message serves many chunks."""
 
 
 class Code2WavStage(ModelStage[Code2WavModel[P]]):

@@ -77,14 +77,14 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         return Work(partial(self._run, prepared))
 
     def _check_places(self, prepared: P, start: Start) -> None:
-        """Raise BAD_REQUEST if a port should go on after its last item."""
+        """Raise BAD_REQUEST if `start` lets a port go on after its last item."""
         for port, count in self._model.items(prepared).items():
             if (first := start.first.get(port, 0)) > count:
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start) -> AsyncGenerator[Output, None]:
-        """Draw, and yield what is still to come. In a resumed session progress begins anew; for progress alone nothing is drawn. The places
-        are checked again, because only now it is known where the rows of a port begin."""
+        """Draw, and yield the outputs that are still to come. In a resumed session progress begins anew; for progress alone nothing is
+        drawn. The starts of the ports are checked here too, because only now the start of a port of rows is certain."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
@@ -125,7 +125,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)
 
     def _image(self, data: bytes, header: chunk_pb2.ImageChunk, count: int) -> Iterator[Output]:
-        """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the whole: 0 for a
+        """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the whole picture: 0 for a
         preview."""
         for part, whole in _parts(data):
             chunk = chunk_pb2.ImageChunk(data=part)
@@ -217,6 +217,7 @@ def _check_options(options: Mapping[str, str]) -> None:
 
 
 def _at_most(value: float, most: float, name: str, *, least: float = 0) -> None:
-    """Raise BAD_REQUEST for a value below `least` or above `most`, and for NaN. 0 always passes: it means that the field was left out."""
+    """Raise BAD_REQUEST for a value below `least` or above `most`, and for NaN. 0 always passes, because it means that the field was left
+    out."""
     if not math.isfinite(value) or (value and not least <= value <= most):
         raise bad_request(f"diffusion.{name}", f"must be from {least} to {most}")

@@ -31,7 +31,7 @@ def check_entry(entry: str) -> str:
 
 
 class AllowList:
-    """Exact addresses, and names. An address is allowed if it is written like an entry, or if an entry's name has it at that moment. An
+    """The addresses that a stage may dial. An address is allowed if an entry is written the same way, or if an entry's name has it now. An
     address that is not plain HOST:PORT, such as a gRPC target with a scheme, is never allowed.
     """
 
@@ -43,7 +43,7 @@ class AllowList:
         self._names = tuple(dict.fromkeys(name for name in names if name is not None))
         self._resolve = resolve or SystemResolver()
         self._clock = clock
-        self._known: dict[Name, tuple[float, Collection[str]]] = {}
+        self._known: dict[Name, tuple[float, Collection[str]]] = {}  # time and result of the last lookup
 
     async def allows(self, address: str) -> bool:
         """Whether the address may be dialled now. If a name is on the list, waits for its lookup as long as the resolver does."""
@@ -60,7 +60,7 @@ class AllowList:
         return False
 
     async def _addresses(self, name: Name) -> Collection[str]:
-        """The addresses that the name has now; if the lookup fails, those that it had last: DNS is down more often than a name moves."""
+        """The addresses of the name now; if the lookup fails, its last addresses, because DNS is down more often than a name moves."""
         asked_at, addresses = self._known.get(name, (-KEPT_S, ()))
         if self._clock() < asked_at + KEPT_S:
             return addresses

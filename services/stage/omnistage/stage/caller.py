@@ -32,7 +32,7 @@ Taker = Callable[[stage_pb2.RunRequest | None], Awaitable[None]]
 
 
 class Caller:
-    """One call of `Run`. Call `receive_open`, `read`, `end`, and `close` in any case.
+    """One call of `Run`. Call `receive_open`, `read` and `end`, and at the end `close`, whatever has happened.
 
     deadline: end of the call's time, in time.monotonic() seconds. outbox: messages to the caller.
     """
@@ -53,7 +53,7 @@ class Caller:
         return [(key, str(value)) for key, value in self._context.invocation_metadata() or () if key in FORWARDED_METADATA]
 
     async def receive_open(self) -> stage_pb2.Open:
-        """The first message. Raises PROTOCOL if it is not Open or does not come, BAD_REQUEST if it holds too much."""
+        """The first message. Raises PROTOCOL if it is not Open or does not come, BAD_REQUEST if it exceeds a limit of limits.py."""
         try:
             async with within(FIRST_MESSAGE_TIMEOUT_S, lambda: protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s")):
                 message = await self._receive()
@@ -100,7 +100,7 @@ class Caller:
             self._context.set_details(error.message)
 
     async def break_off(self, why: str) -> None:
-        """End the call without Ended; the caller takes that for the loss of this replica."""
+        """End the call without Ended, which the caller takes for the loss of this replica. why: for the status."""
         self.outbox.cancel()
         await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
@@ -122,14 +122,14 @@ class Caller:
             raise protocol_error("these bytes are no RunRequest") from None
 
     async def _await_half_close(self) -> None:
-        """Wait for the caller's half-close: if the server finishes a stream first, the caller's last writes and the status are lost."""
+        """Wait for the caller's half-close: without it, the caller would lose its last writes and the status at the end of the stream."""
         if self._reader is not None:
             await asyncio.wait({self._reader})
         if self._reader is None or self._reader.exception() is not None:
             await self._discard()
 
     async def _discard(self) -> None:
-        """Read up to the half-close; the messages before it do not matter any more."""
+        """Read up to the half-close, and ignore the messages before it."""
         while True:
             try:
                 if await self._receive() is None:

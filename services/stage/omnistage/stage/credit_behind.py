@@ -1,4 +1,4 @@
-"""How much the later stages of a route may still send up to the caller of this stage."""
+"""How many chunks the later stages of a route may still send to the caller of this stage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class CreditBehind:
     when no more credit can come."""
 
     def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
-        """uncredited: ports whose chunks need no credit: checkpoints. ended: ports that had ended before this session began."""
+        """uncredited: checkpoint ports, whose chunks need no credit. ended: ports that had ended before this session began."""
         self._uncredited = frozenset(uncredited)
         self._ended = set(ended)
-        self._granted: dict[str, int] = {}
-        self._relayed: dict[str, int] = {}
+        self._granted: dict[str, int] = {}  # chunks allowed in all, by port that has not ended
+        self._relayed: dict[str, int] = {}  # chunks passed on, by port
 
     def grant(self, credit: stage_pb2.Credit) -> None:
         """Note credit of the caller; `credit.total` counts chunks since the session began."""
@@ -27,7 +27,7 @@ class CreditBehind:
             self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
 
     def relayed(self, chunk: chunk_pb2.Chunk) -> None:
-        """Count a chunk of a later stage that was passed up."""
+        """Count a chunk of a later stage that was passed on to the caller."""
         self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
         if chunk.last:
             self._granted.pop(chunk.port, None)

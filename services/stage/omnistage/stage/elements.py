@@ -1,4 +1,4 @@
-"""Rows of one floating type converted to another, for two neighbours that compute in different types."""
+"""Converts rows from one floating type to another, for two neighbouring stages that compute in different types."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OnPost = Callable[[str, int], None]
 
 
 class NewSender(Protocol):
-    """Makes a sender of tensors."""
+    """Makes a sender of tensors. on_post: called for each tensor."""
 
     def __call__(self, on_post: OnPost | None = None) -> Sender: ...
 
@@ -63,7 +63,7 @@ class SessionEnvironment:
 
     def new_senders(self) -> NewSender:
         """Returns the function that makes the senders of one session, which report each tensor to this object's `on_post` too. All senders
-        of a session have one share of the arena: when a stream is replaced, its log lives on, so the new stream must not bring another
+        of a session have one share of the arena: the log of a replaced stream stays in use, so the stream after it must not get a second
         share."""
         share = self.arena.share() if self.arena is not None else None
 

@@ -1,6 +1,6 @@
 """Refuses calls that do not show the token of the stack. Only calls of health and reflection need no token, up to a number of open calls.
 
-A stage without a token is open, and then it listens on loopback addresses only. Every call is served as wire/calls.py does.
+A stage without a token is open, and then it listens on loopback addresses only. Every call becomes a stream, as in wire/calls.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 
 
 def refusal(shown: bool) -> StageError:
-    """The error of a call without the right token. shown: whether the call had a token, which then was wrong."""
+    """The error of a call without the right token. shown: whether the call had a token, but a wrong one."""
     what = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
     return StageError("UNAUTHENTICATED", f"{what}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
 
@@ -76,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._refusing(details.method, refusal(bool(shown)))
 
     def _counted(self, method: str, handler: Handler) -> Handler:
-        """The handler, for at most MAX_TOKENLESS calls at once."""
+        """The handler, limited to MAX_TOKENLESS calls at once. method: its full name."""
 
         @contextmanager
         def place(context: Context) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _refusing(self, method: str, error: StageError) -> Handler:
         """A handler that ends a call with `error`, without using its messages. It serves every kind of call as a stream, because a stream
-        begins without a message. A call of Run gets Ended before the status, because a link takes a stream without Ended for a loss."""
+        begins without a message. A call of Run gets Ended before the status, because for a link a stream without Ended is a loss."""
 
         async def refuse(requests: object, context: Context) -> None:
             if method == RUN:

@@ -46,16 +46,16 @@ class Inputs:
     """The inputs of one session as an async iterator, in the order in which they came, until every port has ended."""
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
-        """ports: the input ports of the stage. receiver: of tensors. reply: sends a message to the caller. window: see WINDOW."""
+        """ports: the input ports of the stage. receiver: reads tensors. reply: sends a message to the caller. window: see WINDOW."""
         self._specs = {port.name: port for port in ports}
         self._windows = {port.name: min(window, _WINDOWS.get(port.payload, window)) for port in ports}
         self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}
-        self._taken = dict.fromkeys(self._readers, 0)
+        self._taken = dict.fromkeys(self._readers, 0)  # chunks that the stage has taken, by port
         self._receiver = receiver
         self._reply = reply
         self._queue: deque[tuple[chunk_pb2.Chunk, TensorView | None]] = deque()
         self._arrived = asyncio.Event()
-        self._view: TensorView | None = None
+        self._view: TensorView | None = None  # the tensor of the last returned input
         self._half_closed = False
         self._interrupted = False
         self._closed = False
@@ -69,13 +69,13 @@ class Inputs:
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
     def go_on_from(self, needs: Mapping[str, int]) -> None:
-        """Call it if the session was begun on another replica, so that its input comes again. needs: number of the first item that this
-        replica needs, by port; earlier items are cut off."""
+        """Call it if the session began on another replica, so that the caller sends its input once more. needs: number of the first item
+        that this replica needs, by port; earlier items are cut off."""
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
         """Check a chunk of the caller and queue it. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a bad chunk. After
-        `close` chunks are dropped unseen: the caller may not have read Ended yet."""
+        `close` chunks are dropped unseen, because the caller may not have read Ended yet."""
         if self._closed:
             return
         reader = self._readers.get(chunk.port)
@@ -92,8 +92,8 @@ class Inputs:
         self._arrived.set()
 
     def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
-        """Begin a port whose input is replayed: its first chunk must hold the first needed item. On a port with REPLAY_WINDOW it may hold a
-        later one: by a Keep, an earlier replica allowed the caller to forget the items before it."""
+        """Begin a port whose input is replayed: its first chunk must hold the first needed item. On a port with REPLAY_WINDOW it may begin
+        later, because an earlier replica may have sent Keep, which lets the caller forget items."""
         may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
         if chunk.first <= self._needs[chunk.port] or may_be_later:
             reader.first = chunk.first
@@ -105,8 +105,8 @@ class Inputs:
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """Note that the caller wants no more output: the iteration ends as if every port had ended after the inputs taken so far; waiting
-        inputs are dropped."""
+        """Note that the caller wants no more output: the iteration ends as if every port had ended after the inputs that were returned so
+        far; waiting inputs are dropped."""
         self._interrupted = True
         self._drop()
         self._arrived.set()
@@ -115,7 +115,7 @@ class Inputs:
         return self
 
     async def __anext__(self) -> Input:
-        """The next whole input. The tensor of the input before is given back. Raises HALF_CLOSED."""
+        """The next whole input. The memory of the previous input's tensor is given back. Raises HALF_CLOSED."""
         while True:
             self._release_view()
             while not self._queue:

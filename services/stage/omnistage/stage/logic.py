@@ -46,9 +46,9 @@ MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
 @dataclass(slots=True)
 class SessionTiming:
     """Figures that only the logic knows of a session. queued_s: time that it waited before its first step. cached_tokens: tokens found in
-    the prefix cache. prompt_tokens: tokens of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how
-    long in all, a listener would have had nothing to play. unspoken, unspoken_runs: how many characters were not spoken, and the first of
-    them. notes: texts for the client. drew: whether another seed could have given another output; None: not known."""
+    the prefix cache. prompt_tokens: tokens of the whole prompt; None: not known. audio_underruns: how often a listener had nothing to play.
+    audio_starved_s: how long that lasted in all. unspoken: number of characters that were not spoken. unspoken_runs: the first of these
+    characters. notes: texts for the client. drew: whether another seed could have given another output; None: not known."""
 
     queued_s: float = 0.0
     cached_tokens: int = 0
@@ -84,9 +84,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the outputs of a session go on; all empty for a new one.
+    """Where the outputs of a session go on; all fields are empty for a new session.
 
-    first: number of the first item to come, by output port; 0 for a port that is not in it. ended: ports that ended already or that nobody
+    first: number of the first item to come, by output port; 0 for a port that is not listed. ended: ports that ended already or that nobody
     takes; nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item 0 to
     where the port goes on; `Resumption` checks that.
     """
@@ -107,8 +107,8 @@ Transform = Callable[[AsyncIterator[Input], SessionTiming, Start], AsyncGenerato
 class Work:
     """A session that was checked and can begin.
 
-    run: makes the outputs from the inputs; they go on exactly where Start says. Closing the generator frees everything that it holds.
-    needs: number of the first item that it needs, by input port; 0 for a port that is not in it.
+    run: makes the outputs from the inputs; the outputs go on exactly where Start says. Closing the generator frees everything that it
+    holds. needs: number of the first input item that the work needs, by port; 0 for a port that is not listed.
     """
 
     run: Transform
@@ -120,7 +120,7 @@ class StageLogic(Protocol):
 
     @property
     def description(self) -> stage_pb2.DescribeResponse:
-        """Kind, model, revision, ports, voices and max_sessions; the shell fills the rest."""
+        """Kind, model, revision, ports, voices and max_sessions; the shell adds the other fields."""
 
     @property
     def threads(self) -> Sequence[Watched]:
@@ -129,7 +129,7 @@ class StageLogic(Protocol):
     def load(self) -> Load: ...
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        """Check `params`, and what `start` says of ports that go to the caller, once and for all; return the work. Raises
+        """Check `params`, and the part of `start` for ports that go to the caller; nothing checks them later. Return the work. Raises
         StageError(BAD_REQUEST) with the bad field. Does long work on threads, not on the event loop.
 
         start: as in `Work.run`, but without the ports that go to the next hop alone, which has not said yet from which item it needs

@@ -12,7 +12,7 @@ from omnistage.wire.ports import Output
 
 
 class Meter:
-    """Measures one session from `opened` on. timing: figures that only the logic knows."""
+    """Measures one session from `opened` on. timing: figures from the logic."""
 
     def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
         """ports: output ports of the stage. on_made: see SessionEnvironment."""
@@ -28,7 +28,7 @@ class Meter:
         self._opened_at = self._last_output_at = time.monotonic()
 
     def made(self, output: Output) -> None:
-        """Note that the logic made a piece."""
+        """Note that the logic made a piece of output."""
         self._last_output_at = time.monotonic()
         if not self._first_output_at:
             self._first_output_at = self._last_output_at
@@ -38,7 +38,7 @@ class Meter:
     @property
     def times(self) -> tuple[float, float, float]:
         """The times of Opened, of the first output and of the last one, in time.monotonic() seconds; 0 for a moment that has not come.
-        Before the first output the third is the time of Opened."""
+        Before the first output the third value is the time of Opened."""
         return self._opened_at, self._first_output_at, self._last_output_at
 
     @property

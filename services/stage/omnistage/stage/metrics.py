@@ -106,7 +106,7 @@ class StageMetrics:
 
 
 class _Now(Collector):
-    """Figures that are read at each scrape: of the sessions, and of the queue, the cache, the arena and the batches if there are such."""
+    """Figures that are read at each scrape: of the sessions, and of queue, cache, arena and batches if the stage has them."""
 
     def __init__(
         self, labels: dict[str, str], load: Callable[[], Load], sessions: Callable[[], int], places: Callable[[], int], arena: Arena | None

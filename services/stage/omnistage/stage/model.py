@@ -48,7 +48,7 @@ class ModelStage(ABC, Generic[M]):
         """See StageLogic.prepare."""
 
     def _drew(self, temperature: float) -> bool:
-        """Whether another seed could give another output. temperature: the requested one; 0 if nothing is sampled."""
+        """Whether another seed could give another output. temperature: as requested; 0 if nothing is sampled."""
         draws = self._model.info.draws
         return temperature > 0 if draws is None else draws
 

@@ -1,4 +1,4 @@
-"""The rest of the route as one session sees it: a link to the next hop, and the relay of all that comes up through it to the caller."""
+"""The rest of the route as one session sees it: a link to the next hop, and the relay of all outputs of later stages to the caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NextHop:
         on_lost: Callable[[stage_pb2.Failover], None],
     ) -> None:
         """opening: has a route. own_ports: output ports of this stage; all other ports belong to later stages. on_lost: called when the
-        replica of the next hop itself was replaced. The other arguments are as in Link."""
+        replica of the next hop, not of a later one, was replaced. The other arguments are as in Link."""
         request, resumption = opening.request, opening.resumption
         hop, *rest = request.route
         credits_behind = [credit for credit in request.credits if credit.port not in own_ports]
@@ -79,8 +79,8 @@ class NextHop:
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
-        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns, for ports that only
-        the next hop gets, the number of the item with which each goes on, by port."""
+        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns the number of the
+        item with which each port goes on, for ports that only the next hop gets."""
         takes = self._opening.takes
         begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
         for port, first in begins.items():
@@ -97,7 +97,7 @@ class NextHop:
 
     async def relay(self, outbox: Outbox) -> None:
         """Pass everything to the caller, unchanged, until the next hop has ended. Raises the error with which it ended, and HALF_CLOSED if
-        more would need credit that can no longer come."""
+        it needs more credit, which can no longer come."""
         async with aclosing(self.link.events()) as events:
             async for event in events:
                 if event.HasField("failover") and event.failover.kind == self._kind:

@@ -20,8 +20,8 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class CheckedOpen:
-    """An Open that was checked. takes: ports of this stage that go to the next hop. checkpoints: ports of this stage that go to the caller
-    before anything that is made from them. unwanted: ports of this stage that go to nobody."""
+    """An Open that was checked. takes: ports of this stage that go to the next hop. checkpoints: its ports whose chunks must reach the
+    caller before later stages' output made from them does. unwanted: its ports that go to nobody."""
 
     request: stage_pb2.Open
     takes: frozenset[str]
@@ -31,12 +31,12 @@ class CheckedOpen:
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """A value that orders the Opens of one session: a newer Open has the greater one."""
+        """A value that orders the Opens of one session: a newer Open has a greater value."""
         return tuple(self.request.attempts)
 
     @property
     def ended(self) -> frozenset[str]:
-        """Ports on which nothing may come any more: the caller has all of them already, or nobody wants them."""
+        """Ports on which nothing may come any more, because the caller has all of their items, or nobody wants them."""
         return self.unwanted | self.resumption.ended
 
     def start(self, needs: Mapping[str, int]) -> Start:

@@ -23,15 +23,15 @@ Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 class Outbox:
     """Writes messages in the order in which they were put, one at a time, from a task of its own.
 
-    A message that finds the stream idle costs a switch to that task; `put` does not wait for it. Messages that come while a write is under
-    way wait, and neighbouring chunks go in one message if the caller takes that. So a fast producer costs few messages, and a slow one
-    waits for nobody.
+    A message that finds the stream idle costs a switch to that task; `put` does not wait for it. Messages that come during a write wait,
+    and neighbouring chunks go in one message if the caller accepts that. So a fast producer costs few messages, and the chunks of a slow
+    producer never wait for each other.
     """
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._waiting: deque[stage_pb2.RunResponse] = deque()
-        self._accepted = 0
+        self._accepted = 0  # messages that were put so far
         self._written = 0
         """How many of the accepted messages were written; one write may carry several."""
         self._moved = asyncio.Event()
@@ -74,13 +74,13 @@ class Outbox:
             self._task = asyncio.create_task(self._run())
 
     async def _move(self) -> None:
-        """Wait until the writer has taken or written a message, or has ended."""
+        """Wait until the writer has begun or finished a write, or has ended."""
         self._moved.clear()
         await self._moved.wait()
 
     def _check(self) -> None:
-        """Raise an error if a write has failed, a new one each time: a kept error would keep the frames that it passed through, and they
-        refer to this outbox."""
+        """Raise an error if a write has failed. It is a new error each time, because an error that is kept would keep the frames that it
+        passed through, and they refer to this outbox."""
         if self._over is not None:
             raise self._over()
 

@@ -33,8 +33,8 @@ class Outputs:
         on_sent: Callable[[float], None] = lambda begun_s: None,
     ) -> None:
         """ports: all output ports of the stage. sender: of tensors to the caller. next_hop: gets the ports that the route names; None: the
-        route ends here. on_sent: called when the next hop has taken a piece, with the time.monotonic() seconds at which the piece was given
-        to it."""
+        route ends here. on_sent: called when the next hop has accepted a piece; its argument is when the piece was offered, in
+        time.monotonic() seconds."""
         self._opening = opening
         self._sender = sender
         self._outbox = outbox
@@ -77,8 +77,8 @@ class Outputs:
     # Outputs of the logic -------------------------------------------------------------------------------------------------------------
 
     async def emit(self, output: Output) -> None:
-        """Send an output to the caller, to the next hop, or to both. A checkpoint goes to the caller first and is flushed: it must not come
-        later than what the next hop makes from it."""
+        """Send an output to the caller, to the next hop, or to both. A checkpoint goes to the caller first and is flushed, because it must
+        come before the output that the next hop makes from it."""
         if output.last:
             self._unended.discard(output.port)
         down = output.port in self._opening.takes
@@ -93,7 +93,7 @@ class Outputs:
             self._on_sent(begun_s)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
-        """Send an output to the caller. credited: it needs the caller's credit, and waits for it."""
+        """Send an output to the caller. credited: whether it needs the caller's credit, and waits for that."""
         writer, begun_at = self._writers[output.port], self._begun_at[output.port]
         credit = self._allowance.total(output.port)
         if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and writer.seq - begun_at >= credit:
@@ -115,7 +115,7 @@ class Outputs:
         return [Output(port, 0, cut if port in texts else None, last=True) for port in sorted(self._unended)]
 
     async def settle(self) -> None:
-        """Wait until the caller has given all memory back. After a half-close no Release can come; then the end of the stream frees the
+        """Wait until the caller has given all memory back. After a half-close no Release can come, so the end of the stream frees the
         memory."""
         while self._sender.outstanding and not self._half_closed:
             self._released.clear()

@@ -67,7 +67,7 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
 
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
-    """As `media_of`, for media that come on a port, or for live sound, which has no type."""
+    """As `media_of`, for media that the client streams on a port, also for live sound, which has no type."""
     media_type = media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
     return Streamed(part.port, media_type, part.use_audio, part.total_bytes, _background_of(part.background, media_type, field))
 
@@ -85,15 +85,15 @@ def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, in
 
 
 def media_type_of(text: str, field: str, example: str) -> str:
-    """Check a media type and return it in lower case, because capitals mean nothing in it; later code need not do that. example: a right
-    one, for the error. Raises BAD_REQUEST."""
+    """Check a media type and return it in lower case, because case does not matter in it; later code need not do that. example: a valid
+    type, for the error. Raises BAD_REQUEST."""
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
     return text.lower()
 
 
 def made_type_of(text: str, field: str, example: str) -> str:
-    """As `media_type_of`, for the media type of what a model is to make. It may also name codecs: video/mp4; codecs="avc1"."""
+    """As `media_type_of`, for the media type of the wanted output. It may also name codecs: video/mp4; codecs="avc1"."""
     plain, semicolon, codecs = text.lower().partition(";")
     if semicolon and not _CODECS.fullmatch(codecs):
         raise bad_request(

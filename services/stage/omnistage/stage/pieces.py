@@ -137,7 +137,7 @@ def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
 
 
 def code_outputs(port: PortSpec, frames: Array) -> Iterator[Output]:
-    """Frames [n, width] of a codes port, n above 0, as outputs that fit into a message."""
+    """Frames [n, width] of a codes port, n at least 1, as outputs of at most MAX_CODES codes."""
     most = MAX_CODES // port.width
     for begin in range(0, len(frames), most):
         part = frames[begin : begin + most]

@@ -21,9 +21,9 @@ _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The output that the caller has of a session. positions: of this stage's own ports that go to the caller. history: the output of its
-    own checkpoint ports, one chunk for each port. behind: the part for later stages. again: whether the session was begun before; without
-    output the other fields are empty even then, as for a new session."""
+    """The output of a session that the caller already has. positions: of this stage's own ports that go to the caller. history: the output
+    of its own checkpoint ports, one chunk for each port. behind: the part for later stages. again: whether the session is no new one, even
+    if it has no output yet and all other fields are empty."""
 
     positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Resumption:
         return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
-        """Where the outputs go on. needs: number of the first item that the next hop needs, by port, for ports that go to it alone."""
+        """Where the outputs go on. needs: first item that the next hop needs, for each port that goes to the next hop alone."""
         first = {**needs, **{port: position.first for port, position in self.positions.items()}}
         return Start(first, frozenset(self.ended), self.history)
 

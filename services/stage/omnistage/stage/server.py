@@ -97,7 +97,8 @@ class StageServer:
         self._servicer.register(server)
 
     def bound(self, address: str) -> None:
-        """Note the address. A replica that listens on all addresses reports under the name of its host, which tells containers apart."""
+        """Note the address. A replica that listens on all addresses reports the name of its host instead, which differs between
+        containers."""
         host, _, port = address.rpartition(":")
         self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
         if self._is_open:
@@ -130,8 +131,8 @@ class StageServer:
 
 
 async def tidy(arena: Arena | None) -> None:
-    """Remove, in a thread, the shared memory that killed stages left behind: a mount may hold thousands of files. Then unmap what this
-    process has mapped of it: memory that an idle reader has mapped is not free even if its file is gone."""
+    """Remove the shared memory of killed stages, in a thread, because a mount may hold thousands of files. Then unmap the part that this
+    process has mapped: memory that an idle reader has mapped is not free even if its file is gone."""
     await asyncio.to_thread(sweep)
     READERS.drop_gone()
     if arena is not None:
@@ -143,7 +144,7 @@ async def serve_stage(kind: str, settings: StageSettings, credentials: Credentia
     token = read_token(settings.token_file, os.environ)
     if token is None:
         check_open(settings.address)
-    # Checked before the model is loaded: loading takes long, and a taken port is noticed at once.
+    # Checked before the model is loaded, so that a port which is in use is noticed at once: loading takes long.
     check_can_listen(settings.address, "--address", kept=settings.kept_port)
     check_can_listen(settings.metrics_address, "--metrics-address")
     async with tracing(settings.otlp, f"omnistage-{kind}") as tracer:

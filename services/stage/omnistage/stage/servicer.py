@@ -33,7 +33,7 @@ WATCH_MIN_INTERVAL_S = 0.1
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
-    """Serves one model. Holds the count of sessions and whether the stage drains; Session holds everything of one session."""
+    """Serves one model. Holds the state that all sessions share; Session holds everything of one session."""
 
     def __init__(self, environment: SessionEnvironment, metrics: StageMetrics) -> None:
         self._environment = environment
@@ -184,7 +184,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
     def _supersede_older_than(self, session: Session) -> None:
         """End a session that runs here with the same id and an older Open: its caller was given up, but may be a stopped process that will
-        wake. Raises SUPERSEDED if this Open is the older one: then such a process has woken."""
+        wake. Raises SUPERSEDED if this Open is the older of the two, because then it is from such a process."""
         running = self._running.get(session.opening.request.session_id)
         if running is None:
             return
@@ -194,7 +194,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             running.supersede()
 
     def _admit(self, session: Session) -> None:
-        """Raise DRAINING or OVERLOADED if a session may not be let in. One that was begun elsewhere may exceed the limit: see
+        """Raise DRAINING or OVERLOADED if a session may not begin. A session that began elsewhere may exceed the limit: see
         `with_resumed`."""
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
@@ -207,8 +207,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def _stream(self, change: int) -> None:
-        """Count one open stream more or less. change: 1 or -1. A stream outlives its session by the closing handshake. A drain waits for
-        the streams, because a slow reader would lose the end of its answer."""
+        """Count one open stream more or less. change: 1 or -1. A stream ends after its session, because the closing handshake comes last. A
+        drain waits for the streams, so that a slow reader gets the end of its answer."""
         self._streams += change
         if self._streams:
             self._idle.clear()
@@ -222,13 +222,13 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     # Ready and draining ------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The model is warm: take sessions."""
+        """Accept sessions from now on: the model is warm."""
         self._ready = True
         self._notify()
 
     def fail(self) -> None:
-        """Note that the process is broken: refuse new sessions. Running ones that fail from now on break off, so that their caller sees a
-        loss."""
+        """Note that the process is broken: refuse new sessions. Running sessions that fail from now on break off, so that their callers see
+        a loss."""
         self._broken = self._draining = True
         self._notify()
 

@@ -151,7 +151,7 @@ class Session:
     # Running ---------------------------------------------------------------------------------------------------------------------------
 
     async def _run(self, work: Work) -> None:
-        """Wait for the producer and the relay; the first error of them or of the reader ends the session."""
+        """Wait for the producer and the relay; the first error of one of them or of the reader ends the session."""
         reader = self._caller.read(self._take)
         jobs = [asyncio.create_task(self._produce(work))]
         if self._next_hop is not None:
@@ -213,7 +213,7 @@ class Session:
                 await self._outputs.emit(output)
 
     async def _take_the_rest(self) -> None:
-        """Take input that the logic did not want, so that the caller can go on: its other ports may wait until this input is taken."""
+        """Drop the input that the logic did not read, so that the caller can go on: its other ports may wait until this input is gone."""
         try:
             async for _ in self._inputs:
                 pass
@@ -221,12 +221,12 @@ class Session:
             log.debug("session.rest", reason=error.reason)  # The caller half-closed: nothing more comes.
 
     def report(self) -> stage_pb2.Report:
-        """The figures of this stage, as of now."""
+        """The figures of this stage up to now."""
         failovers = 0 if self._next_hop is None else self._next_hop.link.failovers
         return self.meter.report(self._environment.description.kind, self._environment.address, self._inputs.items, failovers)
 
     async def _take(self, message: stage_pb2.RunRequest | None) -> None:
-        """Handle a message of the caller, or None, its half-close. Never waits for anything but the next hop, which always reads."""
+        """Handle a message of the caller, or None, its half-close. Waits only for the next hop, which always reads."""
         if message is None:
             self._inputs.half_close()
             self._outputs.half_close()

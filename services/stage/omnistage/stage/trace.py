@@ -1,4 +1,4 @@
-"""The trace of one session (docs/tracing.md): when its phases began and ended, what went to the next hop, and what was lost there."""
+"""The trace of one session (docs/tracing.md): when its phases began and ended, what it sent on, and which replicas were lost."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SessionTrace:
         self._first_input_s = 0.0
         self._transfer = (0.0, 0.0)
         """When the first piece was given to the next hop, and when the next hop took the last one."""
-        self._waited_s = 0.0
-        self._pieces = 0
+        self._waited_s = 0.0  # seconds that the logic waited for the next hop
+        self._pieces = 0  # pieces that went to the next hop
         self._sent_tensors: Counter[str] = Counter()
         self._sent_bytes: Counter[str] = Counter()
 
@@ -41,13 +41,13 @@ class SessionTrace:
         self._first_input_s = self._first_input_s or time.monotonic()
 
     def posted(self, transport: str, size: int) -> None:
-        """Note that a tensor of `size` bytes went to the next hop. A tensor that is sent again after a loss counts again. transport: its
-        name, as in Sender."""
+        """Note that a tensor of `size` bytes went to the next hop. A tensor that is sent a second time after a loss counts twice.
+        transport: its name, as in Sender."""
         self._sent_tensors[transport] += 1
         self._sent_bytes[transport] += size
 
     def sent(self, begun_s: float) -> None:
-        """Note that the link to the next hop took a piece that it was given at `begun_s`."""
+        """Note that the link to the next hop has accepted a piece, which was offered at `begun_s`."""
         now = time.monotonic()
         self._transfer = (self._transfer[0] or begun_s, now)
         self._waited_s += now - begun_s
