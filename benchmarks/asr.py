@@ -39,7 +39,7 @@ _MONEY = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?:\s(hundred|thousand
 _UNITS = {"$": ("dollars", "cents"), "£": ("pounds", "pence"), "€": ("euros", "cents")}
 _WORDS = {"%": " percent ", "&": " and ", "+": " plus ", "=": " equals ", "°": " degrees "}
 _SAME = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "okay", "oclock": "", "and": "", "oh": "zero", "o": "zero"}
-"""Spellings that sound alike; "and" is said in numbers by some and not by others."""
+"""Spellings that sound alike, by word; "and" counts for nothing, because only some voices say it in numbers."""
 
 
 def recogniser() -> WhisperModel:

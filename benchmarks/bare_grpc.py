@@ -23,7 +23,7 @@ RELAYS = 3
 
 _METHOD = "/omnistage.bench.Bare/Run"
 _ORDER = struct.Struct("<IId")
-"""The client's order: how many messages, how many at a time, and the seconds between those times."""
+"""The client's order: how many messages, how many in a burst, and the seconds between two bursts."""
 _STAMP = struct.Struct("<d")
 _MESSAGE_BYTES = 120
 

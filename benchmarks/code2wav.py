@@ -42,7 +42,7 @@ TEXTS = (
 CAUSAL_SCALE = 8
 AGAIN_FRAMES = 25
 SAME_DB = 120.0
-"""From this ratio of signal to difference on, two sounds are the same: smaller differences are roundings of float32."""
+"""From this ratio of signal to difference on, two sounds count as the same, because smaller differences are roundings of float32."""
 LOOK_S = 0.001
 LATE_S = 5.0
 """Profiles whose first sound comes later, in seconds of speech, are left out of the picture."""

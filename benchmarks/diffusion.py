@@ -38,7 +38,7 @@ GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
 FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
 EDITED_AREA = 128 * 128
 SAME = 2
-"""How far apart, of 255, a colour of the two may be: both compute the same, but add in another order."""
+"""By how much, of 255, a colour in the two pictures may differ, because the two add the same numbers in another order."""
 
 
 # Beside Diffusers ------------------------------------------------------------------------------------------------------------------

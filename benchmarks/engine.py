@@ -39,9 +39,9 @@ KV_BYTES = 512 << 20
 VOCABULARY = 152_000
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.1)
 THROUGHPUT = {"amx": {8: 7.0, 32: 18.0}, "other": {8: 5.5, 32: 10.0}}
-"""Goals for the tokens per second of several requests, divided by those of one; by number of requests, for each kind of CPU."""
+"""Goals by kind of CPU and number of requests: how many times the tokens per second of one request they should reach."""
 STEPS = {8: 1.35, 32: 1.7}
-"""Goals for the time of a step, divided by the time to read the weights once; by number of rows."""
+"""Goals for the time of a step divided by the time to read the weights once, by number of rows."""
 
 IDS = range(1000, 40_000)
 """Ids of ordinary tokens."""

@@ -42,7 +42,7 @@ REQUESTS = 4
 STEPS = 20
 DRAWN_FRAMES = 9
 SAME = 2
-"""How far apart, of 255, a colour of the two films may be, as for pictures."""
+"""By how much, of 255, a colour in the two films may differ, as for pictures."""
 
 PIPELINE = """
 name: film

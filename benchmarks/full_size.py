@@ -35,7 +35,7 @@ def transformer() -> Any:
         torch.set_default_dtype(before)
     for name, weight in made.named_parameters():
         if name.endswith("pad_token"):
-            torch.nn.init.normal_(weight)  # The class leaves the memory as it was.
+            torch.nn.init.normal_(weight)  # The class leaves these weights uninitialised.
     return made.eval().requires_grad_(False)
 
 

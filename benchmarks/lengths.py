@@ -25,10 +25,10 @@ LATE = 0.8
 
 TIMEOUT_S = 300.0
 ATTEMPTS = 3
-"""How often to try to kill a stage before the answer is over; on a busy machine that can be too late."""
+"""How often to try to kill a stage before the answer is over; on a busy machine a try can be too late."""
 
 Request = Callable[[int], omni_pb2.GenerateRequest]
-"""Makes the request with a number."""
+"""Makes the request that has this number."""
 
 
 async def measure(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, kills: int) -> Figure:

@@ -151,7 +151,7 @@ async def lose(
     async for event in stub.Generate(request, timeout=120):
         hearing.events.append((time.monotonic(), event))
         if signalling is None and hearing.chunks(case.port) >= case.chunks:
-            # Beside the reading: nothing of the answer waits for the look at who has the session.
+            # In a task, so that the reading of the answer does not wait for the search of the replica.
             signalling = asyncio.create_task(_signal(fleet, case))
     if signalling is None:
         raise NothingLost(f"only {hearing.chunks(case.port)} chunks of {case.port} came")

@@ -44,7 +44,7 @@ PROMPT_CHARACTERS = 1200
 FRAMES = 64
 SPEAKERS = 8
 ALIKE = (0.8, 1.25)
-"""Between which factors the time of the Talker alone, divided by that of the Thinker alone, must lie."""
+"""Bounds of the time of the Talker alone divided by the time of the Thinker alone."""
 
 NEVER_ENDS = {8294: -100.0}
 SPOKEN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "omnistage.cli"]
 QUESTION = ("ask", "--text-only", "What is a kite?")
 ONE_TOKEN = ("--max-tokens", "1")
-"""Options for an answer of one token: the time that is left is that of the command, the stack and the way to it."""
+"""Options for an answer of one token: then nearly all of the time goes to the command, the stack and the way to it."""
 
 COMMANDS = 20
 STARTS = 5

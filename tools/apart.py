@@ -28,7 +28,7 @@ def folder_of(name: str, python: str = sys.executable) -> Path:
     if folder.exists():
         return folder
     folder.parent.mkdir(exist_ok=True)
-    # If two run at once, each fills a folder of its own, and one of them gets the name.
+    # If two processes do this at once, each fills a folder of its own, and one folder gets the name.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}-") as made:
         pip(python, *HASHED, "--quiet", "--no-compile", f"--target={made}/packages", f"--requirement={REQUIREMENTS / name}.txt")
         try:

@@ -18,7 +18,7 @@ TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
 """The file with the table of the last run."""
 WHOLE = "whole"
-"""A key in the table of the last run: whole files were measured, and not parts, which cost less."""
+"""A key in the table of the last run. If it is there, whole files were measured; parts of files would cost less."""
 
 
 @dataclass

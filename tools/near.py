@@ -19,7 +19,7 @@ from tools.suite import WITHOUT_TORCH, WORKERS
 DRILLS = ("tests/system/", "tests/hostile/")
 
 CORES = 2
-"""Processors of CI, by which the budgets are reckoned."""
+"""Number of processors in CI, for which the budgets are computed."""
 
 BUDGET_S = 100.0
 """Seconds for the chosen tests: two minutes, less the time for choosing and importing them."""
@@ -27,7 +27,7 @@ DRILLS_BUDGET_S = 40.0
 """Seconds for the drills among the chosen tests, as a part of BUDGET_S."""
 
 SHOWN = 8
-"""Most files that a line names."""
+"""Largest number of files that a line names."""
 
 
 class NearError(Exception):

@@ -40,7 +40,7 @@ _IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
 _BY_LANGUAGES = ("tests/client/test_languages.py",)
 
 ORDER = "tests/costs.json"
-"""The file that orders runs of tests: all tests read it, and it changes no test."""
+"""The file that orders runs of tests. All tests read it, but a change of it changes no test."""
 
 READ: Mapping[str, Collection[str]] = {
     "*.md": (_TREE, "tests/client/test_documents.py"),
@@ -71,7 +71,7 @@ READ: Mapping[str, Collection[str]] = {
     "docker-compose.yml": _IMAGES,
     "pictures/omnistage_pictures/*": ("models/omnistage/models/diffusers/store.py", "tests/models/diffusers/test_default_picture.py"),
     "pictures/pyproject.toml": ("tests/models/diffusers/test_default_picture.py", *_IMAGES),
-    "examples/*.py": ("tests/client/test_examples.py",),  # No literal can name these: helpers of tests have the same names.
+    "examples/*.py": ("tests/client/test_examples.py",),  # No literal can name these files, because helpers of tests have the same names.
     "examples/*/*": _BY_LANGUAGES,
     "examples/openai/*": ("tests/gateway/test_openai_examples.py",),
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),

@@ -27,13 +27,13 @@ from tools.costs import LAST, ROOT, Cost, Costs, text_of
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house")
-"""Folders whose tests import no torch: importing it takes seconds and memory of each worker. All of them together take as long as each
-worker takes with the other tests."""
+"""Folders whose tests import no torch, which would cost seconds and memory. One process runs all these tests, in about the time in which
+each worker runs its share of the other tests."""
 WORKERS = 2
 MOST_FLAKY = 3
 """A run with more flaky tests has failed, though each of them passed the second time."""
 MOST_AGAIN = 12
-"""If more things failed, it is no accident, and nothing is run again."""
+"""If more things failed, the failures are no accident, and nothing is run a second time."""
 END_S = 20
 NO_TESTS = 5
 """Exit status of pytest if it found no test."""
@@ -65,7 +65,7 @@ LIMIT_S = 4200
 """Seconds for a part. A part that takes longer hangs; it is ended before CI ends the whole run, so that the run still reports its
 results."""
 SHOWN = 300
-"""Most characters of a message that are shown."""
+"""Largest number of characters of a message that are shown."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ PAIRS = tuple(
 )
 """Pairs of places for two shapes that do not touch."""
 JITTER = 2
-"""Most pixels by which a centre may be off its place, in either direction."""
+"""Largest number of pixels by which a centre may be off its place, in either direction."""
 
 _SIZE_WORDS = {
     "small": ("small", "small", "small", "tiny", "little", "very small"),

@@ -15,7 +15,7 @@ _EXAMPLE = "such as 127.0.0.1:50050"
 MAX_PORT = 65535
 
 CONNECT_LIMIT_S = 1.0
-"""Time for a connection within this machine, which takes none unless the listener's queue is full."""
+"""Seconds that a connection within this machine may take. It takes no time unless the listener's queue is full."""
 
 
 def check_address(text: str) -> str:
@@ -83,7 +83,7 @@ def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
     except socket.gaierror:
         raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
     refusals = [_refusal(family, name, kept) for family, _, _, _, name in candidates]
-    # Some addresses of a name may not exist on this machine, such as ::1 without IPv6: one that exists is enough to listen.
+    # Some addresses of a name may not exist on this machine, such as ::1 without IPv6. One existing address is enough to listen.
     number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
     if number:
         raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
@@ -93,7 +93,7 @@ def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool)
     """The error number (errno) that a server would get if it listened at the socket address `name`; 0 for none. kept: as in
     `check_can_listen`."""
     with socket.socket(family, socket.SOCK_STREAM) as tried:
-        # Servers set this too: connections that ended a minute ago do not count, a listener does.
+        # Servers set this too, so that ports of connections that ended a minute ago count as free, but ports of listeners do not.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if kept:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -23,7 +23,7 @@ METAVARS: Mapping[object, str] = {int: "N", float: "X"}
 `json_schema_extra={"metavar": ...}`; a field with a unit must do so."""
 
 MAX_SHOWN = 80
-"""Most characters of a bad value that an error quotes."""
+"""Largest number of characters of a bad value that an error quotes."""
 
 
 def read(kind: type[S], words: Sequence[str], program: str) -> S:

@@ -7,8 +7,8 @@ import resource
 from omnistage.wire.channel import MAX_CONNECTIONS
 
 WANTED = 65_536
-"""Enough for all connections, files and processes of a server. Not more: some libraries look at every descriptor that the limit allows, and
-the limit may be a thousand million."""
+"""Enough for all connections, files and processes of a server. More would cost time, because some libraries look at every descriptor that
+the limit allows, and the limit may be a thousand million."""
 
 
 def raise_limit() -> None:

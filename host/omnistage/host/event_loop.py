@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 PERIOD_S = 2.0
-"""Seconds between two questions, and between two checks for the answer: an answer wakes no thread."""
+"""Seconds between two questions, and between two checks for an answer, because an answer in time wakes no thread."""
 
 PATIENCE_S = 2.0
 """Time to answer a question. Only a loop that takes longer is watched more closely, so a loop that answers costs two wake-ups in a

@@ -26,16 +26,16 @@ STOP_GRACE_S = 0.5
 
 
 class GrpcService(process.Service, Protocol):
-    """The service that a process serves over gRPC. max_calls: open calls at once; None: no limit."""
+    """The service that a process serves over gRPC."""
 
     name: str
     """Full name of its gRPC service, for health and reflection."""
 
     max_request_bytes: int
-    """Most bytes of a request; gRPC refuses a larger one."""
+    """Largest size of a request in bytes; gRPC refuses a larger request."""
 
     max_calls: int | None
-    """Most calls of any kind at once; gRPC refuses one more before its request is read. None: any number."""
+    """Largest number of open calls of any kind; gRPC refuses further calls before it reads their requests. None: no limit."""
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
     """Interceptors, which see every call before the service does."""

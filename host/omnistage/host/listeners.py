@@ -9,7 +9,7 @@ from pathlib import Path
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTEN = "0A"
 MAX_COMMAND = 60
-"""Most characters of a command line that are shown."""
+"""Largest number of characters of a command line that are shown."""
 
 
 def listener(port: int) -> str:

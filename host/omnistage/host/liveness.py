@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MAX_QUESTIONS = 4096
-"""Most bytes, each a question, that are read at a time and get one byte as their answer."""
+"""Largest number of bytes read at a time. Each byte is a question; one byte answers all of them."""
 
 
 @contextmanager

@@ -14,10 +14,10 @@ MAX_WAITING = 10_000
 """Lines that may wait to be written. Further lines are dropped and counted."""
 
 AGAIN_S = 1.0
-"""Pause after an error that is not the file's, for example when no memory is left; the line is lost."""
+"""Seconds of pause after an error that does not concern the file, for example if memory is short; the line is lost."""
 
 FLUSH_S = 1.0
-"""Most seconds that an ending process waits for its last lines."""
+"""Seconds that an ending process waits at most for its last lines."""
 
 
 def plain_words(lines: int) -> str:
@@ -77,5 +77,5 @@ class LogWriter:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except OSError:  # The reader is gone or the disk is full: no reason for a process to end.
+        except OSError:  # The reader is gone or the disk is full, which is no reason for a process to end.
             return

@@ -28,8 +28,8 @@ SILENCE_S = 10.0
 """A connection without a request for this long is closed, because each connection holds a thread and a descriptor."""
 
 MAX_VISITORS = 64
-"""Most visitors at once. A further visitor takes the place of the one that has been silent for longest; if all have asked and not read
-their answer, the further visitor is closed."""
+"""Largest number of visitors at once. For a further visitor, the visitor that has been silent for longest is closed; if none is silent,
+because all have sent a request, the further visitor is closed."""
 
 BACKLOG = 128
 """Connections that the kernel keeps until the server accepts them."""

@@ -25,19 +25,19 @@ from omnistage.host.spare import start_spare, starting_spare
 log = structlog.get_logger(__name__)
 
 MAX_WAITING = 2048
-"""Ended spans that may wait to be sent. Then a new one replaces the oldest, and the log says so."""
+"""Ended spans that may wait to be sent. A further span replaces the oldest, and the log says so."""
 
 EXPORT_LIMIT_S = 10.0
 """Seconds for one batch, all attempts together."""
 
 FLUSH_S = 2.0
-"""Most seconds that an ending process waits until the collector takes its last spans."""
+"""Seconds that an ending process waits at most for the collector to accept its last spans."""
 
 CANCEL_S = 0.5
 """Further seconds for the sending thread, whose call was cancelled."""
 
 NO_ERRORS = frozenset({"OK", "CANCELLED"})
-"""A caller that leaves is no error of the stage that answered it."""
+"""Reasons that are no errors: a caller that leaves is no error of the stage that answered."""
 
 _EXPORTER_LOG = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 

@@ -37,10 +37,10 @@ log = structlog.get_logger(__name__)
 LAST_TASKS_S = 0.5
 
 SETTLE_AFTER_S = 5.0
-"""Seconds after serving began: the rest of a stack that starts comes first."""
+"""Seconds from the start of serving to slow work, so that the rest of a starting stack is not held up."""
 
 SETTLE_AGAIN_S = 60.0
-"""Seconds after a failure, for example when no descriptor is left."""
+"""Seconds from a failure to the next try, for example if descriptors are short."""
 
 BROKEN_LIMIT_S = 5.0
 """A broken process ends within this time, even if other parts of it hang."""

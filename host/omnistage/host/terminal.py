@@ -20,7 +20,7 @@ ESCAPES: Mapping[int, str] = {
     # Bytes of a name that is not UTF-8. With some settings Python writes them unchanged.
     **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
 }
-"""Characters that steer a terminal or turn the direction of a line, and their replacements."""
+"""Characters that steer a terminal or reverse the direction of a line, with their replacements."""
 
 
 def escape_text(text: str) -> str:

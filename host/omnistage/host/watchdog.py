@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 PERIOD_S = 0.25
 LATE_S = 0.1
-"""A look that is later than this is not judged."""
+"""If a look is later than this, in seconds, the time before it does not count."""
 IDLE_S = 1.5
 
 
@@ -97,8 +97,8 @@ class Watchdog:
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
-            self._awake.clear()  # Before the look: it sees all work until here, and later work wakes this thread again.
-            elapsed_s = time.monotonic() - begun  # Without the later part, which takes long if others want Python's lock.
+            self._awake.clear()  # Before the look, which sees all work until here; later work sets it anew.
+            elapsed_s = time.monotonic() - begun  # Without the reading below, which takes long if others want Python's lock.
             before, seen = seen, self._read_threads()
             look = _look(before, seen, elapsed_s)
             for judge in self._judges:
@@ -203,6 +203,6 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
 def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
     """Compare two readings of one thread, `elapsed_s` apart."""
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
-    # The kernel counts a wait for a CPU when it is over. A present wait shows in a thread that could run and did not.
+    # The kernel counts a wait for a CPU only at its end. A thread that could run and did not is waiting now.
     waits = after.state == "R" and not delay_s and (not cpu_s or not kernel_threads.DELAYS_ARE_TOLD)
     return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)

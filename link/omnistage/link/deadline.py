@@ -7,8 +7,8 @@ import time
 from omnistage.wire.errors import LOST_HERE, Reason, StageError
 
 LAST_S = 0.5
-"""A silent replica that has no alternative is given up this long before the request's time ends, so that the caller hears which stage was
-silent."""
+"""Seconds before the end of the request's time at which a silent replica without an alternative is given up, so that the caller learns
+which stage was silent."""
 
 
 class StreamLost(StageError):

@@ -13,14 +13,14 @@ from omnistage.wire.batches import Batch
 from omnistage.wire.ports import Output
 
 MAX_UNSENT = 256
-"""Pieces that a link holds until the stage gives credit for them; then `send` waits. This bounds how far text runs ahead of sound."""
+"""Largest number of pieces that wait for the stage's credit; at this number `send` waits. So text runs only so far ahead of sound."""
 
 MAX_UNSENT_CODES = 1
-"""The same for pieces of codes. By this bound a client's credit reaches the Talker: once a client plays no more sound, the Talker makes
-only these codes, the codes on their way, and those that it may be ahead of its own link."""
+"""The same for pieces of codes. Because of this limit a client's credit holds back the Talker: once a client plays no more sound, the
+Talker makes only these codes, the codes on their way, and the codes that it may be ahead of its own link."""
 
 REPLAY_BYTES = 64 << 20
-"""Bytes of sent input that a link keeps for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
+"""Bytes of sent input that a link keeps for a replay. It forgets older input, and a loss that needs that ends with REPLAY_EXPIRED."""
 
 
 class Feed:

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 MAX_LOSSES_IN_A_ROW = 3
 MAX_LOSSES = 16
-"""Most losses of one link without a chunk in between, and in all: a request that kills its replicas must end."""
+"""How many losses of one link are allowed without a chunk in between, and in all, because a request that kills its replicas must end."""
 
 
 class Link:

@@ -25,10 +25,10 @@ TICK_S = 0.1
 """Seconds between two looks, and the period in which a stage is asked to beat."""
 
 LATE_S = 0.05
-"""After a look that comes later than this, the process waits as long again, to read what lies in the sockets."""
+"""If a look is later than this, in seconds, the process waits as long a second time, to read the beats that wait in its sockets."""
 
 SILENCE = 10
-"""Ticks without a beat after which a stage is left."""
+"""Ticks without a beat after which a stage counts as lost."""
 
 HESITATION = 2
 """Ticks without a beat, beyond the stage's period, after which it is better to send an Open to another replica."""
@@ -36,19 +36,19 @@ HESITATION = 2
 PERIODS = 3
 GAPS = 4
 LONGEST = 30
-"""Silence is also at least three periods of a stage, which matters for an older stage that beats once a second; and four times the longest
-recent gap between beats, up to three seconds: a busy machine makes its stages slow before they look dead."""
+"""Silence is also at least three periods of a stage, which matters for an older stage that beats once a second. And it is at least four
+times the longest recent gap between beats, up to LONGEST ticks, because on a busy machine stages get slow before they look dead."""
 
 DECAY = 0.995
 """Share of the longest gap that each beat keeps: half of it is forgotten after 14 s."""
 
 LINGER_S = 3.0
 MEMORY_S = 60.0
-"""How long a stage is watched after its last stream: one that beats, and one that is quiet. As long as it is known to be quiet, other
+"""Seconds for which a stage is watched after its last stream, if it beats and if it is quiet. While a quiet stage is watched, other
 replicas are asked first."""
 
 RETRY_S = 0.2
-"""Seconds before a Watch that broke off is made again."""
+"""Seconds from the end of a Watch that broke off to the next."""
 
 Metadata = Sequence[tuple[str, str]]
 

@@ -57,15 +57,15 @@ class InputLog:
         """first: the item with which the port begins."""
         self._entries: deque[_Entry] = deque()
         self._next = 0  # index of the first entry that was not sent on this stream
-        self._kept = first  # no replacement needs an item before it
-        self._start = first  # first item that the present stream needs
+        self._kept = first  # no replacement needs items before this number
+        self._start = first  # number of the first item that the present stream needs
         self._end = first  # number of the next item
         self._ended = False
         self._pending: deque[chunk_pb2.Chunk] = deque()  # numbered chunks of the entry before `_next`, not sent yet
         self._writer = PortWriter(port, first=first)
         self.port = port
         self.first = first
-        """Oldest item that can still be sent."""
+        """Number of the oldest item that can still be sent."""
         self.bytes = 0
         """Bytes of all entries, sent or not."""
         self._added = 0  # entries since the beginning, forgotten ones included
@@ -192,8 +192,8 @@ class OutputAccount:
             )
         for chunk in resume.history if resume is not None else ():
             self._history.setdefault(chunk.port, []).append(chunk)
-        self._begin = {port: reader.seq for port, reader in self._ports.items()}  # chunks before this link
-        self._stream_began = dict(self._begin)  # chunks before the present stream
+        self._begin = {port: reader.seq for port, reader in self._ports.items()}  # chunks that came before this link, by port
+        self._stream_began = dict(self._begin)  # chunks that came before the present stream, by port
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:
         """Count the next chunk of a port, and keep it if the port is a checkpoint port. Raises PROTOCOL for a gap or a repeat."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from omnistage.v1 import stage_pb2
 
 PATIENCE_S = 0.25
-"""Patience of a link with fixed addresses, for a replica that comes back at once. The router, which knows other replicas, waits longer."""
+"""Seconds that a link with fixed addresses waits for a replica that comes back at once. The router, which can place anew, waits longer."""
 
 
 class Route(Protocol):

@@ -21,16 +21,16 @@ from omnistage.wire.kinds import kind_name
 log = structlog.get_logger(__name__)
 
 SEARCH_S = 4.0
-"""Time beyond the patience of the route in which replicas that do not answer are asked one after the other. For a replica that gives signs
-of life the search waits longer."""
+"""Seconds, in addition to the patience of the route, for asking replicas that do not answer one after the other. For a replica that gives
+signs of life the search waits longer."""
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
-"""Between two rounds through the replicas."""
+"""Longest pause between two rounds through the replicas, in seconds."""
 
 Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Stream]]
-"""Opens a stream to a replica. It gets the address, the hops after it, and a function that says whether to leave the replica if it does not
-answer at once."""
+"""Opens a stream to a replica. It gets the address, the hops after it, and a function that returns whether to withdraw the Open if the
+replica does not answer at once."""
 
 
 class Search:
@@ -42,7 +42,7 @@ class Search:
         self._route = route
         self._deadline = deadline
         self._stage = kind_name(route.kind)
-        self._lost_at: dict[str, float] = {}  # by address, in time.monotonic() seconds
+        self._lost_at: dict[str, float] = {}  # time of the last loss by address, in time.monotonic() seconds
         self._known: set[str] = set()  # addresses that the route has named so far
         self.silent: set[str] = set()
 

@@ -23,15 +23,15 @@ CONNECT_TIMEOUT_S = 5.0
 
 OPEN_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_BEHIND_S = 15.0
-"""Time for Opened of a replica that gives signs of life, and the additional time for each stage after it: so the link next to a stage that
-does not answer gives up first, and its error names that stage. A silent replica is left much sooner. The only replica has all the time of
-the request."""
+"""Seconds in which a replica that gives signs of life must answer Opened, and additional seconds for each stage after it: so the link next
+to a stage that does not answer gives up first, and its error names that stage. A silent replica is given up much sooner. The only replica
+may use all the time of the request."""
 
 LOOK_S = 0.2
-"""Seconds between two checks whether a replica that takes too long may be left."""
+"""Seconds between two checks whether a replica that takes too long may be given up."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended: a busy caller may still be reading earlier output. Only the stream itself is held so long."""
+"""Seconds for the half-close after Ended: a busy caller may still read earlier output. Only the stream itself is held so long."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]

@@ -12,7 +12,7 @@ from omnistage.router.places import Places, Refused, Ticket
 from omnistage.wire.errors import StageError
 
 WAIT_S = 3.0
-"""Longest wait for a place."""
+"""Longest wait for a place, in seconds."""
 
 STALLED_S = 2.0
 """A client that has left its answer unread for this long loses its place when somebody else waits for it. While nobody waits, the client

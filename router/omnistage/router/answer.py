@@ -38,7 +38,7 @@ WINDOW = 32
 """Chunks of one port that may be on their way to a client; the router grants more when half of them were written."""
 
 MAX_TRACESTATE = 512
-"""Most characters of `tracestate` that one request may pass on."""
+"""Largest number of characters of `tracestate` that one request may pass on."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

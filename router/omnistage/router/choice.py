@@ -22,12 +22,12 @@ DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
     "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
 }
-"""The phrases of a refusal about pipelines that draw, by the output that is wanted: for several pipelines that can make it, for one that
+"""The phrases of a refusal about pipelines that draw, by the wanted output: for several pipelines that can make it, for one pipeline that
 can, and for one that cannot. An output that is not listed here counts as a picture."""
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8
-"""Most pipelines that one error lists."""
+"""Largest number of pipelines that one error lists."""
 
 
 def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> PipelineFile:

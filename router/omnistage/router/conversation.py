@@ -23,14 +23,14 @@ from omnistage.wire.tasks import let_go
 from omnistage.wire.writer import StreamWriter
 
 MAX_CHUNK_BYTES = max(BYTES["MediaChunk.data"] or 0, BYTES["AudioChunk.data"] or 0) + 1024
-"""Most bytes of a message with a chunk, including everything else in the message."""
+"""Largest size in bytes of a message with a chunk, including everything else in the message."""
 
 OF_THE_CALL = frozenset({"PROTOCOL", "CREDIT_EXCEEDED", "HALF_CLOSED"})
-"""Errors in what the client streams; they end the call. After any other error the client may ask another turn."""
+"""Errors in the chunks that the client streams; they end the call. After any other error the client may ask another turn."""
 
 DISCARD_S = 1.0
-"""How long the router reads on from a call that is to end: a client that writes while its call ends would see INTERNAL instead of the
-status."""
+"""Seconds for which the router reads on from a call that is to end, because a client that writes while its call ends would see INTERNAL
+instead of the status."""
 
 Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 """A call whose requests come as bytes: wire/decoding.py makes messages of them."""

@@ -21,13 +21,14 @@ from omnistage.wire.calls import as_stream
 from omnistage.wire.limits import MAX_CALLS
 
 MAX_OPEN = MAX_CALLS * 3 // 4
-"""Most calls of all clients together. It is below gRPC's own bound, so that there are calls left in which more clients can be refused."""
+"""Largest number of open calls of all clients together. It is below gRPC's own limit, so that the gate can refuse further calls with a
+reason."""
 
 MAX_HEALTH = MAX_CALLS // 16
-"""Most open calls of the health service's Check, and as many of its Watch."""
+"""Largest number of open calls of the health service's Check, and of its Watch."""
 
 CALLS_SHARE = 0.75
-"""Greatest part of each bound that one client may have; see Places."""
+"""Greatest part of each limit that one client may use; see Places."""
 
 REQUEST_LIMIT_S = 60.0
 """Time for a request to arrive: 64 MiB at 9 Mbit/s."""

@@ -26,12 +26,12 @@ WINDOW = 16
 """Chunks that a client may be ahead, on all ports of a turn together; each port has at least 2."""
 
 LOOKS = 8
-"""How many times the router looks, within the time that a client has for its next chunk, whether that time is over."""
+"""How many times the router checks, within the time that a client has for its next chunk, whether that time is over."""
 REPLAY_BYTES = 8 << 20
-"""Most bytes of streamed input that one turn keeps for a replay."""
+"""Largest number of bytes of streamed input that one turn keeps for a replay."""
 
 ALL_REPLAY_BYTES = 256 << 20
-"""Most bytes that all turns of a process keep together; a turn that finds none left keeps nothing."""
+"""Largest number of bytes that all turns of a process keep together; if others keep all of that, a turn keeps nothing."""
 
 Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 

@@ -27,20 +27,20 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 DESCRIBE_TIMEOUT_S = 2.0
 SILENCE_S = 2.5
-"""A replica sends a report every second. A replica without a report for this long, and for SECOND_LOOK_S more, is lost until it reports
-again."""
+"""A replica sends a report every second. A replica without a report for this long, and for SECOND_LOOK_S more, counts as lost until its
+next report."""
 SECOND_LOOK_S = 0.5
-"""The router itself may have been late: before it judges, it reads the reports that have come meanwhile."""
+"""Additional seconds in which the router reads reports that wait already, because the router itself may have been late."""
 RESTS_AFTER_S = 10.0
-"""After so long without a session the router stops listening to reports: each report wakes every thread of gRPC in both processes, again
-and again for a second."""
+"""After so many seconds without a session the router stops listening to reports, because each report wakes every thread of gRPC in both
+processes repeatedly for a second."""
 REST_S = 60.0
 """Time between two looks at a replica that rests. The router sees the end of its process at once, by the connection."""
 WAKING_S = 0.5
 """Time from the first session to the first look: by then the report counts the session."""
 LOOKUP_PERIOD_S = 1.0
 MAX_WATCHED = 256
-"""Most addresses of one name that the router watches."""
+"""Largest number of addresses of one name that the router watches."""
 
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
@@ -394,7 +394,7 @@ class Placement:
             why = "it has no address"
             try:
                 found = await self._resolve(name)
-            # DNS fails with an OSError; the other errors mean that there is no thread for the lookup.
+            # DNS fails with an OSError; the other errors mean that no thread for the lookup could be started.
             except SHORTAGES as error:
                 why = str(error)
             if not found and not failing:

@@ -16,10 +16,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 MAX_WAITING = 64
-"""Most requests of all clients together that wait."""
+"""Largest number of requests of all clients together that wait."""
 
 MAX_WAITING_EACH = 4
-"""Most requests of one client that wait."""
+"""Largest number of requests of one client that wait."""
 
 
 @dataclass(slots=True, eq=False)

@@ -43,7 +43,7 @@ class ReplicaProcess:
         self._port = address.rpartition(":")[2]
         self._pid = 0
         self._heard: ProcessSample | None = None  # at the last sign of life
-        self._proven = -1  # start of the process that is known to listen at the address
+        self._proven = -1  # start of the process that was seen to listen at the address
 
     def is_at(self, pid: int, boot_id: str) -> None:
         """Note the process that the replica says it is, on the host with this boot id. A process on another host is not looked at."""
@@ -100,7 +100,7 @@ def _listens(pid: int, port: str) -> bool:
         lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(PROC / "self/net" / table)]
         sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(wanted) and line[3] == LISTENS}
         return bool(sockets) and not sockets.isdisjoint(_descriptors(pid))
-    except (OSError, ValueError):  # It is another user's, or has ended, or the port is invalid.
+    except (OSError, ValueError):  # The process belongs to another user or has ended, or the port is invalid.
         return False
 
 

@@ -21,7 +21,7 @@ from omnistage.wire.limits import MAX_TEXT_CHARACTERS
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 DRAWN_SEEDS = 10**9
-"""Drawn seeds, for clients that give none, are below this number: people read them and type them again."""
+"""Seeds drawn for clients that give none are below this number, because people read them and type them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
 
 
 _REPLACED_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
-"""Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
+"""Fields in which a client's value replaces the pipeline's: a merge would append, and could exceed the limits of a request."""
 
 
 def _clear_replaced(defaults: stage_pb2.Sampling) -> None:

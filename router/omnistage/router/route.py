@@ -11,7 +11,7 @@ from omnistage.wire.kinds import KINDS
 
 PATIENCE_S = 5.0
 """Seconds to wait for a replica that comes back. A small model is served again in less time, and the answer goes on. A large model takes
-longer: then the client is told that the stage is lost, and when to ask again."""
+longer, so the client gets the error that the stage is lost, with the delay until it may ask again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from omnistage.router.places import Places, Refused
 from omnistage.wire.tasks import within
 
 MAX_LARGE = 64
-"""Most large requests of all clients together that are decoded or wait for it."""
+"""Largest number of large requests of all clients together that are being decoded or wait for a turn."""
 
 LARGE_SHARE = 0.75
 """Greatest part of MAX_LARGE that one client may have; see Places."""
 
 TURN_LIMIT_S = 30.0
-"""Longest wait for a turn."""
+"""Longest wait for a turn, in seconds."""
 
 
 class Turns:

@@ -10,8 +10,8 @@ from omnistage.wire.errors import protocol_error
 from omnistage.wire.limits import MAX_BATCH
 
 MAX_BATCH_BYTES = 32 << 10
-"""Most bytes of the chunks that a sender puts into one message. In a larger message the bytes cost more than the message itself, so fewer
-messages would save nothing."""
+"""Largest number of bytes of the chunks that a sender puts into one message. In a larger message the bytes cost more than the message
+itself, so fewer messages would save nothing."""
 
 Message = stage_pb2.RunRequest | stage_pb2.RunResponse | omni_pb2.GenerateResponse
 M = TypeVar("M", stage_pb2.RunRequest, stage_pb2.RunResponse, omni_pb2.GenerateResponse)

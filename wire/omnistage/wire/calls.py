@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 HEADERS_LIMIT_S = 2.0
-"""Longest wait for the first write of a call after that write was cancelled. Then the call ends as if its caller were gone."""
+"""Longest wait, in seconds, for a call's first write after that was cancelled. After this time the call ends as if its caller were gone."""
 
 Serve = Callable[[Any, "Context"], Awaitable[None]]
 """A function that serves a call as a stream."""
@@ -93,7 +93,7 @@ class _Served:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._has_begun = False
-        self._first: asyncio.Task[None] | None = None  # Only while it runs: later its error would make a cycle.
+        self._first: asyncio.Task[None] | None = None  # Kept only while it runs, because later its error would make a cycle.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -18,26 +18,26 @@ import grpc.aio
 Options = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Default request limit, on both ends of every hop."""
+"""Default limit of a request in bytes, on both ends of every hop."""
 
 MAX_PENDING_CALLS = 8192
 MAX_PENDING_S = 600
-"""Most calls that wait until a server's loop takes them, and most seconds that one waits. The limits are high: the loop takes calls as fast
-as it can, and the code that counts sessions refuses them with a reason. A call that waits too long ends by the deadline of its caller."""
+"""How many calls may wait until a server's loop accepts them, and how many seconds a call may wait. The limits are high, because the loop
+accepts calls as fast as it can, and refuses them with a reason. A call that waits too long ends by its caller's deadline."""
 
 IDLE_LIMIT_MS = 300_000
-"""A connection without a call is closed after this time: it may be a stranger's, and without pings nobody finds that its other end is gone.
-A channel makes a new one with its next call. A router at rest looks at its stages more often (router/placement.py)."""
+"""A connection without a call is closed after this time, because it may belong to a stranger, and without pings nobody notices when its
+other end is gone. A channel makes a new one with its next call. A router at rest looks at its stages more often (router/placement.py)."""
 
 HANDSHAKE_LIMIT_MS = 10_000
 """A connection is closed if its other end has not said within this time that it speaks HTTP/2."""
 
 MAX_CONNECTIONS = 8192
-"""Most connections of one server at once; it closes every further one at once. A server with few descriptors takes fewer
+"""Largest number of connections of one server; it closes every further connection at once. A server with few descriptors takes fewer
 (host/descriptors.py)."""
 
 TAKEN_S = 1.0
-"""Time for a kernel to accept a connection."""
+"""Seconds for a kernel to accept a connection."""
 
 _SERVER_PINGS_MS = 5000
 _SERVER_PING_LIMIT_MS = 5000
@@ -67,7 +67,7 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
         *_KEEPALIVE,
         *_message_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 2000),  # Time for one attempt to connect.
+        ("grpc.min_reconnect_backoff_ms", 2000),  # Milliseconds for one attempt to connect.
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
         # Each channel has its own connection. By default all channels of a process to one address share one, and the pause after it failed.
@@ -97,7 +97,7 @@ def server_options(
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.so_reuseport", int(kept_port)),
-        # Limits for calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from
+        # Limits for calls that the event loop has not accepted yet. By default gRPC cancels some of them without a reason: by chance from
         # 1,000 on, and each after 30 s.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),

@@ -22,7 +22,7 @@ from omnistage.wire.limits import BYTES, COUNTS, MAX_FIELDS
 M = TypeVar("M", bound=Message)
 
 FIELDS_AT_ONCE = 4096
-"""Fields that are walked over on the event loop, in about a millisecond. A message with more is decoded in a thread, one at a time."""
+"""Fields that are walked over on the event loop, in about a millisecond. Messages with more fields are decoded in a thread, one by one."""
 
 _MAX_TAG = (1 << 32) - 1
 _MAX_TAG_BYTES = 5

@@ -25,8 +25,8 @@ STATUS_DETAILS = "grpc-status-details-bin"
 """Trailing metadata with the google.rpc.Status of a call that failed."""
 
 MAX_TEXT_BYTES = 1000
-"""Most bytes of an error's text in UTF-8. The text travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of
-trailers."""
+"""Largest size of an error's text, in bytes of UTF-8. The text travels in gRPC trailers, three times in all, and a client refuses more than
+8 KiB of trailers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ LOST_HERE = Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=Tru
 """STAGE_LOST if this process itself saw its stream break off, without Ended: the next stage is lost, not a later one."""
 
 BUG = Reason(grpc.StatusCode.INTERNAL)
-"""The meaning of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
+"""The meaning of an error without a reason, which is a bug of this program, and of a reason that this version does not know."""
 
 assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
 

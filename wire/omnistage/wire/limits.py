@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_FIELDS = 1 << 19
-"""Most fields of one request on the wire, known or not: this bounds the time of the walk over them. A message whose type has no repeated
-field and no bytes counts as one field, because protobuf makes one object of it, whatever it holds."""
+"""Largest number of fields of one request on the wire, known or unknown, which limits the time of the walk over them. A message whose type
+has no repeated field and no bytes counts as one field, because protobuf makes one object of it, whatever is in it."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
-"""Most characters in all messages of one request together."""
+"""Largest number of characters in all messages of one request together."""
 
 TEXT_REQUEST_BYTES = 8 << 20
-"""Most bytes of a request to a router whose pipelines take text only: all text at four bytes a character, and an answer of the same size to
-go on with."""
+"""Largest size in bytes of a request to a router whose pipelines take text only: all text at four bytes a character, and as many bytes for
+an answer that goes on."""
 
 HOP_ROOM_BYTES = 4 << 20
-"""Bytes that a stage accepts above the largest request of a client: the router and the links add the route, and output that rebuilds a
-stage."""
+"""Bytes that a stage accepts above the largest request of a client, because the router and the links add the route, and output that
+rebuilds a stage."""
 
 MAX_CALLS = 4096
-"""Calls of any kind at a router at once. gRPC refuses one more before its request is read."""
+"""Largest number of open calls of any kind at a router. gRPC refuses further calls before it reads their requests."""
 
 MAX_PORTS = 64
 """Ports of one stage and all stages after it; a pipeline has a handful."""
@@ -39,7 +39,7 @@ MAX_HISTORY = 1 << 15
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
-"""Most logit biases in the params of one stage."""
+"""Largest number of logit biases in the params of one stage."""
 
 MAX_SIGMAS = 1000
 MAX_PIPELINE_OPTIONS = 64
@@ -47,7 +47,7 @@ MAX_PIPELINE_OPTIONS = 64
 
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
-"""Most top logprobs of one token."""
+"""Largest number of top logprobs of one token."""
 
 MAX_BATCH = 32
 """Chunks in one message."""
@@ -88,8 +88,8 @@ COUNTS: Mapping[str, int] = {
     "Release.slots": 1 << 14,
     "Chunks.chunks": MAX_BATCH,
 }
-"""Most elements of every repeated and map field of the requests of both services, counted over one whole request: all hops share their
-addresses."""
+"""Largest number of elements of every repeated and map field of the requests of both services, counted in one whole request: all hops
+together may have as many addresses."""
 
 BYTES: Mapping[str, int | None] = {
     "Media.data": None,
@@ -105,4 +105,4 @@ BYTES: Mapping[str, int | None] = {
     "Offer.metadata": 64 << 10,
     "Answer.probe": 64 << 10,
 }
-"""Most bytes of every field of bytes; None: only the request limit bounds it."""
+"""Largest size of every field of bytes; None: only the size of the request limits it."""

@@ -15,7 +15,7 @@ from typing import Any
 from omnistage.wire.errors import StageError
 
 LOOKS = 8
-"""How many times `within` checks, in its time, whether this process was held up."""
+"""How many times `within` checks, before its limit, whether this process was held up."""
 
 
 class within:

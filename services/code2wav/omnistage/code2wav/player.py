@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GRACE_S = 0.02
-"""Sound that is late by less does not count as late: its way to the listener takes as long."""
+"""Sound that is late by fewer seconds does not count as late, because its way to the listener takes as long."""
 
 
 class Playhead:

@@ -22,20 +22,20 @@ from omnistage.models.interface import BadRequest, Sound
 Samples = NDArray[np.float32]
 
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
-"""Rates that players, telephones and codecs take."""
+"""Rates that players, telephones and codecs accept."""
 FIELD = "code2wav.sample_rate_hz"
 QUALITY = "VHQ"
 BLOCKS_PER_S = 100
-"""A block lasts 1 / BLOCKS_PER_S seconds or a little more: a first packet waits for part of a block, and each block costs work of its
-own."""
+"""A block lasts 1 / BLOCKS_PER_S seconds or a little more. Longer blocks would delay the first packet, and shorter ones would cost more
+work."""
 MIN_COMMON_HZ = 25
-"""Blocks are whole numbers of samples at both rates: rates with a smaller common divisor would have blocks of more than 40 ms."""
+"""Smallest common divisor of two rates. A block is a whole number of samples at both, so with a smaller divisor it would exceed 40 ms."""
 CONTEXT_PERIODS = 128
 """Periods of the lower rate on both sides of a block: fewer would cut the filter of VHQ. The error against the whole sound converted at
 once was measured: -144 dB of full scale with 128, -118 with 112, -92 with 96. A first packet waits for this context: 8 ms at 16 kHz."""
 MOST_COLUMNS = 32
-"""Most blocks in one call. They share the call's filter, which costs as much as ten blocks; hundreds of blocks would not fit into the
-cache."""
+"""Largest number of blocks in one call. They share the call's filter, which costs as much as ten blocks; hundreds of blocks would not fit
+into the cache."""
 
 
 def possible_rates_hz(own_hz: int) -> tuple[int, ...]:

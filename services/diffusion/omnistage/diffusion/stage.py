@@ -47,12 +47,12 @@ MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120
 MAX_FLOW_SHIFT = 100
 MAX_LAYERS = 64
 MIN_SIGMA = 1e-6
-"""Some schedulers take its logarithm, in float32."""
+"""Smallest sigma, above 0 because some schedulers compute its logarithm in float32."""
 MAX_SIGMA = 1e6
 MAX_OPTION_CHARACTERS = 20_000
 OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_PART_BYTES = 1 << 20
-"""Most bytes of one chunk of an encoded picture; stated in chunk.proto."""
+"""Largest number of bytes in one chunk of an encoded picture; stated in chunk.proto."""
 
 
 class DiffusionStage(ModelStage[DiffusionModel[P]]):
@@ -204,7 +204,7 @@ def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
 def _check_sigmas(sigmas: Sequence[float]) -> None:
     if not all(MIN_SIGMA <= sigma <= MAX_SIGMA for sigma in sigmas):
         raise bad_request("diffusion.sigmas", f"each must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
-    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # The form that schedulers take.
+    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # The form that schedulers expect.
         raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
 
 

@@ -15,7 +15,7 @@ from omnistage.host.spare import SHORTAGES
 log = structlog.get_logger(__name__)
 
 KEPT_S = 1.0
-"""How long the result of a lookup, even an empty one, counts as current."""
+"""Seconds for which the result of a lookup, even an empty result, counts as current."""
 
 _NUMERIC = re.compile(r"(\[.*\]|[0-9.]+):[0-9]+")
 

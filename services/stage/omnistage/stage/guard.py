@@ -31,17 +31,17 @@ OPEN_TO_ALL = (HEALTH_NAME, "grpc.reflection.v1alpha.ServerReflection", "grpc.re
 RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
 
 REFUSAL_LIMIT_S = 2.0
-"""Time for the half-close of a refused caller; it holds nothing but its stream meanwhile."""
+"""Seconds for the half-close of a refused caller, which holds only its stream meanwhile."""
 
 MAX_TOKENLESS = 256
-"""Most calls of one method at once without the token. The methods count apart, so that watchers of the health take no room from those who
-check it. Sessions, and callers that show the token, are not counted."""
+"""Largest number of open calls of one method without the token. Each method has its own count, so that watchers of the health take no room
+from callers that check it. Sessions, and callers that show the token, are not counted."""
 
 REQUEST_LIMIT_S = 2.0
-"""Time for the request of a call without the token, if the call has exactly one."""
+"""Seconds for the request of a call without the token, if the call has exactly one request."""
 
 TRUSTED_REQUEST_LIMIT_S = 30.0
-"""Time for the request of a call with the token."""
+"""Seconds for the request of a call with the token."""
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]

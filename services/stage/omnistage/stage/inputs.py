@@ -20,7 +20,7 @@ WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
 
 MEDIA_WINDOW = 8
-"""The same for a port of encoded media, of which a model has several: 2 MiB each."""
+"""The same for a port of encoded media: a chunk may have 2 MiB, and a model may have several such ports."""
 
 CODES_WINDOW = 2
 """The same for a port of codes: Code2Wav needs the codes of its next window only, and the Talker computes at the same time."""

@@ -40,7 +40,7 @@ class Input:
 
 
 MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
-"""Most unspoken characters that a report quotes, most notes in it, and most characters of a note; stated in stage.proto."""
+"""How many unspoken characters a report may quote, how many notes it may have, and how many characters a note; see stage.proto."""
 
 
 @dataclass(slots=True)

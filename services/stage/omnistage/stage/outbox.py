@@ -15,7 +15,7 @@ from omnistage.wire.errors import CallerGone, StageError
 log = structlog.get_logger(__name__)
 
 MAX_WAITING = 32
-"""Messages that wait for the writer; then `put` waits too."""
+"""Largest number of messages that wait for the writer; at this number `put` waits."""
 
 Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 

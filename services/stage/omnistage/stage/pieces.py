@@ -16,10 +16,10 @@ from omnistage.wire.errors import bad_request, protocol_error
 from omnistage.wire.ports import Output
 
 MAX_ROW_BYTES = 1 << 20
-"""Most bytes of rows in one chunk, except a single row that is longer: so no copy of many rows holds up the event loop."""
+"""Largest number of bytes of rows in one chunk, except a single row that is longer. So no copy of many rows holds up the event loop."""
 
 MAX_SOUND_BYTES = 256 << 10
-"""Most bytes of samples in one chunk; stated in chunk.proto."""
+"""Largest number of bytes of samples in one chunk; stated in chunk.proto."""
 
 LOUDEST = 64.0
 """Largest sample in floating point, whose full scale is 1. Larger samples must be whole numbers that were not scaled."""
@@ -123,7 +123,7 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
 
 
 MAX_CODES = 1 << 17
-"""Most codes in one chunk: up to five bytes each."""
+"""Largest number of codes in one chunk; a code takes up to five bytes."""
 
 
 def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:

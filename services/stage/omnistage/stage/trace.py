@@ -30,7 +30,7 @@ class SessionTrace:
         self._begun_s = time.monotonic()
         self._first_input_s = 0.0
         self._transfer = (0.0, 0.0)
-        """When the first piece was given to the next hop, and when the next hop took the last one."""
+        """When the first piece was offered to the next hop, and when the next hop had accepted the last piece."""
         self._waited_s = 0.0  # seconds that the logic waited for the next hop
         self._pieces = 0  # pieces that went to the next hop
         self._sent_tensors: Counter[str] = Counter()

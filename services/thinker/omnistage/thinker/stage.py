@@ -18,7 +18,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 MAX_TOKENS = 32768
 MAX_STOP_CHARACTERS = 256
 MAX_CONSTRAINT_CHARACTERS = 1 << 16
-"""Most characters of a schema, of a regular expression, or of all choices together."""
+"""Largest number of characters of a schema, of a regular expression, or of all choices together."""
 ROLES = frozenset({"system", "user", "assistant"})
 
 FINISH = {
@@ -37,7 +37,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     def __init__(self, model: ThinkerModel[P]) -> None:
         super().__init__(model)
         self._produces = {port.name: port for port in model.info.produces}
-        # A compact port: an answer that goes on needs all of its tokens.
+        # The text port is compact, because an answer that goes on needs all of its earlier tokens.
         texts = [port.name for port in model.info.produces if port.content is Content.TEXT and port.compact]
         if len(texts) != 1:
             raise ValueError(f"{model.info.name} is a Thinker and must have one compact port of text; it has {', '.join(texts) or 'none'}")
