@@ -46,6 +46,7 @@ async def floor(messages: int, burst: int, interval_s: float) -> Floor:
 
 
 async def _read_all(channel: grpc.aio.Channel, messages: int, burst: int, interval_s: float) -> list[float]:
+    """Order the messages; returns the seconds from the sending of each to its reading."""
     call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(_METHOD)()
     await call.write(_ORDER.pack(messages, burst, interval_s))
     return [time.monotonic() - _STAMP.unpack_from(message)[0] async for message in call]

@@ -219,6 +219,7 @@ def causal(report: Report) -> None:
 
 
 def cpu_s(call: Callable[[], None]) -> float:
+    """CPU seconds of one call."""
     begun = time.process_time()
     call()
     return time.process_time() - begun

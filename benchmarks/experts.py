@@ -83,7 +83,7 @@ class MeasuredSteps:
 
 
 def shared_bytes() -> int:
-    """Bytes of the weights that both layers have, those of the router (`gate`) included."""
+    """Bytes of the weights that both layers have, including the weights of the router (`gate`)."""
     names = (*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate", "embed_tokens")
     return sum(values.nbytes for name in names if (values := weight(f"layers.0.{name}.weight")) is not None)
 

@@ -1,5 +1,5 @@
 """An answer in the middle of which a stage is killed, stopped or hung, and the times of all that follows. All times are seconds after the
-signal was sent. The times of the servers are read from their logs, which have the clock of this process; those of a client are measured
+signal was sent. The times of the servers are read from their logs, which have the clock of this process; the times of a client are measured
 here."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint that draws, loaded twice in this process: as a model of ours, and as the pipeline of Diffusers that it is compared with."""
+"""A checkpoint that draws, loaded twice in this process: as our model, and as the pipeline of Diffusers with which it is compared."""
 
 from __future__ import annotations
 

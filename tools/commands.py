@@ -1,4 +1,4 @@
-"""Commands that set-up runs, above all pip, with errors that tell the user what to do. It uses the standard library only, like all of
+"""Commands that set-up runs, above all pip, with errors that say what the user can do. It uses the standard library only, like all of
 set-up."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
 
 
 class SetupError(Exception):
-    """The set-up cannot go on; the text tells the user what to do."""
+    """The set-up cannot go on; the text says what the user can do."""
 
 
 class CommandError(SetupError):

@@ -59,7 +59,7 @@ LIST = """\
 
 
 class LockError(Exception):
-    """The lists cannot be written; the text tells the user what to do."""
+    """The lists cannot be written; the text says what the user can do."""
 
 
 @dataclass(frozen=True, slots=True)

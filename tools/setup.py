@@ -3,7 +3,7 @@
 It uses the standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands
 in requirements/ are installed (tools/lock.py writes those files), except for a CPU build of torch without a known hash; the project itself
 is built from this checkout, without an index. The build of torch is chosen first (torch_build.py): if none can be had, the environment
-stays as it is. The default build brings NVIDIA's libraries. Together with the CPU build they are refused: then some other package has
+stays as it is. The default build brings NVIDIA's libraries. Together with the CPU build they are refused, because then another package has
 pulled in gigabytes, and another torch than the requested one.
 """
 

@@ -28,6 +28,7 @@ def read_threads(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
 
 
 def _folders(tasks: Path) -> list[Path]:
+    """The folders of a process's threads; none if the process has ended."""
     try:
         return list(tasks.iterdir())
     except (FileNotFoundError, ProcessLookupError):

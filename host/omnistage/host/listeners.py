@@ -33,6 +33,7 @@ def _listening(port: int) -> Iterator[str]:
 
 
 def _open_files(process: Path) -> Iterator[str]:
+    """The targets of a process's descriptors, such as socket:[1234]; none if this user may not see them."""
     with suppress(OSError):  # of another user, or it ended meanwhile
         for file in (process / "fd").iterdir():
             with suppress(OSError):

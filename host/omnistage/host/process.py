@@ -124,7 +124,7 @@ async def _live(
     line: dict[str, object],
     breakage: _Breakage,
 ) -> None:
-    """Get ready, serve until told to stop, drain. line: fields of the ready line, which is logged and written to `ready_fd`."""
+    """Get ready, serve until `stopped` is set, drain. line: fields of the ready line, which is logged and written to `ready_fd`."""
     starting = asyncio.create_task(_start(service))
     stopping = asyncio.create_task(stopped.wait())
     either: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}

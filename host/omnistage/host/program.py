@@ -19,8 +19,8 @@ S = TypeVar("S", bound=ServerSettings)
 
 
 def main(name: str, kind: type[S], serve: Callable[[S, Credentials], Awaitable[None]]) -> int:
-    """Read the settings and serve until told to stop. name: the module that `python -m` runs. kind: class of the settings. Returns the exit
-    code: 0, or 1 for a server that cannot start. A process that breaks ends with BROKEN."""
+    """Read the settings and serve until the process is to end. name: the module that `python -m` runs. kind: class of the settings. Returns
+    the exit code: 0, or 1 for a server that cannot start. A process that breaks ends with BROKEN."""
     guard_standard_streams()
     try:
         settings = read(kind, sys.argv[1:], f"python -m {name}")

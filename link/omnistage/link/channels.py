@@ -30,6 +30,7 @@ class Channels:
         self.hedges = Hedges()
 
     def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to an address, made at the first call."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._credentials.channel(address, self._options)

@@ -54,7 +54,7 @@ class Feed:
         self._stream, self._sender = stream, stream.sender
 
     def stop(self) -> None:
-        """The stream is lost: keep new input for the next stream."""
+        """Note that the stream is lost: new input is kept for the next stream."""
         self._stream = None
 
     async def send(self, output: Output) -> None:
@@ -89,7 +89,7 @@ class Feed:
             self._inputs[keep.port].keep(keep.first)
 
     def close(self) -> None:
-        """The session is over: nobody reads what is sent, and no replica will need it. Idempotent."""
+        """End the feed: nobody reads what is sent, and no replica will need it. Idempotent."""
         self._over = True
         self._stream = None
         self._room.set()

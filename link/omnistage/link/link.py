@@ -284,7 +284,7 @@ class Link:
         self._stream = None
 
     def _end(self) -> None:
-        """The session is over: nobody reads what is sent, and no replica will need it."""
+        """End the stream and the feed: nobody reads what is sent, and no replica will need it."""
         if self._stream is not None:
             self._stream.close()
         self.feed.close()
@@ -307,6 +307,6 @@ class _Losses:
 
 
 def _remaining_credit(account: OutputAccount, port: str, total: int) -> stage_pb2.Credit:
-    """The credit that the present stream needs: `total`, less the chunks that came on earlier streams. Never below 0: a checkpoint port
-    needs no credit, so more chunks of it may have come than the caller granted."""
+    """The credit that the present stream needs: `total`, less the chunks that came on earlier streams. It is never below 0, although more
+    chunks may have come than the caller granted: a checkpoint port needs no credit."""
     return stage_pb2.Credit(port=port, total=max(total - account.earlier(port), 0))

@@ -50,6 +50,7 @@ class Patience:
         self._end(answers=False)
 
     def _end(self, answers: bool) -> None:
+        """End the wait, if there is one, and log its length. answers: whether the replica gave a sign of life."""
         if self._since is not None:
             waited_s, self._since = time.monotonic() - self._since, None
             self._log("link.waited", answers=answers, waited_s=round(waited_s, 3))

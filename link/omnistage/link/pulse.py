@@ -192,7 +192,7 @@ class Pulse:
                 attendance.look(self._rhythm)
 
     def _beat(self, report: stage_pb2.WatchResponse) -> None:
-        """Note a report of the peer as a beat, and tell the streams if it was quiet before."""
+        """Note a report of the peer as a beat, and call `hear` of the streams if the peer was quiet before."""
         was_quiet = self.is_quiet
         self._rhythm.beat(report.period.seconds + report.period.nanos / 1e9 if report.HasField("period") else 1.0)
         if was_quiet and not self._attending:
@@ -244,13 +244,13 @@ class Pulses:
         return pulse is not None and pulse.is_quiet
 
     def start_ticks(self, pulse: Pulse) -> None:
-        """A stream attends to this pulse: its silence counts."""
+        """Count the silence of this pulse: a stream attends to it."""
         self._ticked.add(pulse)
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick())
 
     def stop_ticks(self, pulse: Pulse) -> None:
-        """No stream attends to this pulse any more."""
+        """Do not count the silence of this pulse any more: no stream attends to it."""
         self._ticked.discard(pulse)
 
     def drop(self, address: str, pulse: Pulse) -> None:

@@ -130,6 +130,7 @@ class Admission:
         return STALLED_S
 
     def _tell(self, given: list[Ticket]) -> None:
+        """Wake the requests whose tickets have got a place."""
         for ticket in given:
             self._open[ticket].given.set()
 

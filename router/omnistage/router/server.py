@@ -159,7 +159,7 @@ async def _wait_to_start(fd: int) -> None:
 
 
 async def serve_router(settings: RouterSettings, credentials: Credentials) -> None:
-    """Serve the pipelines until told to stop. Raises StartError."""
+    """Serve the pipelines until the process is to end. Raises StartError."""
     await _wait_to_start(settings.start_fd)
     try:
         loaded = [load_pipeline(name) for name in settings.pipeline]

@@ -48,6 +48,7 @@ class RouterSettings(ServerSettings):
     @field_validator("stages", mode="before")
     @classmethod
     def _pairs(cls, value: object) -> object:
+        """KIND=HOST:PORT,... as pairs of kind and address; a value that is no text is returned itself."""
         if not isinstance(value, str):
             return value
         pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]

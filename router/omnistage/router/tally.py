@@ -116,6 +116,7 @@ class Tally:
             self._used(kind_name(report.kind), report.replica)
 
     def _used(self, stage: str, address: str) -> None:
+        """Note that the replica at this address takes part, unless it is noted already."""
         known = self.replicas.setdefault(stage, [])
         if address not in known:
             known.append(address)

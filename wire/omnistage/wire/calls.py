@@ -111,6 +111,7 @@ class _Served:
         await asyncio.shield(self._first)
 
     def _first_is_over(self, first: asyncio.Task[None]) -> None:
+        """Note whether the first write has sent the headers."""
         look_at_error(first)
         self._first = None
         # A write that failed has sent nothing, for example a message that cannot be serialized.

@@ -145,8 +145,8 @@ def _shorten(message: str) -> str:
 
 
 def bad_request(field: str, description: str, **place: str) -> StageError:
-    """The error of a bad field of a request; `field` in proto spelling. place: tells which of several values is bad, such as port="x", as
-    in omnistage.models.interface.BadRequest. It is apart from `field`, for which clients have their own names."""
+    """The error of a bad field of a request; `field` in proto spelling. place: says which of several values is bad, such as port="x", as in
+    omnistage.models.interface.BadRequest. It is separate from `field`, because clients have their own names for fields."""
     message = ": ".join([field, *(f"{name} {which}" for name, which in place.items()), description])
     return StageError("BAD_REQUEST", message, metadata={"field": field, **place})
 
@@ -170,6 +170,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) 
 
 
 def is_ok(ended: stage_pb2.Ended) -> bool:
+    """Whether a stage ended without an error."""
     return bool(ended.code == code_pb2.OK)
 
 

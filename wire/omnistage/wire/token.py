@@ -39,7 +39,7 @@ class Token:
         return self._secret
 
     def matches(self, shown: str | bytes) -> bool:
-        """Whether this is the token. The time of the comparison does not tell how much of it is right."""
+        """Whether `shown` is the token. The time of the comparison does not reveal how much of it is right."""
         return hmac.compare_digest(self._secret.encode(), shown if isinstance(shown, bytes) else shown.encode(errors="replace"))
 
     def __repr__(self) -> str:

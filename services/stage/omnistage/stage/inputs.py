@@ -149,6 +149,7 @@ class Inputs:
         self._drop()
 
     def _drop(self) -> None:
+        """Drop the waiting inputs, and give their memory back."""
         for _, view in self._queue:
             if view is not None:
                 view.release()

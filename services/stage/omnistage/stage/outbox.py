@@ -43,7 +43,7 @@ class Outbox:
 
     async def put(self, message: stage_pb2.RunResponse) -> None:
         """Queue a message for writing; wait while `MAX_WAITING` messages are queued. Raises once a write has failed: CallerGone, or a
-        StageError for a bug of ours."""
+        StageError for a bug of this stage."""
         if message.HasField("chunks") and not self.batches:
             for chunk in message.chunks.chunks:
                 await self._put(stage_pb2.RunResponse(chunk=chunk))

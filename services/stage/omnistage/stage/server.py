@@ -140,7 +140,8 @@ async def tidy(arena: Arena | None) -> None:
 
 
 async def serve_stage(kind: str, settings: StageSettings, credentials: Credentials, load: LoadLogic, refusal: type[Exception]) -> None:
-    """Load the model and serve it until told to stop. refusal: exception of `load` for faults that a user can mend. Raises StartError."""
+    """Load the model and serve it until the process is to end. refusal: exception of `load` for faults that a user can mend. Raises
+    StartError."""
     token = read_token(settings.token_file, os.environ)
     if token is None:
         check_open(settings.address)

@@ -140,6 +140,7 @@ def _part(part: stage_pb2.Part) -> Part:
 
 
 def _says_something(turn: Turn) -> bool:
+    """Whether a message has a medium, or text that is not blank."""
     return any(part.strip() if isinstance(part, str) else True for part in turn.parts)
 
 
