@@ -81,7 +81,7 @@ class ProfileFigures:
 
 
 async def make_sounds(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
-    """Make the sound of items that come one by one, each when all work on the earlier ones is done."""
+    """Make the sound of `items`, which are sent one by one, each after all sound of the earlier items was made."""
     prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
     rate_hz = model.info.produces[0].rate_hz
 

@@ -89,7 +89,7 @@ def shared_bytes() -> int:
 
 
 def in_use(steps: MeasuredSteps) -> int:
-    """The number of experts that at least one row of a step is given to."""
+    """The number of experts that a step uses: those that compute at least one row."""
     found, route = list[int](), Experts._route
 
     def noted(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

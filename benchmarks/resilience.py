@@ -218,8 +218,8 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredP
 
 
 async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
-    """Requests per second of clients that ask again as soon as they have an answer, for loop_s seconds. A request that is not over then
-    counts by the part of its time that lies within."""
+    """Requests per second of clients that ask again as soon as they have an answer, for loop_s seconds. A request that is not over at the
+    end counts as the part of its time before the end."""
     begun = time.monotonic()
     end = begun + loop_s
 

@@ -132,7 +132,7 @@ class Graph:
 
 
 def _way(node: str, nexts: Mapping[str, str]) -> Iterator[str]:
-    """The nodes on the way from a node to the file that changed, without the first."""
+    """The nodes on the way from `node` to the file that changed, without `node` itself."""
     while node in nexts:
         yield (node := nexts[node])
 

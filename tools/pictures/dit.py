@@ -152,8 +152,8 @@ def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
 
 
 def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, seed: int, begin: Path | None, threads: int) -> None:
-    """Train for so many minutes of processor time, and save a running mean of the weights as a pipeline in `out`. size: scenes in a batch.
-    rate: the highest learning rate. begin: a saved pipeline to train further; None: begin with random weights."""
+    """Train for `minutes` of processor time, and save a running mean of the weights as a pipeline in `out`. size: scenes in a batch. rate:
+    the highest learning rate. begin: a saved pipeline to train further; None: begin with random weights."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)

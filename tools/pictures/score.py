@@ -84,7 +84,7 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
 
 
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
-    """Held-out scenes with this many things, each exactly in its place and size, with a caption."""
+    """`count` held-out scenes with `things` shapes, each shape exactly in its place and size; and a caption for each scene."""
     rng = random.Random(seed)
     chosen = list[tuple[Scene, str]]()
     while len(chosen) < count:

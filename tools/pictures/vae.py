@@ -68,7 +68,7 @@ def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor
 
 
 def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
-    """Train a VAE for so many minutes of processor time, and save it in `out`. size: whole pictures in a batch. rate: the highest learning
+    """Train a VAE for `minutes` of processor time, and save it in `out`. size: whole pictures in a batch. rate: the highest learning
     rate."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)

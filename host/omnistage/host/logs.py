@@ -53,8 +53,8 @@ def _words_shown(logger: object, method: str, event: structlog.typing.EventDict)
 
 
 def somebody_is_there(record: logging.LogRecord) -> bool:
-    """A filter of log records that drops one of gRPC's: the error, with a traceback, for a client that leaves just before the last status
-    of its call. A client that leaves a moment earlier gets no line either. Returns False for that record, True for all others."""
+    """A filter of log records that drops one record of gRPC: the error, with a traceback, for a client that leaves just before the last
+    status of its call. A client that leaves a moment earlier gets no line either. Returns False for that record, True for all others."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, cygrpc.ExecuteBatchError) and UNREAD_STATUS in str(error))
 

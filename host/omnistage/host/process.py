@@ -291,7 +291,7 @@ def _metrics(address: str, registry: CollectorRegistry) -> str:
 
 
 def _stop_event(lifeline_fd: int) -> asyncio.Event:
-    """An event that is set by SIGTERM, SIGINT, or the end of the pipe `lifeline_fd` at its other side; negative: no pipe."""
+    """An event that is set by SIGTERM, by SIGINT, and when the other end of the pipe `lifeline_fd` is closed; negative: no pipe."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

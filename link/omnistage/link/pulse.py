@@ -149,7 +149,7 @@ class Pulse:
         self._attending: set[Attendance] = set()
         self._mute = False  # whether the peer has no Watch that works
         self._end: asyncio.TimerHandle | None = None  # ends the Watch if no stream attends until then
-        self.ticks = 0
+        self.ticks = 0  # ticks counted so far
         self.listening = asyncio.create_task(self._listen())
 
     @property

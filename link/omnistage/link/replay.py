@@ -120,7 +120,7 @@ class InputLog:
 
     def _load(self, sender: Sender, credit: int) -> bool:
         """Make the chunks of the next entry that the stage needs; entries that end before its first needed item are skipped. Return False
-        if no entry waits, or there is no credit for one."""
+        if no entry waits, or there is no credit for a chunk."""
         while self._next < len(self._entries):
             if self._writer.seq >= credit:
                 return False
@@ -256,8 +256,8 @@ def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
 
 
 def merge_chunks(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
-    """Join chunks of text or codes, consecutive from item 0, into one chunk, which then is the only one in the list; None for an empty
-    list."""
+    """Join the chunks of a port of text or codes, from item 0 on, into one chunk and return it; None for an empty list. The list then has
+    this chunk alone."""
     if not chunks:
         return None
     whole = chunk_pb2.Chunk()

@@ -83,7 +83,7 @@ class Stream:
         may_hedge: Callable[[], bool],
         patience: Patience,
     ) -> Stream:
-        """Open a session at one replica. stage: its name, for errors. open_timeout_s: time to answer if another replica can be asked.
+        """Open a session at one replica. stage: its name, for errors. open_timeout_s: seconds to answer if another replica can be asked.
         may_hedge: asked when the replica gives no sign of life at once; if true, the Open is withdrawn. patience: asked when the replica is
         silent for longer, now and as long as the session runs, or does not answer in time. Raises StageError: StreamLost if the replica
         cannot be reached, is silent or is lost, else the error with which it answered."""
@@ -198,7 +198,7 @@ class _Opening(_Limit):
 
     def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
         """within_s: seconds after which the replica is given up in any case. answer_s: seconds after which it is given up for another
-        one."""
+        replica."""
         super().__init__(within_s)
         self._answer_s = answer_s
         self._patience = patience

@@ -11,9 +11,9 @@ Sessions = dict[str, dict[str, int]]
 
 
 def capacity(placements: Collection[Placement]) -> int:
-    """How many answers all pipelines together can take at once. A pipeline takes as many as its scarcest stage takes sessions, over all
-    known replicas that are not draining; a lost replica counts, because it may be back at once. Replicas that several pipelines share count
-    once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
+    """How many answers all pipelines together can take at once. A pipeline takes as many as all replicas of its scarcest stage take
+    sessions together. Draining replicas do not count; lost replicas do, because they may be back at once. Replicas that several pipelines
+    share count once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
 
     At least 1: if no stage takes a session, the request must reach the stages, because their refusal says best why."""
     pipelines = [_sessions(placement) for placement in placements]

@@ -37,7 +37,7 @@ Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 
 
 class ReplayRoom:
-    """The memory of a process in which its turns keep streamed input for replays, in bytes."""
+    """The memory, in bytes, in which all turns of a process keep streamed input for replays."""
 
     def __init__(self, most_bytes: int = ALL_REPLAY_BYTES) -> None:
         self._left = most_bytes
@@ -135,7 +135,7 @@ class Intake:
         return wait_s
 
     async def _grant(self, link: Link) -> None:
-        """Send the client credit for every port at once, and more as pieces of the port are sent to the stage."""
+        """Send the client credit for every port now, and more as pieces of the port are sent to the stage."""
         while self.waits_for:
             due = {
                 port: link.feed.sent(port) + self.window

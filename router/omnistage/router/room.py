@@ -37,7 +37,7 @@ class OutputRoom:
         self._wake()
 
     def begin(self, ports: Iterable[str]) -> None:
-        """Begin a turn whose answer has these ports; checkpoint ports are left out."""
+        """Begin a turn. ports: the ports of its answer, without checkpoint ports."""
         self._before = dict(self._written)
         self._unended = set(ports)
         self._wake()

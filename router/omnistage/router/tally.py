@@ -90,7 +90,7 @@ class Tally:
                 case "audio" if chunk.audio.sample_rate_hz:
                     self.sound_s += chunk.count / chunk.audio.sample_rate_hz
                     self.last_sound_s = time.monotonic() - self.begun_s
-                case "image":  # A preview counts no item.
+                case "image":  # The count of a preview is 0.
                     self.pictures += chunk.count
                 case "video":
                     self.frames += chunk.count

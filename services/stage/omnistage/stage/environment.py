@@ -43,9 +43,9 @@ class SessionEnvironment:
         on_made: Callable[[str, int], None] = lambda port, items: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """trusted_uids: ids of users, apart from our own, from whose shared memory tensors are read, by copies. on_post: see Sender.
-        on_made: called with the port and the number of items whenever items are made. tracer: gets a span of every session; None: no spans
-        are made."""
+        """arena: shared memory for tensors; None: there is none. inline_limit, replay_limit, trusted_uids: see StageSettings. on_post: see
+        Sender. session_limit_s: longest session. on_made: called with the port and the number of items whenever items are made. tracer:
+        gets a span of every session; None: no spans are made."""
         self.logic = logic
         self.description = description
         self.channels = channels
@@ -58,7 +58,7 @@ class SessionEnvironment:
         self._on_post = on_post
         self.tracer = tracer or Tracer()
         self.on_made = on_made
-        self.address = ""
+        self.address = ""  # HOST:PORT of this stage, once it listens
         self.kind = kind_name(description.kind)
 
     def new_senders(self) -> NewSender:

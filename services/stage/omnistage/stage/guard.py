@@ -66,6 +66,7 @@ class Guard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
     ) -> Handler | None:
+        """The handler of a call: the service's own, or one that refuses the call; None if the server has no such method."""
         shown = [value for key, value in details.invocation_metadata or () if key == KEY]
         if self._token is None or (len(shown) == 1 and self._token.matches(shown[0])):
             handler = await continuation(details)

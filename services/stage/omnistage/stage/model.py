@@ -53,6 +53,7 @@ class ModelStage(ABC, Generic[M]):
         return temperature > 0 if draws is None else draws
 
     async def warm_up(self) -> None:
+        """Warm the model up, and add the settings that it measured to the description."""
         await self._model.warm_up()
         settings = self.description.settings
         if measured := {name: value for name, value in self._model.info.settings.items() if settings.get(name) != value}:

@@ -106,8 +106,8 @@ class Outputs:
             await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
 
     def missing_ends(self, *, interrupted: bool) -> Sequence[Output]:
-        """The last pieces of the ports that have not ended: even an interrupted session ends every port. Raises RuntimeError if there are
-        any in a session that was not interrupted, because a logic that does not end its ports has a bug."""
+        """The last pieces of the ports that have not ended, because even an interrupted session ends every port. Raises RuntimeError if the
+        session was not interrupted and a port has not ended: then the logic has a bug."""
         if self._unended and not interrupted:
             raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
         cut = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)
