@@ -208,7 +208,7 @@ async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Repo
 
 
 async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Report) -> None:
-    """Measure answers at once, in turns with one Talker and Code2Wav and with two of each, which share one Thinker."""
+    """Compare two Talkers and two Code2Wav, which share one Thinker, with one of each, in turn: AT_ONCE answers at once."""
     ratios, firsts, spoken = list[float](), list[float](), Counter[str]()
     async with omni_stub(single.address("router")) as one, omni_stub(double.address("router")) as two:
         await asyncio.gather(at_once(one, chain), at_once(two, chain))

@@ -1,6 +1,6 @@
 """The overhead of the chain: toy stages, which compute nothing, and a router in four processes; 120-byte audio chunks, one token a message.
-A token is one row, two frames and so, with one frame a chunk, two audio messages. Time stamps of emission travel in the rows, codes and
-samples themselves; every process reads the same monotonic clock."""
+A token gives one row and two frames and so, with one frame a chunk, two audio messages. Time stamps of emission travel in the rows, codes
+and samples themselves; every process reads the same monotonic clock."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> li
 
 
 def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures of how soon kills of one kind were noticed."""
+    """The figures of how soon kills of one kind of stage were noticed; none without kills."""
     if not killed:
         return []
     noticed = [1e3 * loss.noticed_s for loss in killed]

@@ -1,4 +1,4 @@
-"""Runs every static check of the repository, even after one fails, and ends with a table of those that failed."""
+"""Runs every static check of the repository, even after one fails, and ends with a table of the failed checks."""
 
 from __future__ import annotations
 

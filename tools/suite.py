@@ -132,7 +132,7 @@ class Suite:
         """Run all parts: two of them at the same time, then the serial one."""
         ended = Ended()
         with (self.folder / "first.log").open("w+b") as log:
-            # The output of the first part is shown after the run: it would mix with that of the second.
+            # The output of the first part is shown only after the run, because it would mix with the second part's output.
             first, second = BESIDE
             try:
                 with self._start(first, log) as one, self._start(second) as other:

@@ -1,7 +1,7 @@
 """Threads that a process can do without, for example for larger pages of memory, the page of metrics, and the log.
 
 If any other thread ends by an error, the process ends, because no other thread does that work (process.py). A spare thread may fail on a
-machine with too few descriptors, threads or too little memory: then the log says so and the process goes on.
+machine with too few descriptors or threads, or too little memory: then the log says so and the process goes on.
 """
 
 from __future__ import annotations

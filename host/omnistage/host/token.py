@@ -1,4 +1,4 @@
-"""Finds the token of a server's stack. `python -m omnistage.host.token FILE` makes a file with a new one, unless the file exists.
+"""Finds the token of a server's stack. `python -m omnistage.host.token FILE` makes a file with a new token, unless the file exists.
 
 The token never stands on a command line, which every user of a host can read.
 """

@@ -1,4 +1,4 @@
-"""Decides what a stream does about a replica that says nothing: leave it, or, if there is no other replica, wait for it and log that."""
+"""Decides what a stream does about a silent replica: give it up, or, if there is no other replica, wait for it and log that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: the stages that answer a model name. Pipelines are read from YAML and checked against what the stages say of themselves."""
+"""Pipelines: a pipeline is the stages that answer under one model name. It is read from YAML and checked against its stages."""
 
 from __future__ import annotations
 

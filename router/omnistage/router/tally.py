@@ -71,7 +71,7 @@ class Tally:
         self._used(stage, address)
 
     def made(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
-        """Count chunks that the stages sent up, wanted or not."""
+        """Count chunks that came from the stages, wanted or not."""
         for chunk in chunks:
             if chunk.HasField("text"):
                 self.tokens += chunk.count

@@ -111,6 +111,7 @@ class _Now(Collector):
     def __init__(
         self, labels: dict[str, str], load: Callable[[], Load], sessions: Callable[[], int], places: Callable[[], int], arena: Arena | None
     ) -> None:
+        """load, sessions, places: called at each scrape; `places` returns how many sessions may run at once."""
         self._labels = labels
         self._load, self._sessions, self._places, self._arena = load, sessions, places, arena
 

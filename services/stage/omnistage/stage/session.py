@@ -91,7 +91,7 @@ class Session:
             return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
 
     async def run(self, work: Work) -> None:
-        """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
+        """Open the rest of the route, answer Opened, and work. At its end no work goes on, and it holds no input tensor."""
         try:
             await self._unless_superseded(self._open(work))
             await self._run(work)
