@@ -32,14 +32,14 @@ WAITING = "another process fetches; waiting"
 BRINGING = f"""
 from helpers.fetching import recipe
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import fetched
+from omnistage.models.common.fetch import fetch_folder
 from omnistage.models.family import Family, ModelEntry
 
 FAMILY = Family({{"thinker": ModelEntry("nobody:Loads")}}, default="bringing:folder")
 
 
 def folder(cache, progress):
-    return fetched(recipe("{hashlib.sha256(WHEEL).hexdigest()}", "r1"), cache or cache_directory(), progress)
+    return fetch_folder(recipe("{hashlib.sha256(WHEEL).hexdigest()}", "r1"), cache or cache_directory(), progress)
 """
 FETCHING = """
 import typer

@@ -134,13 +134,13 @@ FETCHING = """
 import json, sys
 from dataclasses import asdict
 from omnistage.models.hub import fetch, hub_name
-from omnistage.models.common.progress import unseen
+from omnistage.models.common.progress import show_nothing
 from omnistage.models.errors import LoadError
 for text in sys.argv[1:]:
     told, checked = [], []
     check = lambda folder: checked.append(any(folder.rglob("*.safetensors")))
     try:
-        found = fetch(hub_name(text), check, told.append, unseen)
+        found = fetch(hub_name(text), check, told.append, show_nothing)
         said = {"commit": found.commit, "folder": str(found.folder)}
     except LoadError as error:
         said = {"error": type(error).__name__, "text": str(error)}

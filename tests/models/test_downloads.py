@@ -268,8 +268,8 @@ import sys
 sys.path.insert(0, {str(Path(fetching.__file__).parents[1])!r})
 from pathlib import Path
 from helpers import fetching
-from omnistage.models.common.fetch import fetched
-fetched(fetching.recipe({SHA256!r}, "r1"), Path({str(cache)!r}), lambda *told: print(*told, flush=True))
+from omnistage.models.common.fetch import fetch_folder
+fetch_folder(fetching.recipe({SHA256!r}, "r1"), Path({str(cache)!r}), lambda *told: print(*told, flush=True))
 """
     with StartedProcess([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
