@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`; high None: there is no upper bound. is_above: `low` itself is excluded. is_below: `high` itself is
+    """The numbers from `low` to `high`. high: None: there is no upper bound. is_above: `low` itself is excluded. is_below: `high` itself is
     excluded."""
 
     low: float
@@ -36,8 +36,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Describes one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the numbers or
-    the words that its value may be; None: any value."""
+    """The description of one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the
+    numbers or the words that its value may be; None: any value."""
 
     meaning: str
     default: str
@@ -45,7 +45,7 @@ class About:
 
     @property
     def allowed_text(self) -> str:
-        """The allowed values in words; empty if the type alone decides."""
+        """The allowed values in words; empty if any value of the type is allowed."""
         if self.allowed is None or isinstance(self.allowed, Range):
             return str(self.allowed or "")
         return ", ".join(self.allowed)
@@ -65,7 +65,7 @@ class Keyword:
 
 
 def keywords(annotations: Mapping[str, Any]) -> list[Keyword]:
-    """The keywords of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in their order."""
+    """The keywords of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in the same order."""
     return [Keyword(name, type_text(kind), about) for name, (kind, about) in ((name, get_args(one)) for name, one in annotations.items())]
 
 

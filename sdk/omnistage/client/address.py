@@ -1,4 +1,4 @@
-"""The address of a router, HOST:PORT, and the ways in which people write it, right or wrong."""
+"""Reads and checks the address of a router, HOST:PORT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
 def split(addresses: str) -> list[str]:
-    """The addresses between the commas. Raises BadRequestError for a text that cannot be an address, and says why."""
+    """The addresses in a text with commas between them. Raises BadRequestError if one cannot be an address; the error says why."""
     if not isinstance(addresses, str):
         raise _bad(f"is {addresses!r}; give text, HOST:PORT")
     return [_check_address(part.strip()) for part in addresses.split(",")]
@@ -42,14 +42,14 @@ async def is_unknown(address: str) -> bool:
 
 
 async def is_local(address: str) -> bool:
-    """Whether bytes sent to this address are known to stay on this machine: they go over a local socket, or to a loopback address."""
+    """Whether bytes sent to this address surely stay on this machine: it is a local socket or a loopback address. False if not known."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     hosts = _hosts(address)
     try:
         async with asyncio.timeout(LOOKUP_S):
             found = [await _addresses(host) for host in hosts]
-    except (OSError, TimeoutError, ValueError):  # The look-up failed, so nothing is known.
+    except (OSError, TimeoutError, ValueError):  # The look-up failed: the address may be of another machine.
         return False
     return all(one.is_loopback for many in found for one in many) and all(found) and bool(found)
 
@@ -81,7 +81,7 @@ async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Ad
 
 
 def _check_address(address: str) -> str:
-    """`address`, if it can be HOST:PORT or a target of gRPC. Raises BadRequestError."""
+    """Returns `address` if it can be HOST:PORT or a target of gRPC. Raises BadRequestError otherwise."""
     if not address:
         raise _bad("is empty; give HOST:PORT of a router, or several with commas between them")
     if GRPC_TARGET.match(address):

@@ -1,4 +1,4 @@
-"""Checks the value of a keyword against its type and its `About`, and words the fault."""
+"""Checks the value of a keyword by its type and its `About`, and describes the fault in words."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
 def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
-    """The fault of a value for a keyword with this annotation, `Annotated[type, About]`; empty if there is none. of_kind: check the type
-    alone, and leave the range to a server."""
+    """The fault of a value in words; empty: there is none. annotation: of the keyword, `Annotated[type, About]`. of_kind: check only the
+    type, because a server checks the range."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
     return (
@@ -32,12 +32,12 @@ def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy, or of another array library, as a number of Python; any other value as it is."""
+    """A number of NumPy, or of another array library, as a number of Python; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def fault_of_stages(annotation: Any, value: object) -> str:
-    """The fault of a setting's value, which may be given by stage, or by pipeline and stage; empty if there is none."""
+    """The fault of a setting's value in words; empty: there is none. The value may be a mapping by stage, or by pipeline and stage."""
     if fault := fault_of(annotation, value):
         return fault
     for key in value if isinstance(value, Mapping) else ():
@@ -47,12 +47,12 @@ def fault_of_stages(annotation: Any, value: object) -> str:
 
 
 def _kinds(kind: Any) -> Sequence[Any]:
-    """The types in a union; any other type alone."""
+    """The types in a union, or [kind] if `kind` is no union."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _fits(kind: Any, about: About, value: object) -> bool:
-    """Whether a plain value is of this type and among the values that `about` allows; in a list or a dict, each value."""
+    """Whether a value (as `plain` gives it) is of this type, and `about` allows it. In a list or a dict this holds for each value."""
     match get_origin(kind) or kind:
         case origin if origin is Mapping:
             inner = get_args(kind)[1]
@@ -96,6 +96,6 @@ def show_value(value: object) -> str:
     """A value as a message shows it."""
     try:
         text = repr(value)
-    except ValueError:  # Python converts no whole number of thousands of digits to text.
+    except ValueError:  # Python refuses to convert a whole number of thousands of digits to text.
         return "a number of too many digits"
     return text if len(text) <= 64 else f"{text[:60]} ..."

@@ -1,4 +1,4 @@
-"""A whole answer: its text, its sound, and the account of how it was made."""
+"""A whole answer: its text, its sound, and the account of the server."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ class Audio:
 
 
 class Answer(dict[str, str]):
-    """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
+    """An answer, which is also a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` adds it.
 
     text: str. thought: the model's thoughts before the answer, empty if it had none; they are no part of the text or of the turn.
-    token_ids: the tokens of the text. logprobs: natural log of the probability of each token, empty if not asked for. audio: Audio, or None
-    if no sound was asked for or nothing of the text could be spoken; then `save` raises an error. codes: uint32 [frames, codebooks] of
-    speech, or None if the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; words that are
-    not spoken are left out. pictures: the finished ones, encoded, without previews; images: the same as Pillow images. videos: the films
-    that were made. rows: by port, the tensors of ports that `outputs` named, [n, width] each: `latents`, float32, a row for each place of
-    the VAE's grid; `pixels`, uint8, a row for each pixel. Both go row by row from the top, one layer after the other, one result after the
-    other.
+    token_ids: the tokens of the text. logprobs: for each token the natural log of its probability; empty if the call did not ask for them.
+    audio: Audio, or None if no sound was asked for or nothing of the text could be spoken; then `save` raises an error. codes: uint32
+    [frames, codebooks] of speech, or None if the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name
+    alignment; words that are not spoken are left out. pictures: the finished ones, encoded, without previews; images: the same as Pillow
+    images. videos: the films that were made. rows: by port, for each port of tensors that `outputs` named: an array [n, width]: `latents`,
+    float32, a row for each place of the VAE's grid; `pixels`, uint8, a row for each pixel. Both go row by row from the top, one layer after
+    the other, one result after the other.
 
     finish_reason: stop, length or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing: the times
-    that this client measured. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of
-    the text the voice has no sound for; unspoken_words: the first 64 of these characters. notes: sentences for the user, such as what a
+    that this client measured. failovers: servers that were lost during the answer and replaced, oldest first. unspoken: how many characters
+    of the text the voice has no sound for; unspoken_words: the first 64 of these characters. notes: sentences for the user, such as what a
     model cannot draw. drew: whether another seed could have given another answer; None: the server does not say."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Answer(dict[str, str]):
         super().__init__(role="assistant", content=self.text)
         self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         lengths = accumulate((len(delta.text) for delta in deltas), initial=0)
-        # For each token, where the text begins that it came with.
+        # For each token: index of the first character of the piece of text that it came with.
         self._token_characters = [first for first, delta in zip(lengths, deltas, strict=False) for _ in delta.token_ids]
         self.logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
         self.audio = audio
@@ -129,16 +129,16 @@ class Answer(dict[str, str]):
         return [_decode(picture) for picture in self.pictures]
 
     def token_begins_s(self) -> list[float]:
-        """When the speech of each token begins, in seconds from the first sample; empty if `words` is. A token begins with the first
-        word that ends after the token's first character. So a token that is not spoken begins with the next spoken word, or, after the
-        last word, at its end. Tokens whose text came in one piece begin together."""
+        """When the speech of each token begins, in seconds from the first sample; empty if `words` is empty. A token begins with the first
+        word that ends after the token's first character. So a token that is not spoken begins with the next spoken word; a token after the
+        last word begins where that word ends. Tokens whose text came in one piece begin together."""
         ends = [word.first_character + len(word.text) for word in self.words]
         begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]
         return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is no sound, RequestError if there is only a
-        picture or a film, which has a `save` of its own."""
+        """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is no sound, RequestError if there is only a picture
+        or a film: use the `save` of that."""
         if self.audio is None and (self.videos or self.pictures):
             what, how = ("a film", "videos[0].save(path)") if self.videos else ("a picture", "images[0].save(path)")
             raise RequestError(f"this answer is {what}, and has no sound", hint=f"Write {what}: answer.{how}.")
@@ -224,7 +224,7 @@ def _decode(picture: Picture) -> Image:
 
 
 def _films(clips: Sequence[VideoDelta]) -> tuple[Film, ...]:
-    """The film that the pieces make, one file; empty if there is no piece."""
+    """A tuple of the one film that the pieces make; empty if there is no piece."""
     if not clips:
         return ()
     return (Film(b"".join(clip.data for clip in clips), clips[0].media_type, sum(clip.frames for clip in clips)),)

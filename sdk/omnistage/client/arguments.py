@@ -1,4 +1,4 @@
-"""Checks how a call was written, and words the error if an argument needs a name, the first one is missing, or a name is wrong."""
+"""Makes the errors of calls that do not fit: an argument needs a name, the first argument is missing, or a name is wrong."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def explain_calls(method: F) -> F:
 
 
 def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
-    """The error for a call that does not fit the signature of the method `name`. given: its positional arguments without `self`. None:
-    the method itself raises a better error."""
+    """The error for a call that does not fit the signature of the method `name`; None: the method itself raises a better error. given: the
+    positional arguments without `self`. named: the keyword arguments."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     known = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -58,7 +58,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
     if len(given) > len(placed):
         return TypeError(_surplus(name, placed, known, given))
     if name == "__init__":
-        return None  # It takes any keyword as a setting, and refuses unknown ones itself.
+        return None  # This method takes any keyword as a setting, and its own error names the unknown ones.
     unknown = {one: value for one, value in named.items() if one not in known and not (has_options and one in OPTIONS)}
     if unknown and has_options:
         kind = name.removeprefix("stream_")
@@ -72,7 +72,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
 
 
 def _guess(name: str, known: Sequence[str]) -> str:
-    """A hint for a keyword that does not exist: it names the one that was probably meant, else all keywords of the call."""
+    """A hint for a keyword that does not exist: the keyword that was probably meant, or else all keywords of the call."""
     like = next((one for one in known if name in SAME.get(one, ())), "") or near(name, known)
     return f"did you mean {like}?" if like else f"it takes {', '.join(known)} alone"
 
@@ -96,7 +96,7 @@ def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequ
 
 
 def _keyword(name: str, value: object) -> str:
-    """The keyword that a second positional argument of the method `name` was probably meant for, by the type of its value."""
+    """The keyword for which a second positional argument was probably meant, guessed from the type of its value. name: of the method."""
     if name.endswith("say"):
         return "voice" if isinstance(value, str) else "speed"
     drawn = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(
@@ -112,6 +112,6 @@ def _keyword(name: str, value: object) -> str:
 
 
 def _short_repr(value: object) -> str:
-    """The value as Python writes it; "..." if that has more than 40 characters."""
+    """repr(value), or "..." if that has more than 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else "..."

@@ -92,7 +92,7 @@ class AsyncOmni:
     async def __aenter__(self) -> Self:
         try:
             await self.start()
-        except BaseException:  # An interrupt cancels the start, and nothing else ends the stack.
+        except BaseException:  # Without `__aexit__`, which does not run if this raises, nothing else ends the stack.
             await self.close()
             raise
         return self
@@ -105,7 +105,7 @@ class AsyncOmni:
 
     @property
     def whereabouts(self) -> str:
-        """A text for people: the router's address, whether the stack is this client's own, and whether it can be asked."""
+        """A text for people: the router's address, whether this client started the stack, and whether the router can be asked."""
         return self._connection.whereabouts
 
     @property
@@ -115,7 +115,7 @@ class AsyncOmni:
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most, in seconds."""
+        """The most seconds that `start` takes."""
         return self._connection.start_limit_s
 
     async def start(self) -> None:
@@ -288,8 +288,8 @@ class AsyncOmni:
         return [Replica.of(replica) for replica in listed.replicas]
 
     async def _connected(self, timeout_s: float) -> tuple[Router, Limit]:
-        """The router to ask, and the time limit of the call: it begins when the router is there, so the start of a private stack does not
-        count."""
+        """The router to ask, and the time limit of the call. The limit begins when the router is connected, so the start of a private stack
+        does not count."""
         limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
         with limit.paused():
             await self._connection.start(self._api_key)
@@ -301,8 +301,8 @@ class AsyncOmni:
             return await collect(events)
 
     async def _events(self, asked: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
-        """Send a request and yield its events; the router chooses the pipeline, which answers or draws. is_whole: as in `Call`. The time
-        limit does not include the start of a private stack, which has a limit of its own."""
+        """Send a request and yield its events. is_whole: as in `Call`. The time limit does not include the start of a private stack, which
+        has a limit of its own."""
         limit = Limit(asked.timeout_s)
         async with self._connection.waiting():
             request = await asked.read(limit)

@@ -1,5 +1,5 @@
-"""Runs work on daemon threads. The work goes on if its caller is cancelled, and neither an event loop nor the interpreter waits for it
-at the end."""
+"""Runs work on daemon threads. The work goes on if its caller is cancelled. At their end neither an event loop nor the interpreter waits
+for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ async def beside(work: Callable[[], T], name: str) -> T:
 
 
 def on_thread(work: Callable[[], T], name: str) -> futures.Future[T]:
-    """Start `work` on a daemon thread. Several callers may wait for it, each by `asyncio.wrap_future`; none of them ends it."""
+    """Start `work` on a daemon thread. Several callers may wait for the future, each by `asyncio.wrap_future`; a caller that is cancelled
+    does not end the work."""
     future: futures.Future[T] = futures.Future()
-    future.set_running_or_notify_cancel()  # The future always gets a result: no caller may cancel it.
+    future.set_running_or_notify_cancel()  # From now on no caller can cancel the future, so it always gets a result.
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""One request and its answer: asks again until the answer is whole or an error is final."""
+"""Sends one request, again if needed, until its answer is whole or an error is final."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
 after which it may take the answer."""
 
 NO_OUTPUT = (Failover, Progress)
-"""Events that give the caller no part of the answer: it may begin anew after them."""
+"""Events that are no part of the answer itself: the answer may begin anew although the caller has them."""
 
 GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
 
@@ -40,8 +40,8 @@ ROUTER_LOST = "its router was lost on the way"
 class Call:
     """Sends one request and reads its answer. It asks again, under the same request id and within the one time limit, for three reasons:
 
-    - The connection broke. It asks a router for the rest, and the events go on as if nothing had happened; a second loss is an error.
-    - The pipeline starts. It waits for the pipeline.
+    - The connection broke. It asks a router for the rest, and the caller gets the further events; a second loss is an error.
+    - The pipeline is still starting. It waits until the pipeline serves.
     - The router gives a delay, and the caller has no part of the answer yet. The answer begins anew, up to `retries` times."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Call:
         retries: Retries,
         is_whole: bool,
     ) -> None:
-        """key: the caller's key. uploads: media that are streamed, each time from their beginning. limit: for the whole answer.
-        resume_s: seconds to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has
+        """key: the caller's key. uploads: media that are streamed; each attempt sends them from the beginning. limit: for the whole answer.
+        resume_s: seconds to look for a router that goes on after a loss; 0: do not look. is_whole: the caller gets no event before all have
         come; until then the answer may begin anew."""
         self._connection = connection
         self._key = key
@@ -69,21 +69,22 @@ class Call:
         self._retries = retries
         self._reader = self._new_reader()
         self._held: list[Event] | None = [] if is_whole else None
-        """Events of an answer that is given whole, held until all have come."""
+        """If `is_whole`: the events so far, which the caller gets when all have come. None: events are yielded at once."""
         self._has_output = False
-        """Whether the caller has a part of the answer."""
+        """Whether the caller has got a part of the answer, so that the answer must not begin anew."""
         self._has_begun = False
-        """Whether the private stack was asked to start the pipeline; its router may learn a moment later that the pipeline serves."""
+        """Whether the private stack was asked to start the pipeline. Its router may refuse for a moment longer; then the call only
+        pauses."""
         self._patience: Limit | None = None
-        """The wait for a pipeline that is starting, from the first refusal on."""
+        """The time limit of the wait for a pipeline that is starting; it runs from the first refusal on. None: no refusal yet."""
         self._search: Limit | None = None
-        """The search for a router that goes on, from the loss of the first one on."""
+        """The time limit of the search for a router that goes on; it runs from the loss of the first router on. None: no loss."""
         self._lost = ""
-        """The router that was lost last."""
-        self._wait_s = FIRST_WAIT_S
+        """HOST:PORT of the router that was lost last; empty: none was lost."""
+        self._wait_s = FIRST_WAIT_S  # the next pause in the search
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event of the answer, `Done` last. Raises OmniError."""
+        """Yields every event of the answer; `Done` is the last. Raises OmniError."""
         while True:
             router = await self._connect()
             if not self._reader.is_lost:
@@ -104,7 +105,8 @@ class Call:
             await ready
 
     def _ready_again(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Return an awaitable that waits until a router can be asked again. Raises the exception for `error` if that is final."""
+        """Return a wait for the moment when a router can be asked again. error: of the last attempt; if it is final, its exception is
+        raised."""
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)
@@ -123,8 +125,8 @@ class Call:
     # The connection broke ------------------------------------------------------------------------------------------------------------
 
     def _ready_to_go_on(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Note the loss of the router, and return the pause before a router is asked for the rest. Raises RouterLostError for a second
-        loss in the middle of the answer, and if no time is left for the search; DeadlineError if the time limit has passed."""
+        """Note the loss of the router, and return the pause (an awaitable) before a router is asked for the rest. Raises RouterLostError
+        for a second loss in the middle of the answer, and if no time is left for the search; DeadlineError if the time limit has passed."""
         if self._search is None:
             if self._limit.is_over:
                 raise self._limit.passed() from error
@@ -141,8 +143,8 @@ class Call:
         return self._connection.pause(min(wait_s, self._left_s))
 
     def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
-        """The pause before the next attempt to go on with the answer, after a router refused it for now. None if the refusal gave no delay,
-        or the search would end within it."""
+        """The pause (an awaitable) after a router refused for now to go on with the answer. None: do not try again, because the refusal
+        gave no delay, or the search would end within it."""
         delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
         if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
@@ -162,8 +164,8 @@ class Call:
     # The pipeline starts -------------------------------------------------------------------------------------------------------------
 
     def _ready_pipeline(self, refusal: StartingError) -> Awaitable[None] | None:
-        """The wait for a pipeline that is starting: until the private stack has started it, or a pause before the router is asked again.
-        None if the pause would be longer than the patience or the time limit."""
+        """The wait (an awaitable) for a pipeline that is starting: until the private stack has started it, or a pause before the router is
+        asked again. None: do not wait, because the pause would be longer than START_PATIENCE_S or the time limit allows."""
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
@@ -179,15 +181,15 @@ class Call:
     # The router says when ------------------------------------------------------------------------------------------------------------
 
     def _pause_for_retry(self, router: Router, refusal: OmniError) -> Awaitable[None] | None:
-        """Get ready to begin the answer anew, and return the pause before that. None if it may not begin anew, no retry is left, or the
-        time limit would end within the pause."""
+        """Get ready to begin the answer anew, and return the pause (an awaitable) before that. None: it may not begin anew, no retry is
+        left, or the time limit would end within the pause."""
         if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
             return None
         pause_s = self._retries.pause_s(refusal.retry_delay_s)
         if self._retries.made == self._retries.most or self._limit.ends_within(pause_s):
             return None
         if refusal.reason == "DRAINING":
-            self._connection.lost(router.address)  # The router is ending: another one is asked, if there is one.
+            self._connection.lost(router.address)  # The router is ending, so the next attempt goes to another one, if there is one.
         self._reader = self._new_reader()
         if self._held is not None:
             self._held.clear()
@@ -200,8 +202,8 @@ class Call:
         return Reader(time.perf_counter(), due(self._asked))
 
     async def _connect(self) -> Router:
-        """Return the first router that answers, to begin or to go on with the answer. Raises UnavailableError, RouterLostError or
-        DeadlineError."""
+        """Return the first router that can be connected, to begin the answer or to go on with it. Raises UnavailableError, RouterLostError
+        or DeadlineError."""
         search = self._search if self._reader.is_lost else None
         left_s = self._left_s
         patience_s = self._connection.connect_timeout_s if search is None else search.seconds - search.spent_s

@@ -24,20 +24,20 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A proxy in the environment is for the web, not for a user's own router.
+    # The environment may name a proxy; that is for the web, so calls to a user's own router do not go through it.
     ("grpc.enable_http_proxy", 0),
-    # Two clients in one process are two connections: closing one never touches the other.
+    # Each client in a process has its own connection, so closing one client does not disturb another.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """How a client connects to routers: without encryption."""
+    """The way in which a client connects to routers: without encryption."""
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the connection hides its bytes from others on the way."""
+        """Whether others on the way to the router cannot read the bytes of the connection."""
         return False
 
     def channel(self, address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:

@@ -1,5 +1,4 @@
-"""The router that one client asks, or many that share the connection: a named router, a running one that was found, or that of a private
-stack."""
+"""The connection of one client, or of several that share it: to a named router, to a running one that was found, or to a private stack."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ START_PATIENCE_S = 30.0
 
 
 def tell(message: str) -> None:
-    """Log a sentence about the thing that a call waits for."""
+    """Log a sentence that says what a call waits for."""
     log.info("%s", message)
 
 
@@ -44,10 +43,9 @@ class Connection:
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or the plan of a stack to start; if the plan leaves everything to the defaults, a running router is asked
-        instead, if there is one. start_patience_s: seconds that a call waits for a pipeline that is starting, unless this client started
-        it. warn: as in `Routers`. tell: called with a sentence about the thing that a call waits for. Raises BadRequestError for a text
-        that is no address."""
+        """where: a router, or the plan of a stack to start. If the plan has only defaults and a router runs, that router is asked instead.
+        start_patience_s: seconds that a call waits for a pipeline that is starting, unless this client started it. warn: as in `Routers`.
+        tell: called with a sentence that says what a call waits for. Raises BadRequestError for a text that is no address."""
         self._plan = where if isinstance(where, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
         self._found = None if isinstance(where, StackPlan) else where
@@ -55,10 +53,10 @@ class Connection:
         """Whether to look for a running router before the stack is started; False once that was done."""
         self._credentials, self._warn = credentials, warn
         self._routers = None if self._found is None else self._routers_at(self._found)
-        self._starting = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()  # held during `start`
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that opened the channels
         self._is_closed = False
-        self._waits: set[asyncio.Timeout] = set()  # of the blocks in `waiting`
+        self._waits: set[asyncio.Timeout] = set()  # one for each block in `waiting`; `disconnect` lets them end
         self.connect_timeout_s = connect_timeout_s
         self.start_patience_s = start_patience_s
         self.tell = tell
@@ -80,22 +78,22 @@ class Connection:
 
     @property
     def is_private(self) -> bool:
-        """Whether the router belongs to this connection's own stack."""
+        """Whether the router belongs to a stack that this connection started."""
         return self._stack is not None and self._found is None
 
     @property
     def places(self) -> int | None:
-        """How many answers the private stack gives at once, if a setting says so; None: not known here."""
+        """How many answers the private stack can give at the same time; None: no setting says it."""
         return self._plan.settings.get("max_sessions") if self.is_private else None
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most with a first connection, in seconds."""
+        """The most seconds that `start` and a first connection take together."""
         return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
 
     async def start(self, key: ApiKey | None) -> None:
-        """Find the router, or start the private stack, which takes no longer than the limit in its settings. key: the caller's, for the
-        question whether a router runs. Raises ClosedError and StackError."""
+        """Find the router, or start the private stack, within the time limit in its settings. key: the caller's key, sent when a running
+        router is looked for. Raises ClosedError and StackError."""
         fork.check()
         self._stay_on_loop()
         async with self._starting:
@@ -110,20 +108,20 @@ class Connection:
                 self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
 
     async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
-        """The first router that answers, for a caller with this key. timeout_s: for the connection alone. Raises the errors of `start`
-        and `Routers.connect`."""
+        """The first router that can be connected. key: of the caller. timeout_s: for connecting, without the start of a stack. Raises the
+        errors of `start` and `Routers.connect`."""
         await self.start(key)
         assert self._routers is not None
         return await self._routers.connect(timeout_s, key)
 
     def lost(self, address: str) -> None:
-        """Connect to the next router from now on, if there are several."""
+        """Note that the router at this address was lost: from now on the next one is connected, if there are several."""
         assert self._routers is not None
         self._routers.lost(address)
 
     async def begin(self, pipeline: str, limit: Limit) -> None:
-        """Have the private stack start one of its pipelines, and wait until it serves. Raises StackError if it cannot start,
-        DeadlineError when the limit passes; the start goes on all the same."""
+        """Have the private stack start one of its pipelines, and wait until it serves. Raises StackError if it cannot start, and
+        DeadlineError when the limit passes; the start then goes on."""
         assert self._stack is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
@@ -159,9 +157,9 @@ class Connection:
         advise(self._found, error, asked)
 
     async def disconnect(self) -> None:
-        """The first half of the end: cancel what runs and close the channels."""
+        """The first half of closing: cancel all calls and waits, and close the channels."""
         if self._loop is not None and self._loop.is_closed():
-            self._is_closed = True  # and all that ran on it has ended
+            self._is_closed = True  # with the loop all calls and waits on it have ended
             return
         self._stay_on_loop()
         self._is_closed = True
@@ -175,12 +173,12 @@ class Connection:
                 await self._routers.close()
 
     def stop_stack(self) -> None:
-        """The second half: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
+        """The second half of closing: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
         if self._stack is not None:
             self._stack.stop()
 
     def _routers_at(self, found: Found) -> Routers:
-        """The routers at the address; a router that nobody named must belong to this user or to root."""
+        """The routers at the address of `found`. A router that no person named must belong to this user or to root."""
         return Routers(found.address, None if found.is_named else is_ours, credentials=self._credentials, warn=self._warn)
 
     def _check_open(self) -> None:

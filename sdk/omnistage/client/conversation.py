@@ -1,4 +1,5 @@
-"""Turns, as people and other clients write them, become messages in two steps: the form is checked at once, the media are read later."""
+"""Makes messages of the contract from turns as people and other clients write them: first it checks their form, later it reads their
+media."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ Part = stage_pb2.Part | ReadMedium
 
 
 def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
-    """The role and the parts of a turn, in order. where: the caller's name for the turn. Raises BadRequestError for a turn of the wrong
-    form."""
+    """The role of a turn, in the contract's words, and its parts in order. where: the caller's name for the turn, for errors. Raises
+    BadRequestError for a turn of the wrong form."""
     if not isinstance(turn, Mapping):
         what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
         raise BadRequestError.of(where, f"is {show_value(turn)}; it {what}")
@@ -92,7 +93,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
 
 
 def _role(role: object, where: str) -> str:
-    """The contract's role for a turn's role. Raises BadRequestError."""
+    """The role in the contract's words. where: the caller's name for it. Raises BadRequestError for an unknown role."""
     if not isinstance(role, str) or role not in ROLES:
         *most, last = ROLES
         if isinstance(role, str) and role.lower() in ("tool", "function"):
@@ -104,9 +105,9 @@ def _role(role: object, where: str) -> str:
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """For each medium, a function that reads it. given: one medium, several or None for each of images (or image), audios and videos.
-    where: put before these names. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the caller's
-    name for it."""
+    """Yields for each medium a function that reads it. given: by the key images (or image), audios or videos: one medium, several, or None.
+    where: the text before this key in errors. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the
+    name for errors."""
     for name, sources in given.items():
         kind = LISTS.get(name, name)
         if sources is None:
@@ -119,7 +120,7 @@ def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[obj
 
 
 def checked_text(field: str, value: object) -> str:
-    """`value`, if it is text that can be sent. Raises BadRequestError."""
+    """Returns `value` if it is text that can be sent. field: its name for errors. Raises BadRequestError otherwise."""
     if not isinstance(value, str):
         raise BadRequestError.of(field, f"is {show_value(value)}; it must be text")
     try:
@@ -131,7 +132,7 @@ def checked_text(field: str, value: object) -> str:
 
 
 def _part(item: object, where: str) -> Part:
-    """One part of a `content` that is a list. Raises BadRequestError."""
+    """One part of a `content` that is a list. where: the caller's name for the part. Raises BadRequestError."""
     if isinstance(item, Medium):
         return lambda: item
     if not isinstance(item, Mapping):
@@ -170,7 +171,7 @@ def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 
 def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
-    """A medium by a data: URL, which stands alone or in a mapping, as OpenAI's clients send it."""
+    """A medium at a data: URL. As OpenAI's clients send it, the part's value is the URL or a mapping with the key `url`."""
     url = item[kind]
     if isinstance(url, Mapping):
         _check_keys(url, ("url", "detail"), where)
@@ -214,7 +215,7 @@ OTHER_TYPES = {"input_text": "text", "output_text": "text", "input_image": "imag
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuse keys that are not `known`, with a guess at the meant ones. Raises BadRequestError."""
+    """Raises BadRequestError for a key of `given` that is not in `known`; the text guesses which key was meant."""
     unknown = sorted(map(str, set(given) - set(known)))
     if unknown:
         own = known[1] if known[0] == "type" else known[0]  # The key for the contents: in a part it has the name of its type.

@@ -1,5 +1,5 @@
-"""Encodes sound as the bytes of a file while it comes: WAV with the standard library, FLAC, Ogg Vorbis, Ogg Opus and MP3 with
-libsndfile."""
+"""Turns sound into the bytes of a file, piece by piece as the sound comes: WAV with the standard library, FLAC, Ogg Vorbis, Ogg Opus and
+MP3 with libsndfile."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs n
 
 
 MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
-"""Rows of (least sample rate in Hz, least possible kbit/s at such rates, most possible, the one we use)."""
+"""Rows of (least sample rate in Hz; at such rates: the lowest bit rate in kbit/s, the highest, and the one that we use)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """A kind of sound file. container, subtype: libsndfile's names; empty for WAV. rates_hz: the sample rates that it can have; empty:
-    any."""
+    """A kind of sound file. container, subtype: libsndfile's names for it; empty for WAV. rates_hz: the sample rates that such a file can
+    have; empty: any rate."""
 
     name: str
     container: str = ""
@@ -39,7 +39,7 @@ class SoundFormat:
 
     @property
     def is_wav(self) -> bool:
-        """Whether the standard library can write it, with unchanged samples."""
+        """Whether this is WAV, which the standard library can write, with unchanged samples."""
         return not self.container
 
     def options(self, sample_rate_hz: int) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class SoundFormat:
         return {"bitrate_mode": "CONSTANT", "compression_level": (most - given) / (most - least)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
-        """Raises RequestError for a rate or an encoding that such a file cannot have, NotAvailableError for a kind that this machine
-        cannot write. sample_rate_hz: 0 if not known yet."""
+        """Raises RequestError for a rate or an encoding that such a file cannot have, NotAvailableError if this machine cannot write such
+        files. sample_rate_hz: 0: not known yet."""
         if encoding not in ENCODINGS:
             raise RequestError(f"encoding {encoding!r}: there is none of that name", hint=f"Give {' or '.join(ENCODINGS)}.")
         if encoding != "pcm16" and not self.is_wav:
@@ -81,7 +81,7 @@ FORMATS = {
 
 
 def format_of(path: str | PathLike[str]) -> SoundFormat:
-    """The kind of file for a name that ends in one of FORMATS, or for the ending alone. Raises RequestError."""
+    """The kind of file for a name that ends in a key of FORMATS, or for such an ending alone. Raises RequestError for other names."""
     name = fspath(path)
     suffix = name.lower() if name.lower() in FORMATS else PurePath(name).suffix.lower()
     if suffix not in FORMATS:
@@ -93,7 +93,7 @@ def format_of(path: str | PathLike[str]) -> SoundFormat:
 
 
 def channels_of(samples: Samples) -> int:
-    """The number of channels of samples [n] (1), or [n, channels]."""
+    """The number of channels: 1 for samples [n], else that of samples [n, channels]."""
     return 1 if samples.ndim == 1 else samples.shape[1]
 
 
@@ -109,14 +109,14 @@ def _libsndfile(name: str) -> Any:
         import soundfile  # A program that writes only WAV, or nothing, does not need the package.
     except ImportError as error:
         raise NotAvailableError(f"{name} needs a package that is not installed: soundfile", hint=INSTALL) from error
-    except OSError as error:  # The package is there, but its library is missing.
+    except OSError as error:  # The package is installed, but the library that it needs is missing.
         raise NotAvailableError(f"{name} needs libsndfile, which does not load: {error}", hint=INSTALL) from error
     return soundfile
 
 
 class SoundEncoder:
-    """Turns sound into the bytes of a file, for callers who send or store the bytes themselves. The bytes that `encode` gave can be played
-    as a file wherever it is broken off; `finish` gives the rest.
+    """Turns sound into the bytes of a file, for callers who send or store the bytes themselves. At any moment the bytes so far can be
+    played as a file.
 
     kind: an ending, such as .mp3, or a name that has one. sample_rate_hz: of the samples and of the file. encoding: of the samples in a
     WAV file, pcm16 or float32. channels: as `channels_of` gives it. Raises RequestError if no such file can be written,
@@ -132,24 +132,24 @@ class SoundEncoder:
         )
 
     def encode(self, samples: Samples) -> bytes:
-        """The next bytes of the file, perhaps none yet. samples: float32 [n], or [n, channels], full scale 1; louder ones are clipped,
-        except in a WAV file of float32."""
+        """Take the next samples, and return the next bytes of the file, perhaps none yet. samples: float32 [n], or [n, channels], full
+        scale 1; louder ones are clipped, except in a WAV file of float32."""
         return self._file.encode(samples)
 
     def finish(self) -> bytes:
-        """The rest of the file, once no more sound comes."""
+        """The last bytes of the file; call it once, when no more sound comes."""
         return self._file.finish()
 
     @property
     def head(self) -> bytes:
-        """The beginning of the file with facts that are known only at the end, such as the length: write it over the old beginning if
-        the file can seek. Without it players play the whole file, an MP3 with a moment of silence before and after it, but libsndfile
-        cannot read a FLAC."""
+        """The beginning of the file with facts that are known only at the end, such as the length. Write it over the old beginning if the
+        file can seek. A file that keeps the old beginning can be played too, an MP3 with a moment of silence before and after the sound;
+        but libsndfile cannot read such a FLAC."""
         return self._file.head
 
 
 class _Wav:
-    """Writes WAV. The head that comes first says that the length is unknown."""
+    """Writes WAV. Until `finish` the head of the file says that the length is unknown."""
 
     def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any], channels: int) -> None:
         self._rate_hz, self._dtype, self._channels = sample_rate_hz, dtype, channels
@@ -185,7 +185,7 @@ class _Libsndfile:
         return bytes(self._sink.head)
 
     def encode(self, samples: Samples) -> bytes:
-        # libsndfile's own conversion to 16 bit lets loud samples wrap around.
+        # Converted here, because libsndfile's own conversion to 16 bit lets loud samples wrap around.
         self._file.write(np.frombuffer(to_pcm16(samples), "<i2").reshape(samples.shape) if self._exact else np.clip(samples, -1, 1))
         return self._sink.take_new()
 
@@ -199,14 +199,14 @@ HEAD_BYTES = 4096
 
 
 class _Sink:
-    """The file object that libsndfile writes to. `take_new` hands out the new bytes; a copy of the beginning (`head`) is kept and takes
-    corrections."""
+    """The file object that libsndfile writes to. `take_new` returns the new bytes. `head` is a copy of the beginning, in which libsndfile
+    may correct bytes that were already taken."""
 
     def __init__(self) -> None:
         self.head = bytearray()
         self._new = bytearray()
-        self._size = 0
-        self._place = 0
+        self._size = 0  # bytes of the whole file
+        self._place = 0  # the present position in the file
 
     def take_new(self) -> bytes:
         """The bytes that were appended since the last call."""
@@ -214,7 +214,8 @@ class _Sink:
         return new
 
     def write(self, data: Any) -> int:
-        """Write at the present place. Only bytes beyond the old end count as new; earlier ones are corrections, which `head` takes."""
+        """Write at the present position; returns the number of bytes. Bytes after the old end are new; others are corrections, made in
+        `head`."""
         written = bytes(data)
         self._new += written[max(self._size - self._place, 0) :]
         if self._place < HEAD_BYTES:

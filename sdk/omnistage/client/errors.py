@@ -49,32 +49,32 @@ DOMAIN = "omnistage"
 
 
 class _Hint:
-    """The attribute `hint` of an error: its advice in Python's words; empty if the message says it all. Setting it also replaces the
+    """The attribute `hint` of an error: advice in Python's words; empty: there is none. Setting it also replaces the
     note of the exception. On a class: the hint of errors that are made without one."""
 
     def __get__(self, error: OmniError | None, kind: type[OmniError]) -> str:
         return PYTHON.hint(kind.ADVICE if error is None else error.advice)
 
     def __set__(self, error: OmniError, advice: str) -> None:
-        """Set the hint, and replace the note. advice: the hint with its places not filled."""
+        """Set the hint, and replace the note. advice: the hint, still with `{NAME}` in place of names."""
         before = f"hint: {error.hint}"
         error.advice = advice
         notes = [note for note in getattr(error, "__notes__", ()) if note != before]
-        # A new list, because a copy of the exception shares the old one.
+        # Assigned as a new list, because a copy of the exception shares the old list.
         error.__notes__ = [*notes, f"hint: {error.hint}"] if advice else notes
 
 
 class OmniError(Exception):
-    """The base of all errors. `hint` says what to do, in words of Python; it is also a note of the exception, so Python prints it with
-    an uncaught one. `reason` is a name of `omnistage.v1.ErrorReason`, empty if no server gave one. `code` is the status code of gRPC, if
-    there is one. `metadata` has further facts by name, such as the pipeline."""
+    """The base of all errors. `hint` says what to do, in words of Python; it is also a note of the exception, so Python prints it with an
+    uncaught one. `reason` is a name of `omnistage.v1.ErrorReason`, empty if no server gave one. `code` is the status code of gRPC, or None.
+    `metadata` has further facts by name, such as the pipeline."""
 
     ADVICE: ClassVar[str] = ""
-    """The class's hint, with places for names which `wording` fills."""
+    """The class's hint, with `{NAME}` in place of names, which `wording` fills in."""
 
     hint = _Hint()
     answers: Sequence[Any] = ()
-    """If one of a list of texts failed: an `Answer` for each text, or None for one that failed too."""
+    """If this is the error of a list of texts: for each text its `Answer`, or None if that text failed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class OmniError(Exception):
         self.code = code
         self.metadata = dict(metadata or {})
         self.advice = ""
-        """The hint with its places not filled yet."""
+        """The hint, still with `{NAME}` in place of names."""
         self.hint = hint or self.ADVICE
 
     def say_more(self, more: str) -> None:
@@ -106,7 +106,7 @@ class RequestError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One bad field of a request, in proto spelling, and what is wrong with it."""
+    """One bad field of a request. field: its name as the protos spell it. description: what is wrong with it."""
 
     field: str
     description: str
@@ -119,7 +119,7 @@ class BadRequestError(RequestError):
 
     @classmethod
     def of(cls, field: str, description: str) -> BadRequestError:
-        """The error for one field that the client itself refuses to send."""
+        """The error for one field that the client itself refuses to send. description: what is wrong with it."""
         error = cls(f"{field}: {description}", reason="BAD_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT)
         error.fields = (FieldViolation(field, description),)
         return error
@@ -132,11 +132,11 @@ class UnknownModelError(RequestError):
 
 
 class NotAvailableError(RequestError):
-    """Understood, but not offered on this platform or by this server."""
+    """The request was understood, but this platform or this server cannot do it."""
 
 
 class NotSpokenError(RequestError):
-    """Nothing of the text could be spoken: the answer is complete and has not a single sample."""
+    """Nothing of the text could be spoken: the answer is complete and has no sound."""
 
     ADVICE = "Give words of a language that the voice speaks: signs and emoji alone have no sound."
 
@@ -203,7 +203,7 @@ class StalledError(CancelledError):
 
 
 class ProtocolError(OmniError):
-    """A gap, a repeat or a cut in the stream. Never skipped in silence."""
+    """A gap, a repeat or a cut in the stream. The client never passes over one without this error."""
 
     ADVICE = "Client and server may be of different versions; if they are not, please report it."
 
@@ -269,7 +269,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
 HINTS: Mapping[str, str] = {
     "DRAINING": "That router is ending, or not ready yet. Ask again after the delay, or ask another router.",
 }
-"""Hints by reason, if the class alone does not say what to do."""
+"""Hints by reason, for reasons that need another hint than their class has."""
 
 BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadRequestError,
@@ -312,7 +312,7 @@ HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.FAILED_PRECONDITION: REFUSED,
     grpc.StatusCode.ALREADY_EXISTS: REFUSED,
 }
-"""Hints by code, if neither our details nor the class say what to do."""
+"""Hints by code, for a status without our details whose class has no hint."""
 
 RETRY_DELAY_S = 1.0
 """Seconds to pause before a retry of a call that was cut off or refused without a delay."""
@@ -322,10 +322,10 @@ TOO_LARGE = "larger than max"
 """Words in the text with which gRPC itself refuses a message; such a status has the code of a full server and no details."""
 
 RECEIVED_HERE = "CLIENT: Received"
-"""Words in the same text if the server sent the message and this client refused it."""
+"""Words that this text has only if the server sent the message and this client refused it."""
 
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""Codes that gRPC reports when a connection dies or a call is reset; it depends on the work that was under way which code it is."""
+"""Codes that gRPC reports when a connection dies or a call is reset. Which code comes depends on the work at that moment."""
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
@@ -334,12 +334,12 @@ def is_broken(error: grpc.aio.AioRpcError) -> bool:
 
 
 def says_when(error: grpc.aio.AioRpcError) -> bool:
-    """True if the server says when to ask again."""
+    """Whether the server gives a delay after which to ask again."""
     return bool(_unpack(_details_of(error), error_details_pb2.RetryInfo).HasField("retry_delay"))
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
-    """The exception of `errors` for a failed call: by its reason, or by its status code if a server of ours gave no reason."""
+    """The exception for a failed call: chosen by its reason, or by its status code if no omnistage server gave a reason."""
     status = _details_of(error)
     info = _unpack(status, error_details_pb2.ErrorInfo)
     if info.domain != DOMAIN and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or ""):
@@ -364,7 +364,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
 
 
 def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
-    """The error for a message that gRPC found too large. Unlike a full server, it does not pass with time."""
+    """The error for a message that gRPC found too large. Unlike the error of a full server with the same code, it comes again at each
+    retry."""
     details = error.details() or ""
     if RECEIVED_HERE in details:
         return ProtocolError(details, code=error.code())
@@ -383,7 +384,7 @@ def _unpack(status: status_pb2.Status, kind: type[M]) -> M:
 
 
 def _details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
-    """The google.rpc.Status of a failed call; empty if there is none or it does not match the call's own status (as gRPC asks)."""
+    """The google.rpc.Status of a failed call; empty if there is none, or if its code is not that of the call, which gRPC demands."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:

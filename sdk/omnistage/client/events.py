@@ -1,5 +1,5 @@
 """The events of a stream: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost
-on the way, and the account at the end. Times are seconds by the client's clock, after t0, when it asked."""
+on the way, and the account at the end. Times are seconds by the client's clock after t0, the moment of the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from omnistage.client.playback import Timing, figures
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that the model could have chosen. piece: its text in UTF-8, perhaps a part of a character."""
+    """A token that the model could have chosen. logprob: natural log of its probability. piece: its text in UTF-8, perhaps a part of a
+    character."""
 
     token_id: int
     logprob: float
@@ -25,9 +26,9 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
     """The next tokens of a text; its characters are final. first_token: position of the first token, counted through thought and answer.
-    logprobs: one per token. pieces: the text of each token in UTF-8, perhaps a part of a character. top_logprobs: for each token, the
-    likeliest ones in its place, likeliest first. All three are empty if the call did not ask for them, pieces also if the server is too
-    old to send them."""
+    logprobs: natural log of each token's probability. pieces: the text of each token in UTF-8, perhaps a part of a character. top_logprobs:
+    for each token, the likeliest tokens at its position, likeliest first. All three are empty if the call did not ask for them; pieces also
+    if the server is too old to send them."""
 
     text: str
     first_token: int
@@ -45,15 +46,15 @@ class TextDelta(TokensDelta):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta(TokensDelta):
-    """The next piece of a model's thoughts before it answers, if the model thinks: no part of the answer. `text` is empty for the tokens
-    that mark the beginning and the end of a thought."""
+    """The next piece of the thoughts that a model may write before it answers; they are no part of the answer. `text` is empty for the
+    tokens that mark the beginning and the end of a thought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AudioChunk:
-    """The next piece of sound. samples: float32 [n], or [n, channels] if there are several, -1 to 1. first_sample: position of
-    samples[0] in the answer. encoding: the type of the samples as they were sent, pcm16 or float32. prebuffer_s: in the first piece, how
-    many seconds a player should wait after it before it plays, so that it never runs dry, as far as the server can foretell; None: the
+    """The next piece of sound. samples: float32 [n], or [n, channels] if there are several, -1 to 1. first_sample: position of samples[0]
+    in the answer. encoding: the type of the samples as they were sent, pcm16 or float32. prebuffer_s: in the first piece, how many seconds
+    a player should wait after this piece before it begins to play, so that it never runs dry, as far as the server can foretell. None: the
     server does not say."""
 
     samples: NDArray[np.float32]
@@ -74,8 +75,8 @@ class AudioChunk:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpeechCodes:
-    """The next frames of speech as codes, from a pipeline that gives them. codes: uint32 [frames, codebooks]. first_frame: position of
-    codes[0] in the answer."""
+    """The next frames of speech as codes, if the pipeline has codes among its outputs. codes: uint32 [frames, codebooks]. first_frame:
+    position of codes[0] in the answer."""
 
     codes: NDArray[np.uint32]
     first_frame: int
@@ -87,9 +88,9 @@ class SpeechCodes:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word of the answer, or several that are read as one, such as a date, and when it is spoken. text: as it stands in the answer;
-    empty if the call asked for no text. first_character: position of `text` in the answer. begin_s, end_s: when its sound begins and
-    ends, in seconds from the first sample; the sound begins at sample `round(begin_s * sample_rate)`."""
+    """A spoken word of the answer, or several that are read as one, such as a date. text: the same characters as in the
+    answer; empty if the call asked for no text. first_character: index of its first character in the answer. begin_s, end_s: when its sound
+    begins and ends, in seconds from the first sample; the sound begins at sample `round(begin_s * sample_rate)`."""
 
     text: str
     first_character: int
@@ -108,8 +109,8 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Picture:
-    """One encoded picture. index: how many pictures come before it, each layer of a layered one counted. preview_step: the step that a
-    preview shows, else None. layer: the layer's number in a layered picture."""
+    """One encoded picture. index: how many pictures come before it; each layer of a layered picture counts. layer: the number of the layer
+    in a layered picture. preview_step: for a preview, the step that it shows; None: a finished picture."""
 
     data: bytes
     media_type: str
@@ -129,7 +130,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VideoDelta:
-    """The next piece of a film. data: the next bytes of its file. frames: how many more frames can be shown with this piece.
+    """The next piece of a film. data: the next bytes of its file. frames: how many frames this piece adds.
     first_frame: how many frames came before it. codecs: what a browser must know in addition to the media type, such as "vp9, opus";
     empty if the server does not say."""
 
@@ -146,7 +147,7 @@ class VideoDelta:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a drawing is. done: steps done so far. total: all steps; 0: not known. After the loss of a server `done` may begin anew."""
+    """How far a drawing is. done: steps done so far; after the loss of a server perhaps from 0 again. total: all steps; 0: not known."""
 
     done: int
     total: int
@@ -155,8 +156,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rows:
-    """The next rows of a port of tensors, such as the latents or pixels of a drawing. rows: [n, width], in the element type of the port;
-    bfloat16 comes as float32. first_row: position of rows[0] on its port."""
+    """The next rows of an output that is tensors, such as the latents or pixels of a drawing. port: its name. rows: [n, width], in the
+    element type of the port; bfloat16 comes as float32. first_row: position of rows[0] on its port."""
 
     port: str
     rows: NDArray[Any]
@@ -184,16 +185,16 @@ class Failover:
 
     @property
     def at_s(self) -> float:
-        """When the loss was seen, as well as a client can tell: `pause_s` before this event came."""
+        """When the loss was seen, as near as a client can know: `pause_s` before this event came."""
         return max(0.0, self.arrival_s - self.pause_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One stage's account of its part. Times are seconds after that stage was opened. input_items, output_items: tokens, rows, frames or
-    samples, by port. audio_underruns, audio_starved_s: reported by a Code2Wav: how often, and for how many seconds in all, a player
-    would have run dry that plays the sound as it is made, after the wait in `AudioChunk.prebuffer_s`. prompt_tokens: reported by a
-    Thinker; None: the stage does not say. unspoken, unspoken_words, notes, drew: as in Usage, for this stage alone."""
+    """The report of one stage about its work. Times are seconds after that stage was opened. input_items, output_items: numbers of tokens,
+    rows, frames or samples, by port. audio_underruns, audio_starved_s: only from a Code2Wav. How often, and for how many seconds in all, a
+    player would run dry that waits `AudioChunk.prebuffer_s` and then plays the sound as it is made. prompt_tokens: reported by a Thinker;
+    None: the stage does not say. unspoken, unspoken_words, notes, drew: as in Usage, for this stage alone."""
 
     stage: str
     replica: str
@@ -215,9 +216,9 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Usage:
-    """The server's account of an answer. Times are seconds by the router's clock after it took the request. first_text_s, first_audio_s:
-    None if the answer has no text, or no sound. completion_tokens: tokens of the text, without the one that ends it; None if no text was
-    asked for. thought_tokens: how many of these tokens belong to a thought."""
+    """The server's account of an answer. Times are seconds by the router's clock after it got the request. first_text_s, first_audio_s:
+    when the first text and the first sound came; None: there was none. completion_tokens: tokens of the text, without the one that ends it;
+    None if no text was asked for. thought_tokens: how many of these tokens belong to a thought."""
 
     stages: tuple[StageReport, ...]
     queued_s: float
@@ -229,12 +230,13 @@ class Usage:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens of the whole prompt, with the model's own text around it and its media; None if the server does not say."""
+        """Number of tokens of the whole prompt: its text, its media, and the text that the model puts around them. None: the server does
+        not say."""
         return next((report.prompt_tokens for report in self.stages if report.prompt_tokens is not None), None)
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in a cache and not computed again."""
+        """Number of tokens of the prompt that were not computed, because a cache had them."""
         return sum(report.cached_tokens for report in self.stages)
 
     @property
@@ -244,7 +246,7 @@ class Usage:
 
     @property
     def unspoken_words(self) -> str:
-        """The first 64 of the characters that were not spoken, with a space between those that do not stand together."""
+        """The first 64 of the characters that were not spoken, with a space between characters that are not neighbours in the text."""
         return " ".join(report.unspoken_words for report in self.stages if report.unspoken_words)
 
     @property

@@ -10,7 +10,7 @@ from omnistage.client.errors import RequestError
 from omnistage.client.notebook import films
 
 KINDS = {".webm": "WebM", ".mp4": "MP4"}
-"""The kind of file that each ending stands for; films of other types take any name."""
+"""The kind of file that each ending stands for. A film of another kind may have any name."""
 
 MEDIA_TYPES = {ending: f"video/{name.lower()}" for ending, name in KINDS.items()}
 """The media type of each of these kinds."""
@@ -27,8 +27,8 @@ def check_ending(path: str | PathLike[str], media_type: str) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Film:
-    """A film as a file, which can be played while it grows. media_type: such as video/webm or video/mp4. frames: how many it shows. It
-    can be given to a model among `videos`."""
+    """A film as the bytes of a file. media_type: such as video/webm or video/mp4. frames: number of frames. A `Film` can also be sent to a
+    model, among `videos`."""
 
     data: bytes
     media_type: str

@@ -12,8 +12,8 @@ from omnistage.client.errors import ForkedError
 
 
 class _Process:
-    """Records how this process and its ancestors have used gRPC. uses_grpc: by this process. is_child_of_user: by an ancestor before the
-    fork. connected: the channels and calls that must not be freed in a forked child."""
+    """Records the use of gRPC. uses_grpc: this process has used it. is_child_of_user: an ancestor used it before the fork. connected:
+    channels and calls that must not be freed in a forked child."""
 
     def __init__(self) -> None:
         self.uses_grpc = False
@@ -24,11 +24,12 @@ class _Process:
 _process = _Process()
 
 held_off = threading.RLock()
-"""While it is held no fork begins: it guards file descriptors that a child must not inherit."""
+"""While this lock is held no fork begins, so no child inherits a file descriptor that is just being opened."""
 
 
 def use() -> None:
-    """Call it before anything of gRPC or of the loop thread is made. Raises ForkedError if neither can work here."""
+    """Note that this process uses gRPC; call it before any object of gRPC or the loop thread is made. Raises ForkedError in a child whose
+    parent has used gRPC."""
     check()
     _process.uses_grpc = True
 
@@ -45,7 +46,7 @@ def is_child_of_user() -> bool:
 
 
 def leave_to_parent(connected: object) -> None:
-    """Note a channel or a call, so that a forked child never frees it: that would end what the parent still uses."""
+    """Note a channel or a call, so that a forked child never frees it: freeing would end a connection that the parent still uses."""
     _process.connected.add(connected)
 
 
@@ -55,7 +56,7 @@ def _in_child() -> None:
     if _process.uses_grpc:
         _process.is_child_of_user = True
     for connected in list(_process.connected):
-        # One reference too many, so the object is never freed; a list that held it would be emptied when the interpreter ends.
+        # Adds a reference that nobody gives back, so the object is never freed. A list is emptied when the interpreter ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
 
 

@@ -1,4 +1,5 @@
-"""The running router, for a caller who names none: the one that a variable names, or the one where `omnistage serve` listens.
+"""Finds the running router for a caller who names none: the router that a variable names, or that at the address where `omnistage serve`
+listens.
 
 Any user of this machine can take a port, so a stranger may listen there. The router is asked only if the kernel says that all who listen
 there are of the same user as this process, or of root."""
@@ -42,14 +43,14 @@ LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens by default."""
 
 THERE = "this router has "
-"""Words in the refusal of an unknown pipeline, before the names of the pipelines that the router has."""
+"""Words in the router's refusal of an unknown pipeline; the names of its pipelines follow them."""
 
 LACKING = ("model", "thinker", "diffusion")
 LACKING_TO_DRAW = (*LACKING, "outputs")
 """The fields that a router names in its refusal when it has no pipeline for the request; LACKING_TO_DRAW: for a drawing."""
 
 MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
-"""By the one output port that a drawing asks for: the checkpoints that can make it, in words."""
+"""By the output port of a drawing: the checkpoints that can make such an output, in words."""
 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
 """The options that make a drawing smaller, by its output port."""
@@ -62,13 +63,13 @@ ON_PRIVATE_STACK: Mapping[type[OmniError], str] = {
     RouterLostError: "Ask again: the same seed gives the same answer.",
     ServerError: "To see the cause: {output}.",
 }
-"""Hints for errors of a private stack: it serves at an address that the user does not know, and may be gone by now."""
+"""Hints for errors of a private stack: the user does not know its address, and it may have ended by now."""
 
 PATIENCE_S = 2.0
 """Seconds to wait for a router that listens but does not answer at once: it may be busy."""
 
 _TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("0000000000000000FFFF00000100007F", "0" * 32)}
-"""Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
+"""Tables of the kernel, and in the spelling of each the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
 
 _LISTEN, _ESTABLISHED = "0A", "01"
 """States of a socket in these tables."""
@@ -77,8 +78,8 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 @dataclass(frozen=True, slots=True)
 class Found:
     """A router that a person named, or that was found on this machine. address: HOST:PORT, or several with commas between. is_named: a
-    person named it; whether it runs is not known. pipelines: the names of its pipelines, if it was found without a name. is_own: the caller
-    started it for this use, and it ends with the caller."""
+    person named it, and it may not run. pipelines: its pipelines; empty if a person named it. is_own: the caller started it for this use,
+    and it ends with the caller."""
 
     address: str
     is_named: bool
@@ -86,12 +87,12 @@ class Found:
     is_own: bool = False
 
     def has(self, pipeline: str) -> bool:
-        """Whether the router is known to serve this pipeline, or to start it."""
+        """Whether the router is known to serve this pipeline or to be starting it."""
         return any(one.name == pipeline for one in self.pipelines)
 
     def advice(self, missing: str = "") -> str:
-        """A hint that tells how to get a pipeline which the router lacks. Only the person who started the router knows its pipelines'
-        sources and settings. missing: name of the pipeline; empty: it is not known here which one can do the request."""
+        """A hint how to get a pipeline which the router lacks. The person who started the router must do it: nobody else knows the sources
+        and settings of its pipelines. missing: name of the pipeline; empty: any pipeline that can do the request."""
         names = ", ".join(one.name for one in self.pipelines)
         added = missing or "PIPELINE"
         look = "" if missing else " `omnistage list` shows pipelines, and what they give."
@@ -103,7 +104,7 @@ class Found:
 
 def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
     """Give an error a hint that fits the router and the request: if the time limit passed, if the router lacks a pipeline or has several
-    that could answer, or if the stack is private, so that no other command can look at it. router: None: a private stack. asked: the
+    that could answer, or if the stack is private, because other commands cannot find it. router: None: a private stack. asked: the
     request."""
     if isinstance(error, DeadlineError):
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
@@ -116,22 +117,22 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
-        # The refusal itself names the pipelines that exist, or those that can do it.
+        # No hint: the refusal itself names the pipelines that exist, or those that can do it.
         error.hint = router.advice(asked.model) if router is not None and lacks else ""
         if router is None and asked.HasField("diffusion") and (makes := MAKERS.get(",".join({*asked.outputs} - {"progress"}))):
             error.hint = f"Serve a checkpoint that {makes}."
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
-    """The options that would make the request smaller."""
+    """Advice how to make the request smaller, in words, with `{NAME}` in place of an option's name."""
     if asked.HasField("diffusion"):
         return next((options for port, options in LENGTHS.items() if port in asked.outputs), "{steps}")
     return "a shorter text" if asked.thinker.verbatim else "{max_tokens}"
 
 
 def named_router() -> Found | None:
-    """The router that the variable names; None if it names none, or turns the search off. Raises BadRequestError for a text that is no
-    address."""
+    """The router that the variable names. None: the variable is empty, or turns the search off. Raises BadRequestError for a text that is
+    no address."""
     name = os.environ.get(VARIABLE, "").strip()
     if not name or is_off():
         return None
@@ -143,26 +144,25 @@ def named_router() -> Found | None:
 
 
 def is_off() -> bool:
-    """Whether the variable is `OFF`: no router is to be looked for."""
+    """Whether the variable is `OFF`, so that no router is looked for."""
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
 async def find_router(key: ApiKey | None = None, credentials: ClientCredentials = INSECURE) -> Found | None:
-    """The router that the variable names, whether it runs or not; else the router of this machine, if it can be trusted and answers;
-    else None. key: the caller's, sent only to a trusted router of this machine. credentials: those of the later connection; with others
-    the router would not answer."""
+    """The router that the variable names, whether it runs or not; else the router of this machine, if it can be trusted and answers; else
+    None. key: of the caller, sent only to a trusted router. credentials: the same as for the later connection."""
     if is_off():
         return None
     if (named := named_router()) is not None:
         return named
     address = LOCAL_ADDRESS
-    if not await asyncio.to_thread(is_ours, address):  # The table of a busy host is long.
+    if not await asyncio.to_thread(is_ours, address):  # On a thread, because the table of a busy host is long.
         return None
     routers = Routers(address, is_ours, credentials=credentials)
     try:
         router = await routers.connect(PATIENCE_S, key)
         response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S, metadata=router.metadata)
-    except (UnavailableError, grpc.aio.AioRpcError):  # It hangs, or is no router.
+    except (UnavailableError, grpc.aio.AioRpcError):  # The process that listens hangs, or is no router.
         return None
     finally:
         await routers.close()
@@ -172,7 +172,7 @@ async def find_router(key: ApiKey | None = None, credentials: ClientCredentials 
 
 def is_ours(address: str) -> bool:
     """Whether a process listens at this address of 127.0.0.1, and all processes that listen or hold a connection there are of this user
-    or of root: a connection may have been taken by a process that listened before. False if the kernel does not tell."""
+    or of root: a process that listened before may have accepted our connection. False also if the kernel's tables cannot be read."""
     found = list(_sockets(address))
     return any(listens for _, listens in found) and {user for user, _ in found} <= {os.geteuid(), 0}
 
@@ -183,7 +183,7 @@ def is_taken(address: str) -> bool:
 
 
 def _sockets(address: str) -> Iterator[tuple[int, bool]]:
-    """For every socket to which a connection to this address may go, or has gone: the number of its user, and whether it listens."""
+    """Yields (uid of its user, whether it listens) for every socket that listens at this address or has accepted a connection to it."""
     port = int(address.rpartition(":")[2])
     for table, addresses in _TABLES.items():
         with suppress(OSError):  # The machine has no IPv6, or another kind of kernel.

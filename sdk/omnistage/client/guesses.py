@@ -1,4 +1,4 @@
-"""Guesses what a keyword that does not exist was meant for: by its letters, and by its meaning in other libraries."""
+"""Guesses which option was meant by a keyword that does not exist: by its spelling, and by its meaning in other libraries."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ OF_METHODS: Mapping[str, Mapping[str, str]] = {
 """Advice that depends on the called method, by method and keyword."""
 
 _SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
-"""Values of `_FORMS` that mean a sound file, in whichever call."""
+"""Values of `_FORMS` that mean a sound file in every call."""
 
 OF_CLIENTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -148,7 +148,7 @@ OF_CLIENTS: Mapping[str, str] = {
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The known name with the most similar spelling; empty: none is similar."""
+    """The known name whose spelling is most similar; empty: none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
 
 
@@ -178,8 +178,8 @@ def unknown_settings(given: Collection[str], known: Collection[str], options: Co
 
 
 def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str:
-    """The option of a call that was meant by a keyword given to `Omni`: the keyword is its name in another library, or is spelt more
-    like this option than like any setting. Empty if there is none."""
+    """The option of a call that was meant by a keyword of `Omni`; empty: none. The keyword is the option's name in another library, or is
+    spelt more like this option than like any setting."""
     for option, others in SAME.items():
         if name in others and option in options:
             return option
@@ -189,7 +189,7 @@ def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str
 
 def _refusal(opening: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
     """The error with advice for each name. opening: the text before each name. known: names that may have been misspelt. meant: advice by
-    name. page: the call that shows help, for a name that is like no other."""
+    name. page: the call that shows help; the advice for a name that is similar to no other."""
 
     def guess(name: str) -> str:
         if name in meant:

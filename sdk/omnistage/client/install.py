@@ -1,5 +1,5 @@
-"""The command that installs a missing package, in the words of docs/client.md. Code that does not know the client has the same words; a
-test compares them."""
+"""The command that installs a missing package, in the words of docs/client.md. Code that cannot import the client has a copy of these
+words; a test compares them."""
 
 from __future__ import annotations
 

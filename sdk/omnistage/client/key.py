@@ -1,4 +1,4 @@
-"""API keys, sent with every call. The router counts places and keeps prefixes by key; it lets everybody in."""
+"""API keys, sent with every call. The router counts places and separates computed prompts by key; it refuses no key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class UnencryptedKeyWarning(UserWarning):
 
 
 class ApiKey:
-    """A key that can be sent. Raises BadRequestError for a text that cannot. The key is in no message, repr or pickle."""
+    """A key that can be sent. Raises BadRequestError for a text that cannot be sent. No message, repr or pickle shows the key."""
 
     __slots__ = ("_secret",)
 
     def __init__(self, secret: str, called: str = "api_key") -> None:
-        """called: the caller's name for the key, for errors."""
+        """secret: the key itself. called: the caller's name for the key, for errors."""
         if not isinstance(secret, str) or not secret:
             raise BadRequestError.of(called, f"is {'empty' if secret == '' else 'no text'}; give the key that you were given, or none")
         if len(secret) > MAX_CHARACTERS:
@@ -49,8 +49,8 @@ class ApiKey:
 
 
 def key_of(given: str | None, called: str = "api_key") -> ApiKey | None:
-    """The given key, else the variable's; None: there is none. called: the caller's name for the given key. Raises BadRequestError, which
-    names the one that is wrong."""
+    """The key `given`, or else the key in the variable; None: neither exists. called: the caller's name for `given`. Raises
+    BadRequestError, which names the wrong key."""
     if given is not None:
         return ApiKey(given, called)
     named = os.environ.get(VARIABLE, "")

@@ -1,7 +1,7 @@
-"""The process that runs a private stack, and the pipe that ends it: when the pipe closes, the launcher ends everything that it started.
+"""Runs a private stack as a process, the launcher. When the pipe to it, the lifeline, closes, it ends everything that it started.
 
 The pipe closes in `stop` and `cut`, at the exit of this process, and when this process is killed. A forked child of this process does not
-hold it open, and nothing that the child does ends the launcher.
+hold the pipe open, and nothing that the child does ends the launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Launcher:
-    """A running `omnistage serve`. It stays in `_kept` until its process has been waited for, even if nobody refers to it any more."""
+    """A running `omnistage serve`. It stays in `_kept` until its process has been waited for, even if no other object refers to it."""
 
     _kept: ClassVar[set[Launcher]] = set()
 
@@ -43,7 +43,7 @@ class Launcher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(ready, lifeline),
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the stages'
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then decides
             )
         except BaseException:
             self.cut()
@@ -55,11 +55,11 @@ class Launcher:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None until the process was waited for."""
+        """The exit code; None: the process runs, or has not been waited for."""
         return self._process.returncode
 
     def cut(self) -> None:
-        """Close the pipes, so that the launcher ends, and wait for nothing. It takes no lock, because garbage is collected on any
+        """Close the pipes, so that the launcher ends, and wait for nothing. Takes no lock: garbage collection may call this on any
         thread."""
         self._is_cut = True
         for fds in (self._lifeline, self._answers):
@@ -67,8 +67,9 @@ class Launcher:
                 os.close(fds.pop())
 
     def say(self, line: bytes) -> bool:
-        """Write a line into the lifeline; False if it is closed, or the launcher has ended. One thread at a time."""
-        # A child forked now would not find the lifeline in its list, and so would hold it open.
+        """Write a line into the lifeline; returns False if it is closed, or the launcher has ended. Only one thread may call this at a
+        time."""
+        # A child forked now would not find the lifeline in its list, would not close it, and so would keep the launcher running.
         with fork.held_off:
             try:
                 fd = self._lifeline.pop()
@@ -85,7 +86,8 @@ class Launcher:
         return True
 
     def heard(self, timeout_s: float) -> bytes | None:
-        """Read a piece of what the launcher wrote. Empty: its output has ended; None: nothing came in this time. One thread at a time."""
+        """Read the next piece of the launcher's output. Empty: the output has ended. None: nothing came in `timeout_s`. Only one thread may
+        call this at a time."""
         try:
             fd = self._answers.pop()
         except IndexError:
@@ -108,13 +110,13 @@ class Launcher:
             try:
                 self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                # Its children hold lifelines of their own and end when it does.
+                # The launcher's own children notice its end, and end too.
                 self._process.kill()
                 self._process.wait(KILL_TIMEOUT_S)
             self._kept.discard(self)
 
     def _forget_if_over(self) -> None:
-        """Let go of a launcher whose process has ended."""
+        """Remove this launcher from `_kept` if its process has ended."""
         if self._process.poll() is not None:
             self.cut()
             self._kept.discard(self)
@@ -128,7 +130,7 @@ class Launcher:
 
     @classmethod
     def leave_all_to_parent(cls) -> None:
-        """In a forked child: the launchers are its parent's, and end when the parent does."""
+        """In a forked child: forget all launchers. They belong to the parent, and end when the parent ends."""
         for launcher in cls._kept:
             launcher.cut()
             launcher._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs

@@ -1,4 +1,4 @@
-"""The time limit of one call, and the error of its end."""
+"""The time limit of one call, and the error for a call that reaches it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import grpc
 from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 
 EARLY_S = 0.5
-"""Seconds. A call that fails so long before its limit by a time limit was ended by another one."""
+"""Seconds. If a call is ended by a time limit, but earlier than this before our own limit, another time limit ended it."""
 
 HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give more time there."
 
 
 class Limit:
-    """A time limit that runs from now on. seconds: above 0."""
+    """A time limit that begins when it is made. seconds: above 0."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -25,7 +25,7 @@ class Limit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside this block does not count."""
+        """Inside this block the time does not count."""
         begun = time.perf_counter()
         try:
             yield
@@ -66,13 +66,13 @@ class Limit:
             raise self.explain(error) from error
 
     def explain(self, error: grpc.aio.AioRpcError) -> OmniError:
-        """The exception for a failed call. gRPC has several texts for a time limit that passed, none of which says whose limit it was."""
+        """The exception for a failed call. gRPC does not say whose time limit ended a call; this compares the time with our own limit."""
         named = from_rpc_error(error)
         if not isinstance(named, DeadlineError) or named.reason:
             return named
         return self._cut_short(named) if time.perf_counter() < self._until - EARLY_S else self.passed()
 
     def _cut_short(self, named: DeadlineError) -> DeadlineError:
-        """The error for a call that another time limit ended."""
+        """The error for a call that was ended by another time limit than ours. named: the error from `from_rpc_error`."""
         message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {named.message}"
         return DeadlineError(message, hint=HINT_CUT_SHORT, code=named.code)

@@ -14,8 +14,8 @@ PipelineState = Literal["ready", "starting"]
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline of a router. on_request: outputs that come only if a call names them. state: ready, or starting if it cannot be asked
-    yet."""
+    """A pipeline of a router. stages, inputs, outputs: names. on_request: outputs that come only if a call names them. state: ready;
+    starting: it cannot be asked yet."""
 
     name: str
     stages: tuple[str, ...]
@@ -57,9 +57,9 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One stage server. state: serving, draining, lost, or starting: it has not answered yet. sessions, queue: numbers of sessions that run
-    and that wait. transport: the ways by which tensors reach it, the most used first; empty before its first session. settings: by name,
-    the values that it chose, each with the reason: device, dtype, sizes of batch and cache."""
+    """One stage server. state: serving; draining: it ends; lost; starting: it has not answered yet. sessions, queue: how many sessions run,
+    and how many wait. transport: the ways by which tensors reach it, the most used first; empty before its first session. settings: by
+    name, the values that it chose, each with the reason: device, dtype, sizes of batch and cache."""
 
     pipeline: str
     stage: str

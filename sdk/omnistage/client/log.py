@@ -1,4 +1,4 @@
-"""The log of this package, for those who turn it on. Texts from others are escaped: each stays on one line, and no terminal obeys them."""
+"""The log of this package, for users who turn it on. Texts from others are escaped: each stays on one line and controls no terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def show_text(text: str) -> str:
-    """The text with escapes for characters that steer a terminal, end a line or cannot be seen."""
+    """The text with escapes for characters that control a terminal, end a line or cannot be seen."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 

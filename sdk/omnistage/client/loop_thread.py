@@ -1,7 +1,8 @@
-"""The event loop behind the sync client: one thread per process, shared by every `Omni`, ended with the last of them.
+"""The thread with the event loop on which the sync client runs its calls: one per process, shared by every `Omni`, and ended with the last
+of them.
 
-Every wait here has an end, and functions that garbage collection calls wait for nothing: garbage is collected on any thread, also on the
-loop's own, whatever locks that thread holds at that moment.
+Every wait here has an end. Functions that the garbage collector calls wait for nothing, because it may run on any thread, also on the
+loop's own, whatever locks that thread holds.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ class LoopThread:
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _shared: ClassVar[LoopThread | None] = None
-    _users: ClassVar[int] = 0
+    _users: ClassVar[int] = 0  # calls of `acquire` without their `release`
 
     def __init__(self) -> None:
         """Raises OSError if this process cannot have another thread or loop."""
         started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = futures.Future()
-        self._waiting: set[futures.Future[Any]] = set()  # of the callers in `run`
+        self._waiting: set[futures.Future[Any]] = set()  # one for each caller that waits in `run`
         self._detached: set[asyncio.Task[Any]] = set()  # kept, because the loop alone does not keep its tasks
         self._thread = threading.Thread(target=self._work, args=(started,), name="omnistage-client", daemon=True)
         self._thread.start()
         self._loop, self._stop = started.result()
 
     def _work(self, started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
-        """The thread's work: run the loop, then cancel the futures that callers still wait for. started: gets the loop and its stop
-        event, or the error."""
+        """The thread's work: run the loop, then cancel the futures that callers still wait for. started: gets (loop, event that stops it),
+        or the error."""
         try:
             asyncio.run(self._main(started))
         except BaseException as error:
@@ -64,7 +65,7 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> Self:
-        """The shared loop, which the first user starts; call `release` for each call of this. Raises ForkedError."""
+        """The shared thread, which the first call starts; call `release` once for each call of this. Raises ForkedError."""
         fork.use()
         with cls._lock:
             if cls._shared is None:
@@ -75,7 +76,7 @@ class LoopThread:
 
     @classmethod
     def release(cls) -> None:
-        """End this user's share. The last user ends the loop and waits for its thread, unless this is called on that thread."""
+        """Undo one `acquire`. The last one ends the loop and waits for its thread, unless this is called on that thread."""
         with cls._lock:
             cls._users -= 1
             if cls._users or cls._shared is None:
@@ -87,14 +88,14 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """True on the loop's own thread, which must never wait for itself."""
+        """Whether this is called on the loop's own thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
         """Run `work` on the loop and wait for it. An interrupt of this thread cancels it.
 
-        limit_s: seconds that `work` takes at most by its own account. Raises DeadlineError when it is not over `ALLOWANCE_S` later,
-        whatever holds the loop up; WrongLoopError on the loop's own thread; ClosedError if the loop ends first.
+        limit_s: the most seconds that `work` should take. Raises DeadlineError if it has not ended `ALLOWANCE_S` after them, whatever
+        delays the loop; WrongLoopError on the loop's own thread; ClosedError if the loop ends first.
         """
         if self.is_current:
             work.close()
@@ -107,7 +108,7 @@ class LoopThread:
         self._waiting.add(future)
         try:
             if self._loop.is_closed():
-                future.cancel()  # nothing else cancels it any more, and nothing will begin the work
+                future.cancel()  # the loop has ended: it neither begins the work nor cancels the future
             futures.wait([future], min(limit_s + ALLOWANCE_S, threading.TIMEOUT_MAX))
             if not future.done():
                 raise DeadlineError(f"the client's own thread did not answer within {limit_s + ALLOWANCE_S:g} s: something holds it up")
@@ -123,7 +124,7 @@ class LoopThread:
     def detach(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Have the loop run a coroutine soon, without waiting and without a lock, so that a finalizer may call this on any thread.
 
-        work: makes the coroutine. It is not called if the loop has ended, because everything on the loop has ended too."""
+        work: makes the coroutine. It is not called if the loop has ended: then there is nothing left to do."""
         if not fork.is_child_of_user():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._start, work)
@@ -136,7 +137,7 @@ class LoopThread:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Pass reports about callbacks on to asyncio, except two that mean nothing: gRPC's poller reads a byte that another event loop of this
+    """Pass reports about callbacks on to asyncio, except two harmless ones: gRPC's poller reads a byte that another event loop of this
     process may have read already, or reads from a socket that it has just closed."""
     if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
         return

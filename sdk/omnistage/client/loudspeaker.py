@@ -1,4 +1,4 @@
-"""Programs that play sound on this machine from their standard input. A trial finds the one that works."""
+"""Finds a program that plays sound on this machine from its standard input; a trial shows whether it works."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ VARIABLE = "OMNISTAGE_PLAYER"
 """The environment variable that chooses the player: `none`, the name of a player, or a command with {rate} and {channels}."""
 
 TRIAL_S = 2.0
-"""Most seconds of a trial. Players that work, and those without a device, take some 0.01 s to 0.3 s."""
+"""The most seconds that a trial may take. Players that work, and those without a device, take some 0.01 s to 0.3 s."""
 
 TRIAL_RATE_HZ = 24_000
 
 
 @dataclass(frozen=True, slots=True)
 class Loudspeaker:
-    """A program that plays its standard input, raw float32 samples, little-endian, without a head, and ends when all was heard.
+    """A program that plays its standard input (raw float32 samples, little-endian, without a head) and ends when all of it was heard.
 
-    name: for people. words: the command line; {rate} and {channels} in it stand for the numbers. tail_s: seconds of silence to append to
-    the sound, for a program that does not play its last buffer to the end."""
+    name: for people. words: the command line; {rate} (Hz) and {channels} in it stand for numbers. tail_s: seconds of silence to append to
+    the sound, because the program does not play its last buffer to the end; 0: it does."""
 
     name: str
     words: tuple[str, ...]
     tail_s: float = 0.0
 
     def command(self, sample_rate_hz: int, channels: int = 1) -> list[str]:
-        """The command line."""
+        """The command line for this sample rate and number of channels."""
         return [word.replace("{rate}", str(sample_rate_hz)).replace("{channels}", str(channels)) for word in self.words]
 
 
@@ -49,7 +49,7 @@ def find_loudspeaker() -> Loudspeaker | None:
     on PATH, pacat (PulseAudio, or PipeWire in its place), pw-cat (PipeWire), aplay (ALSA), play (SoX) and ffplay (FFmpeg); None if none
     works, or the variable is `none`.
 
-    Each is tried without a sound; that takes 0.01 s to 0.3 s for those that are installed. Code on an event loop calls this in a thread.
+    Each is tried without a sound; that takes 0.01 s to 0.3 s for each that is installed. Code on an event loop calls this in a thread.
     Raises RequestError if the variable names no known player, NotAvailableError if the named player does not work."""
     if is_silenced():
         return None
@@ -60,7 +60,7 @@ def find_loudspeaker() -> Loudspeaker | None:
 
 
 def _chosen_player(chosen: str) -> Loudspeaker:
-    """The player that the variable asks for. chosen: the name of a player, or a command. Raises as `find_loudspeaker`."""
+    """The player that the variable names. chosen: its value, the name of a player or a command. Raises as `find_loudspeaker`."""
     player = next((player for player in PLAYERS if player.name == chosen), None)
     if player is not None:
         found = player.installed()
@@ -87,9 +87,9 @@ def _chosen_player(chosen: str) -> Loudspeaker:
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """A known program. options: of its command line. reachable: False if it is clear without a trial that it cannot play. silent_mark:
-    the text on standard error of a program that ends with 0 although it has no device. asks: a command for the trial, in place of the
-    program; without: words in its output which mean that there is no device. tail_s: see Loudspeaker."""
+    """A program that this module knows. options: of its command line. reachable: returns False if a trial is useless, because it cannot
+    play. silent_mark: the text on standard error of a program that ends with 0 although it has no device. asks: a command for the trial,
+    run in place of the program; empty: none. without: words in its output which mean that there is no device. tail_s: see Loudspeaker."""
 
     name: str
     options: str
@@ -105,7 +105,7 @@ class _Player:
         return Loudspeaker(self.name, (path, *self.options.split()), self.tail_s) if path else None
 
     def trouble(self, loudspeaker: Loudspeaker) -> str:
-        """The reason why it cannot play here; empty if it can. loudspeaker: the program as `installed` gives it."""
+        """The reason why the program cannot play here; empty: it can. loudspeaker: the program as `installed` gives it."""
         if not self.reachable():
             return "there is no such server here"
         try:
@@ -141,14 +141,14 @@ class _SoundDevice(_Player):
 
 
 def reason(text: str, name: str) -> str:
-    """The one line to show from a program's standard error: the last line that begins with the program's name, or else the last line;
-    empty if there is none. Without characters that cannot be printed."""
+    """The one line to show from a program's standard error, without unprintable characters: the last line that begins with the program's
+    name, or else the last line; empty: there is none."""
     lines = [line for line in ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines()) if line]
     return next((line for line in reversed(lines) if line.startswith(name)), lines[-1] if lines else "")
 
 
 def _has_pulse() -> bool:
-    """Whether a PulseAudio server is named or listens here. A trial without this check could start one."""
+    """Whether the environment names a PulseAudio server, or one listens here. If not, there is no trial, because it could start one."""
     folders = [Path(f"/run/user/{os.getuid()}/pulse"), Path("/run/pulse")]
     for name, below in (("PULSE_RUNTIME_PATH", "."), ("XDG_RUNTIME_DIR", "pulse")):
         if os.environ.get(name):
@@ -159,7 +159,7 @@ def _has_pulse() -> bool:
 PLAYERS: tuple[_Player, ...] = (
     # PortAudio drops sound that does not fill its last buffer.
     _SoundDevice("sounddevice", "{rate} {channels}", tail_s=0.25),
-    # Before pw-cat: PipeWire has it too, and its options have never changed. If there is no device, the server has a null sink.
+    # Stands before pw-cat, because PipeWire has pacat too, and its options have never changed. A server without a device has a null sink.
     _Player(
         "pacat",
         "--playback --raw --format=float32le --rate={rate} --channels={channels} --latency-msec=200",
@@ -170,8 +170,8 @@ PLAYERS: tuple[_Player, ...] = (
     _Player("pw-cat", "--playback --raw --format=f32 --rate={rate} --channels={channels} --latency=200ms -"),
     _Player("aplay", "-q -t raw -f FLOAT_LE -r {rate} -c {channels} --buffer-time=200000 -"),
     _Player("play", "-q -t raw -e floating-point -b 32 -L -r {rate} -c {channels} -"),
-    # Last: it plays 16 bits, and ends before its last buffer is heard. It takes one channel by default; the option for more has changed its
-    # name.
+    # Stands last, because it plays 16 bits, and ends before its last buffer is heard. By default it takes one channel; the option for more
+    # has changed its name.
     _Player(
         "ffplay",
         "-hide_banner -loglevel error -nodisp -autoexit -probesize 32 -analyzeduration 0 -f f32le -sample_rate {rate} -i -",

@@ -1,4 +1,4 @@
-"""Pictures, sounds and films of a request: the user's objects become parts of a message. Nothing is decoded here."""
+"""Turns the user's pictures, sounds and films into parts of a message. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {"image": "picture", "audio": "sound", "video": "film"}
 """The words of errors for the kinds of media."""
 
 FIRST_BYTE_LIMIT_S = 60.0
-"""Seconds to wait until somebody writes into a pipe that is given as a file."""
+"""Seconds to wait until somebody writes into a pipe that the caller names as a file."""
 
 ORIENTATION = 0x0112
 """The number of the EXIF tag."""
@@ -51,13 +51,13 @@ MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
 
 LOUDEST = 64.0
-"""The largest sample that is taken in floating point, where full scale is 1. Recordings may be a little above full scale; larger samples
+"""The largest sample that is accepted in floating point, where full scale is 1. Recordings may be a little above full scale; larger samples
 are integers that were never divided by their full scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A film. use_audio: the model also hears it, and refuses a film without sound; by default it only sees it."""
+    """A film. use_audio: the model also hears the film, and a film without sound is refused; by default the model only sees it."""
 
     source: Encoded
     use_audio: bool = False
@@ -78,20 +78,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a request. part: its bytes in a part of a message, or an Upload if it is streamed. where: the caller's name for it,
-    such as images[0]. name: the name of its file followed by a space; empty if it has none."""
+    """One medium of a request. part: a part of a message with its bytes, or an Upload if it is streamed. where: the caller's name for it,
+    such as images[0]. name: the name of its file and a space; empty: it has no file name."""
 
     part: stage_pb2.Part | Upload
     where: str
     name: str = ""
 
     def refused(self, description: str) -> BadRequestError:
-        """The error for a medium that a server refuses, in the words of the caller."""
+        """The error for a medium that a server refuses. description: what is wrong with it."""
         return BadRequestError.of(self.where, f"{self.name.rstrip()}: {description}" if self.name else description)
 
 
 def is_one(source: object) -> bool:
-    """Whether `source` is a single medium rather than several, also if it is of a wrong type. A tuple of samples and their rate is one."""
+    """Whether `source` is a single medium and not several. A tuple (samples, rate) is a single one, and so is an object of a wrong type."""
     if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Film | Medium | np.ndarray | Mapping):
         return True
     if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
@@ -100,7 +100,7 @@ def is_one(source: object) -> bool:
 
 
 def is_none(sources: object) -> bool:
-    """Whether no medium was given."""
+    """Whether `sources` is None or has no medium."""
     return sources is None or (isinstance(sources, tuple | list) and not sources)
 
 
@@ -113,7 +113,7 @@ def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
 
 
 def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
-    """Do the work of `to_part`. Returns the part, and the name of the file as in Medium."""
+    """Do the work of `to_part`. Returns the part, and `name` as in Medium."""
     for form, its_kind in ((Video, "video"), (Film, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
@@ -129,15 +129,15 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
 
 
 def _file_of(source: object) -> tuple[object, bool]:
-    """The source to read for a medium, and whether the model hears a film too."""
+    """Returns (the source to read, `use_audio` of a film, False for others)."""
     if isinstance(source, Film):
         return source.data, False
     return (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
 
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
-    """Read a medium as `to_part` does, unless it is bytes or a file of more than LEAST_BYTES: then read only its beginning, and prepare it
-    for streaming."""
+    """Read a medium as `to_part` does. Bytes or a file of more than LEAST_BYTES are prepared for streaming, and only their beginning is
+    read."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
@@ -163,8 +163,8 @@ def _look(path: Path) -> tuple[int, bytes]:
 
 
 def _encode(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
-    """The bytes of a medium's file, the file's name as in Medium, and the media type that this name or the source stands for; None:
-    unknown. Raises BadRequestError."""
+    """Returns (the bytes of a medium as a file, `name` as in Medium, the media type that the file's name or the source stands for). The
+    type is None if unknown. Raises BadRequestError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "", None
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -173,7 +173,7 @@ def _encode(source: object, kind: str, where: str) -> tuple[bytes, str, str | No
         what = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
         raise BadRequestError.of(where, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {what}")
     if isinstance(source, str | PathLike):
-        if not fspath(source):  # It would mean the folder that this process is in.
+        if not fspath(source):  # An empty path would mean the folder that this process is in.
             raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
         path = Path(source)
         data = _read_or_refuse(where, str(path), lambda: _read_path(path, where))
@@ -201,7 +201,7 @@ def _read_path(path: Path, where: str) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting: the plain open of a pipe waits until a writer opens it."""
+    """Open a file without waiting. Python's own open of a pipe waits until a writer opens it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -214,7 +214,7 @@ def _await_first_byte(pipe: int) -> None:
 
 
 def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
-    """Read a file from its present position to its end; it stays open."""
+    """Read an open file from its present position to its end; it stays open. Returns the same three values as `_encode`."""
     name = getattr(source, "name", None)
     name = fspath(name) if isinstance(name, str | PathLike) else ""
     data = _read_or_refuse(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
@@ -222,7 +222,8 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
 
 
 def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
-    """Read to the end. name: as in Medium. Raises BadRequestError if `read` gives no bytes, or more than a request holds."""
+    """Read to the end. read: called with a number of bytes, returns at most that many. name: as in Medium. Raises BadRequestError if it
+    returns no bytes object, or more in all than a request holds."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
@@ -236,7 +237,7 @@ def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
 
 
 def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`. Raises BadRequestError if the system or the file itself refuses."""
+    """Return the result of `read`. Raises BadRequestError in place of an error of the system or of the file object."""
     try:
         return read()
     except (OSError, ValueError) as error:
@@ -245,7 +246,7 @@ def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
 
 
 def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
-    """The bytes of a data: URL (RFC 2397), and the empty name of a medium without a file; the media type in the URL is not used."""
+    """The bytes of a data: URL (RFC 2397), and "", the `name` of a medium without a file. The media type in the URL is not used."""
     head, comma, body = url[5:].partition(",")
     if not comma:
         raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
@@ -255,7 +256,7 @@ def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
 
 
 def of_base64(text: object, where: str) -> bytes:
-    """The bytes of a text in base64, also in its form for URLs, with or without padding and line breaks. Raises BadRequestError."""
+    """The bytes of a text in base64, also in the alphabet for URLs, with or without padding and line breaks. Raises BadRequestError."""
     if isinstance(text, bytes | bytearray):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):
@@ -268,7 +269,7 @@ def of_base64(text: object, where: str) -> bytes:
 
 
 def _wav_of(source: object, where: str) -> bytes | None:
-    """A WAV file of samples with their rate; None for any other source."""
+    """The bytes of a WAV file if `source` is a tuple (samples, rate); None for any other source."""
     if isinstance(source, Audio):
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
@@ -280,7 +281,7 @@ def _wav_of(source: object, where: str) -> bytes | None:
     rate_hz = _rate_hz(source[1], where)
     try:
         samples = np.asarray(source[0])
-    except (TypeError, ValueError, RuntimeError) as error:  # numpy cannot read every tensor of another library.
+    except (TypeError, ValueError, RuntimeError) as error:  # NumPy cannot read all tensors of other libraries.
         raise BadRequestError.of(where, f"is no array of samples: {error}") from error
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
         raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
@@ -298,13 +299,13 @@ def _rate_hz(given: Any, where: str) -> int:
 
 
 def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
-    """The same samples in a type that WAV has here: int16, int32 or float32. uint8, whose zero is 128 as in WAV files of 8 bits, becomes
-    int16. Raises BadRequestError."""
+    """The same samples in a type for our WAV files: int16, int32 or float32. uint8 becomes int16; its zero is 128, as in WAV files of 8
+    bits. Raises BadRequestError."""
     kind = samples.dtype.newbyteorder("=")
     if kind == np.uint8:
         return (samples.astype(np.int16) - 128) << 8
     if samples.dtype.kind == "f":
-        # The comparison is also false for NaN.
+        # NaN is refused too: the comparison is false for it.
         if not (loudest := np.abs(samples).max()) <= LOUDEST:
             if not np.isfinite(loudest):
                 raise BadRequestError.of(where, "has samples that are no numbers")
@@ -320,7 +321,7 @@ def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def _picture_file(image: Any, where: str) -> bytes:
-    """Write a Pillow image as a file with every pixel unchanged: PNG with little compression, for speed, or TIFF for modes that PNG
+    """The bytes of a file of a Pillow image, every pixel unchanged: PNG with little compression, for speed, or TIFF for modes that PNG
     lacks. The orientation in its EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
     file = io.BytesIO()
     if 0 in getattr(image, "size", ()):
@@ -340,8 +341,8 @@ def _picture_file(image: Any, where: str) -> bytes:
 
 
 def _media_type(data: bytes, named_type: str | None, kind: str, where: str, name: str) -> str:
-    """The media type by the first bytes of a file; if these show none, `named_type`, which stands for the file's name. Raises
-    BadRequestError if both are missing, or the type is not of `kind`. name: of the file, for errors."""
+    """The media type that the first bytes of a file show, or else `named_type`, the type by the file's name. Raises BadRequestError if
+    there is neither, or the type is not of `kind`. name: of the file, for errors."""
     types = media_types(data[:LOOK_BYTES])
     for media_type in types or (named_type,):
         if media_type is None:

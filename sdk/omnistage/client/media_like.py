@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Readable(Protocol):
-    """A file that was opened in binary form, or an object that reads like one."""
+    """A file that was opened in binary mode, or an object with the same `read`."""
 
     def read(self, size: int, /) -> bytes: ...
 

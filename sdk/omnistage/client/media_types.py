@@ -1,4 +1,4 @@
-"""The type of an encoded file, found by its first bytes."""
+"""Finds the type of an encoded file by its first bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _MARKS: tuple[tuple[int, bytes, tuple[str, ...]], ...] = (
     (4, b"moov", ("video/quicktime", "audio/mp4")),
     (4, b"mdat", ("video/quicktime", "audio/mp4")),
 )
-"""Offset, bytes, and the media types that a file with these bytes there may have: a container may hold sound alone."""
+"""Rows of (offset, bytes, media types that a file with these bytes at this offset may have). A container has several: it may hold sound
+alone."""
 
 _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"mif1"), ("image/heic",)),
@@ -43,7 +44,7 @@ _BRANDS = {
     **dict.fromkeys((b"M4A ", b"M4B "), ("audio/mp4",)),
     b"qt  ": ("video/quicktime", "audio/mp4"),
 }
-"""Brands of ISO 14496-12, box `ftyp`; every other brand is MP4."""
+"""Media types by the brand in the box `ftyp` (ISO 14496-12); every other brand is MP4."""
 
 
 def media_types(start: bytes) -> tuple[str, ...]:
@@ -60,8 +61,8 @@ def media_types(start: bytes) -> tuple[str, ...]:
 
 
 def _of_frames(start: bytes) -> tuple[str, ...]:
-    """The type of a stream without a header of its own: a frame of MPEG audio, layer 3 or 2, of AAC in ADTS, or a packet of an MPEG
-    transport stream."""
+    """The types of a file that begins with a frame and not with a header: MPEG audio, layer 3 or 2, AAC in ADTS, or an MPEG transport
+    stream. Empty: none of these."""
     if len(start) > 1 and start[0] == 0xFF:
         if start[1] & 0xE0 == 0xE0 and start[1] & 0x06 in (0x02, 0x04):
             return ("audio/mpeg",)

@@ -12,7 +12,7 @@ from omnistage.client.encoder import channels_of
 from omnistage.client.wav import to_pcm16, wav_head
 
 LONGEST_S = 600.0
-"""Most seconds of sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
+"""The most seconds of sound in a player. At 24,000 samples a second a millisecond takes 48 bytes, and a third more as base64."""
 
 MOST_PICTURE_BYTES = 32 << 20
 """Most bytes of all pictures that are shown together."""
@@ -25,8 +25,8 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 
 def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
-    """HTML of a player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. If the sound is longer than `LONGEST_S`,
-    it has only its beginning, and says so."""
+    """HTML of a player with the sound as a WAV of 16 bit. samples: float32 [n] or [n, channels], full scale 1. Of a sound longer than
+    `LONGEST_S` the player has only the beginning, and a text says so."""
     shown = samples[: round(LONGEST_S * sample_rate_hz)]
     wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
     html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
@@ -37,8 +37,8 @@ def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
 
 
 def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """HTML of pictures, each given as media type and bytes: those of types that browsers show, as far as they fit into
-    `MOST_PICTURE_BYTES`, and the number of the others."""
+    """HTML of pictures: those of types that browsers show, as far as they fit into `MOST_PICTURE_BYTES`, and the number of the others.
+    encoded: (media type, bytes) of each."""
     html, left, hidden = "", MOST_PICTURE_BYTES, 0
     for media_type, data in encoded:
         if media_type in IMAGE_TYPES and len(data) <= left:
@@ -52,8 +52,8 @@ def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def films(encoded: Iterable[tuple[str, bytes]]) -> str:
-    """HTML of players of films, each given as media type and bytes. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a
-    type that browsers do not show, becomes a sentence."""
+    """HTML of players of films. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a type that browsers do not show, becomes
+    a sentence. encoded: (media type, bytes) of each."""
     html, left = "", MOST_FILM_BYTES
     for media_type, data in encoded:
         if media_type in FILM_TYPES and len(data) <= left:

@@ -1,4 +1,4 @@
-"""Omni: the same client without asyncio. Every call runs an `AsyncOmni` on a private loop thread."""
+"""Omni: the client for programs without asyncio. It runs each call of an `AsyncOmni` on a thread with an event loop."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Omni:
         if fork.is_child_of_user() or self._owner is not None or self._abandoned.detach() is None:
             return
         _open.discard(self)
-        if self._thread.is_current:  # called by a finalizer of the caller that runs on our thread, which must not wait for itself
+        if self._thread.is_current:  # a finalizer of the caller runs on our thread, which must not wait for itself
             _abandon(self._client, self._thread)
             return
         try:
@@ -181,7 +181,7 @@ class Omni:
         A list of texts gives a list of answers, in the same order: all with these media and options, also the same seed, each within its
         own time limit. They are asked at the same time, as many at once as there are places. If some fail, the error of the first of
         them is raised when all have ended; `error.answers` has the answers to the others."""
-        # Each of several texts may wait for a place for one time limit, and be answered within another.
+        # Each of several texts may first wait for a place for `timeout_s`, and then take `timeout_s` for its answer.
         times = 2 * len(prompt) if isinstance(prompt, list | tuple) else 1
         limit_s = time_limit_s(options) * max(times, 1)
         call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
@@ -291,14 +291,14 @@ class Omni:
         return self._thread.run(work, limit_s)
 
     def _iterate(self, limit_s: float, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
-        """Yield the events of a stream, each of which the loop thread fetches. limit_s: the stream's own time limit in seconds."""
+        """Yield the events of a stream; the loop thread gets each from the router. limit_s: the stream's own time limit in seconds."""
         steps = AsyncSteps(events)
         until = time.monotonic() + limit_s
         try:
             while (event := self._run(max(until - time.monotonic(), 0.0), steps.next())) is not None:
                 yield event
         finally:
-            # A stream that was not read to its end is closed when it becomes garbage, on any thread: so this must not wait.
+            # A stream that was not read to its end is closed as garbage, perhaps on the loop's own thread: so this must not wait.
             self._thread.detach(steps.close)
 
 

@@ -1,6 +1,6 @@
 """The options of a single call."""
 
-# No postponed annotations here: the description beside each key is read when the docstrings of the methods that take it are made.
+# No postponed annotations here, because the docstrings of methods are made from the descriptions in these annotations.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -187,7 +187,7 @@ GUIDES = ("mask_image", "control_image")
 
 EVERY_CALL = (*TOP, "timeout_s", "max_retries")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
-"""Options for a text that is spoken as given."""
+"""Options for a text that is spoken unchanged."""
 DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)
 
 

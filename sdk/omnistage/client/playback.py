@@ -1,4 +1,4 @@
-"""The playback model, which tells what a listener hears when sound is played while it arrives, and the figures of an answer.
+"""The playback model, which computes what a listener hears if sound is played while it arrives, and the figures of an answer.
 
 Definitions (client clock, seconds after t0; t0 is the call on a connected channel; the names are those of the published benchmarks of
 omni-modality servers):
@@ -24,7 +24,7 @@ AUDIBLE = 10.0 ** (-40.0 / 20.0)
 """-40 dBFS as an amplitude; full scale is 1."""
 
 START_BUFFER_S = 0.5
-"""Sound that a player with a buffer collects before it starts, as players of live sound do."""
+"""Seconds of sound that a player with a buffer collects before it starts, as players of live sound do."""
 
 CONTINUITY_LIMIT_S = 0.1
 """An answer with less underrun than this counts as continuous."""
@@ -37,7 +37,7 @@ def is_audible(samples: NDArray[np.float32]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TextArrival:
-    """A piece of text: when it came and how long it is."""
+    """A piece of text. arrival_s: when it came, in seconds after t0. characters: its length."""
 
     arrival_s: float
     characters: int
@@ -45,8 +45,8 @@ class TextArrival:
 
 @dataclass(frozen=True, slots=True)
 class AudioArrival:
-    """A chunk of sound: when it came, its position, its length, and whether it is audible. prebuffer_s: how many seconds the player
-    should wait, as the server said with it; None: the server did not say."""
+    """A chunk of sound. arrival_s: seconds after t0. first_sample: its position in the answer. samples: their number in each channel.
+    prebuffer_s: how many seconds the player should wait before it plays; None: the server did not say."""
 
     arrival_s: float
     first_sample: int
@@ -62,7 +62,7 @@ class AudioArrival:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One chunk as it is played: it starts at start_s, after gap_s of silence."""
+    """One chunk as a player plays it: it starts at start_s, in seconds after t0, after gap_s seconds of silence."""
 
     start_s: float
     duration_s: float
@@ -74,10 +74,10 @@ class Played:
 
 
 def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: float = 0.0) -> list[Played]:
-    """The chunks as a player plays them: each when it has come and the one before is over.
+    """The chunks as a player plays them: each begins when it has come and the chunk before it has ended.
 
-    start_buffer_s: seconds of sound that must have come before the first chunk is played, unless all has come. wait_s: least seconds
-    between the arrival of the first chunk and its play. If both are 0, the gaps add up to the underrun."""
+    start_buffer_s: seconds of sound that must have come before the first chunk is played, unless all sound has come. wait_s: the fewest
+    seconds from the arrival of the first chunk to its play. If both are 0, the gaps add up to the underrun."""
     chunks = [chunk for chunk in arrivals if chunk.samples]
     played: list[Played] = []
     for chunk in chunks:
@@ -88,7 +88,7 @@ def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: 
 
 
 def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
-    """When `start_buffer_s` seconds of sound, or all chunks, have come. chunks: at least one."""
+    """The moment, in seconds after t0, when `start_buffer_s` seconds of sound, or all chunks, have come. chunks: at least one."""
     received_s = 0.0
     for chunk in chunks:
         received_s += chunk.duration_s
@@ -106,7 +106,7 @@ class BufferLevel:
 
 
 def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[BufferLevel]:
-    """How many seconds of sound a player holds: received minus played, as the corners of a line over time.
+    """The seconds of sound that a player holds (received minus played) in the course of time, as the corners of a line.
 
     The line jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 while the listener
     waits."""
@@ -130,8 +130,7 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Timing:
-    """All arrivals of an answer and the figures made from them, as the module defines them. Seconds after t0; None for a kind of output
-    that never came."""
+    """All arrivals of an answer, and the figures that this module defines. Figures are in seconds; None: no such output came."""
 
     text: Sequence[TextArrival]
     audio: Sequence[AudioArrival]
@@ -166,7 +165,7 @@ class Timing:
 
     @property
     def prebuffer_s(self) -> float | None:
-        """How long after the first sound the server told the player to wait; None: it did not say."""
+        """How many seconds after the first sound a player should begin, by the server's word; None: the server did not say."""
         return next((chunk.prebuffer_s for chunk in self.audio if chunk.samples), None)
 
     @property
@@ -185,5 +184,5 @@ class Timing:
 
 
 def figures(told: object, *names: str) -> str:
-    """The named attributes of `told`, numbers to a thousandth, as a repr shows them; an attribute that is None is left out."""
+    """A text "NAME=VALUE, ..." of these attributes of `told`, numbers to a thousandth; an attribute that is None is left out."""
     return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(told, name)) is not None)

@@ -27,7 +27,7 @@ from omnistage.client.loudspeaker import VARIABLE, Loudspeaker, find_loudspeaker
 from omnistage.client.player_process import PATIENCE, STALL_S, PlayerProcess
 
 USUAL_RATE_HZ = 24_000
-"""The rate of our models."""
+"""The sample rate of our models, in Hz."""
 
 MAX_WAITING_S = 3600
 """Seconds of sound that may wait to be played. An answer ends long before, by its own limits; a minute at 24 kHz takes 5.8 MB."""
@@ -35,8 +35,8 @@ MAX_WAITING_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """How much of a sound was heard. samples: number of samples heard, from the first on: an estimate, because a device may play some 0.2 s
-    later. of: number of all samples that came."""
+    """How much of a sound was heard. samples: number of samples heard, an estimate, because a device may play some 0.2 s later. of: number
+    of all samples of the sound that came."""
 
     samples: int
     of: int
@@ -104,12 +104,12 @@ class Player:
         if samples.ndim > 2:
             raise RequestError(f"samples are [n] or [n, channels], these are {list(samples.shape)}", hint="Give one sound.")
         if samples.ndim == 2:
-            samples = samples.mean(axis=1, dtype="<f4")  # Players are started with one channel.
+            samples = samples.mean(axis=1, dtype="<f4")  # Mixed to one channel, because players are started with one.
         self._feed.give(samples, rate_hz, 0.0 if isinstance(sound, Audio) else sound.prebuffer_s or 0.0)
 
     def finish(self) -> Heard:
-        """Wait until all sound is heard, or `stop` is called; no more sound can be written. The wait lasts at most twice as long as the
-        rest of the sound, plus 5 s. Raises PlayerLostError if the player ended before its end, or hangs."""
+        """Wait until all sound is heard, or `stop` is called; returns how much was heard. No more sound can be written. The wait lasts at
+        most 5 s and twice the length of the rest. Raises PlayerLostError if the player ended before its end, or hangs."""
         self._feed.end()
         self._feed.over.result()
         return self.heard
@@ -121,7 +121,7 @@ class Player:
         return self.heard
 
     def stop(self) -> Heard:
-        """Silence the player at once, for good; returns how much was heard. It waits for nothing, and may be called again."""
+        """Silence the player at once and for ever; returns how much was heard. It waits for nothing, and may be called several times."""
         return self._feed.heard(self._feed.stop())
 
     @property
@@ -131,7 +131,8 @@ class Player:
 
     @property
     def lost(self) -> PlayerLostError | None:
-        """The error if the player ended by itself or hangs, so that nothing more is heard; the answer goes on all the same."""
+        """The error if the player ended by itself or hangs, so that nothing more is heard; None: it plays. The answer goes on in any
+        case."""
         over = self._feed.over
         error = over.exception() if over.done() else None
         return error if isinstance(error, PlayerLostError) else None
@@ -145,7 +146,7 @@ class _Feed:
 
     def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
         self.over: Future[None] = Future()
-        self.over.set_running_or_notify_cancel()  # a caller that waits for it may be cancelled, the future itself may not
+        self.over.set_running_or_notify_cancel()  # from now on no caller can cancel it
         self._loudspeaker = loudspeaker
         self._rate_hz = sample_rate_hz
         self._changed = threading.Condition(threading.RLock())
@@ -154,14 +155,14 @@ class _Feed:
         self._given = 0  # all samples that came
         self._begins_at = 0.0  # time.monotonic() at which the first sound may be played
         self._give_up_at = float("inf")  # time.monotonic() at which the wait for the end is given up
-        self.has_ended = False
+        self.has_ended = False  # no more sound comes
         self._stopped = False
-        self._heard: int | None = None  # samples that were heard, once no more will be
+        self._heard: int | None = None  # samples that were heard in all; None: more may be heard
         self._process: PlayerProcess | None = None
         threading.Thread(target=self._run, name="omnistage-player", daemon=True).start()
 
     def give(self, samples: NDArray[np.float32], sample_rate_hz: int, prebuffer_s: float) -> None:
-        """Append samples, float32 [n]. prebuffer_s: how long the first ones wait, in seconds; later values are not used. Raises as
+        """Append samples, float32 [n]. prebuffer_s: seconds that the first samples of all wait; later values are not used. Raises as
         `Player.write`."""
         with self._changed:
             if self.has_ended:
@@ -196,7 +197,7 @@ class _Feed:
                 self._changed.notify()
 
     def stop(self) -> int:
-        """Silence the player for good; returns how many samples were heard."""
+        """Silence the player for ever; returns how many samples were heard."""
         with self._changed:
             self._stopped = True
             if self._heard is None:
@@ -208,14 +209,14 @@ class _Feed:
             return self._heard
 
     def heard(self, samples: int | None = None) -> Heard:
-        """How much was heard: as much as can have been heard up to now, unless `samples` is given."""
+        """How much was heard. samples: this number; None: as many as can have been heard up to now."""
         with self._changed:
             if samples is None:
                 samples = self._now_heard() if self._heard is None else self._heard
             return Heard(samples, self._given, self._rate_hz)
 
     def _now_heard(self) -> int:
-        """Samples that can have been heard from the running process."""
+        """How many samples can have been heard from the running process."""
         return min(self._process.heard, self._given) if self._process is not None else 0
 
     def _run(self) -> None:
@@ -262,7 +263,7 @@ class _Feed:
             rest = rest[process.write(rest, self._give_up_at) :]
 
     def _start(self, sample_rate_hz: int) -> PlayerProcess:
-        """Start a process for this rate; it is silenced at once if `stop` was called before."""
+        """Start a process for this rate. If `stop` was called before, the process is stopped at once."""
         process = PlayerProcess(self._loudspeaker, sample_rate_hz)
         with self._changed:
             self._process = process
@@ -288,7 +289,7 @@ class _Feed:
 
 
 def _stop_own(feed: _Feed, pid: int) -> None:
-    """Stop a player that became garbage. pid: the process that made it. A forked child does nothing: it lacks the thread, and may have a
-    copy of the lock that stays locked."""
+    """Stop a player that became garbage. pid: of the process that made it. In a forked child this does nothing: the child lacks the thread,
+    and its copy of the lock may be locked for ever."""
     if os.getpid() == pid:
         feed.stop()

@@ -1,4 +1,4 @@
-"""The process of a program that plays sound, and the pipe into it: writes samples, and knows how many can have been heard."""
+"""Runs a program that plays sound: writes samples into its pipe, and computes how many can have been heard."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ STALL_S = 5.0
 """A player that takes no sound for so many seconds has hung. Players on PulseAudio need up to 2 s for the end of a sound."""
 
 SAID_BYTES = 4096
-"""Bytes at the end of a player's standard error that are read to find the one line that is shown."""
+"""So many last bytes of a player's standard error are searched for the line to show."""
 
 
 class PlayerProcess:
-    """One run of a loudspeaker at one sample rate. One thread writes; `stop` and `heard` may be called from anywhere."""
+    """One run of a loudspeaker at one sample rate. Only one thread may write; any thread may call `stop` and `heard`."""
 
     _running: ClassVar[WeakSet[PlayerProcess]] = WeakSet()
 
@@ -47,7 +47,7 @@ class PlayerProcess:
         self._name = loudspeaker.name
         self.sample_rate_hz = sample_rate_hz
         self._lock = threading.RLock()
-        self._written = 0  # bytes
+        self._written = 0  # bytes that were written into the pipe
         self._dry_at = 0.0  # time.monotonic() at which, in real time, all written sound has been played
         self._meter: int | None = None  # descriptor of a read end of the pipe, from `finish` on
         try:
@@ -63,7 +63,7 @@ class PlayerProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=self._stderr,
                     bufsize=0,
-                    start_new_session=True,  # Ctrl-C in the terminal is for this program, which then also decides about the sound
+                    start_new_session=True,  # Ctrl-C in the terminal reaches only this program, which then decides about the sound
                 )
                 self._running.add(self)
         except OSError as error:
@@ -100,12 +100,13 @@ class PlayerProcess:
 
     def finish(self, give_up_at: float) -> None:
         """Close the pipe, and wait until the player has played the rest and ended. give_up_at: as in `write`. Raises PlayerLostError if
-        it does not end in time, ends without taking all, or ends with an error code."""
+        it does not end in time, ends before it has read all, or ends with an error code."""
         with self._lock:
             unread_s = self._unread() / self.sample_rate_hz
             self._dry_at = max(self._dry_at, time.monotonic() + unread_s)
             if sys.platform == "linux":
-                # A read end, to see how much is left in the pipe. Not opened earlier: while it is open, no dead player breaks the pipe.
+                # A read end shows how much is left in the pipe. It is opened only now, because while it is open writing to a dead player
+                # fails never.
                 self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
             self._pipe.close()
         try:
@@ -138,14 +139,14 @@ class PlayerProcess:
 
     @property
     def heard(self) -> int:
-        """Samples that can have been heard: no more than the player took, and no more than real time allows since they were written. The
-        delay of the device, some 0.2 s, is not known."""
+        """How many samples can have been heard: no more than the player has read, and no more than there was time to play since they were
+        written. The delay of the device, some 0.2 s, is not subtracted."""
         with self._lock:
             early = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
             return max(min(round(self._written / SAMPLE_BYTES - early), self._written // SAMPLE_BYTES - self._unread()), 0)
 
     def _unread(self) -> int:
-        """Samples that are still in the pipe; 0 if this cannot be known."""
+        """How many samples are still in the pipe; 0 if this system does not say it."""
         pipe = self._meter if self._pipe.closed else self._pipe.fileno()
         if sys.platform != "linux" or pipe is None:
             return 0

@@ -1,6 +1,6 @@
 """A program that plays its standard input with the package sounddevice. It is a process of its own, so that threads, messages and crashes
-of PortAudio do not disturb the client. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage, so that it
-begins at once.
+of PortAudio do not disturb the client. The client runs it by its path, as `portaudio.py RATE CHANNELS`. It imports nothing of omnistage, so
+that it begins at once.
 
 Its standard input is float32 in the byte order of this machine. It ends with code 0 when all of it was heard."""
 

@@ -1,6 +1,6 @@
 """The settings of a private stack."""
 
-# No postponed annotations here: the description beside each key is read when the docstring of the client is made.
+# No postponed annotations here, because the docstring of the client is made from the descriptions in these annotations.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
