@@ -136,8 +136,7 @@ def _file_of(source: object) -> tuple[object, bool]:
 
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
-    """Read a medium as `to_part` does. Bytes or a file of more than LEAST_BYTES are prepared for streaming, and only their beginning is
-    read."""
+    """Read a medium as `to_part` does; but bytes or a file of more than LEAST_BYTES are prepared for streaming, only the beginning read."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)

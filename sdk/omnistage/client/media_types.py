@@ -61,8 +61,7 @@ def media_types(start: bytes) -> tuple[str, ...]:
 
 
 def _of_frames(start: bytes) -> tuple[str, ...]:
-    """The types of a file that begins with a frame and not with a header: MPEG audio, layer 3 or 2, AAC in ADTS, or an MPEG transport
-    stream. Empty: none of these."""
+    """The types of a file that begins with a frame of MPEG audio (layer 3 or 2), AAC in ADTS, or an MPEG transport stream; empty: none."""
     if len(start) > 1 and start[0] == 0xFF:
         if start[1] & 0xE0 == 0xE0 and start[1] & 0x06 in (0x02, 0x04):
             return ("audio/mpeg",)

@@ -105,8 +105,7 @@ class PlayerProcess:
             unread_s = self._unread() / self.sample_rate_hz
             self._dry_at = max(self._dry_at, time.monotonic() + unread_s)
             if sys.platform == "linux":
-                # A read end shows how much is left in the pipe. It is opened only now, because while it is open writing to a dead player
-                # fails never.
+                # A read end shows how much is left in the pipe. Opened only now: while it is open, writing to a dead player raises nothing.
                 self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
             self._pipe.close()
         try:

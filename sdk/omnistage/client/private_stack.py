@@ -1,6 +1,6 @@
 """A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
-`omnistage serve`, the launcher, starts and watches the processes. It reports on one pipe: the router's address, and later the result for
+The launcher, `omnistage serve`, starts and watches the processes. On one pipe it reports the router's address, and later the result for
 each pipeline that the client asks for on a second pipe. It ends everything when the second pipe closes: in `stop`, at the exit of this
 process, and when this process is killed."""
 
@@ -48,7 +48,7 @@ LAUNCHER_NEEDS = ("typer", "rich", "pydantic_settings", "yaml", "structlog", "pr
 @dataclass(frozen=True, slots=True)
 class StackPlan:
     """The stack to start. Raises TypeError for settings that do not exist, BadRequestError for impossible values. A setting that the model
-    has no use for is a StackError at the start."""
+    does not have is a StackError at the start."""
 
     settings: StackSettings = field(default_factory=lambda: StackSettings())
     model_path: str | PathLike[str] | None = None
@@ -69,31 +69,31 @@ class StackPlan:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether everything is left to the defaults, so that any router will do."""
+        """Whether the plan has only defaults, so that any running router can be asked instead."""
         return self.model_path is None and self.tensor_parallel_size == 1 and not set(self.settings) - {"start_timeout_s"}
 
     @property
     def pipelines(self) -> tuple[str, ...]:
-        """The named pipelines; empty: the default ones, or that of the checkpoint."""
+        """The pipelines that are named; empty: the default pipelines, or the one of the checkpoint."""
         named = self.settings.get("pipeline", ())
         return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def start_timeout_s(self) -> float:
-        """Time limit for download, load and start, seconds."""
-        return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # A system call takes no NumPy number as a time.
+        """Time limit for download, load and start together, in seconds."""
+        return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # System calls refuse NumPy numbers as times.
 
     @property
     def told(self) -> str:
-        """The pipelines or the checkpoint that are started, in words for people."""
+        """The names of the pipelines, or of the checkpoint, in words for people."""
         pipeline = ", ".join(self.pipelines)
         if self.model_path is None:
             return pipeline or "the default pipeline"
         return f"{os.fspath(self.model_path)}{' as ' if pipeline else ''}{pipeline}"
 
     def command(self, ready_fd: int, lifeline_fd: int) -> list[str]:
-        """The command line of the launcher. ready_fd: the descriptor on which it reports. lifeline_fd: the descriptor that it reads, and
-        whose end ends it."""
+        """The command line of the launcher. ready_fd: the descriptor on which it reports. lifeline_fd: the descriptor from which it reads
+        requests; at the end of that pipe it ends."""
         settings = self.settings
         words = [sys.executable, "-m", "omnistage.cli", "serve", "--address", "127.0.0.1:0"]
         words += ["--ready-fd", str(ready_fd), "--lifeline-fd", str(lifeline_fd), "--client-share", "1"]
@@ -109,8 +109,8 @@ class StackPlan:
 
 
 def with_first(first: object, settings: StackSettings) -> StackSettings:
-    """The settings with `first`, the unnamed first argument of a client, as their `pipeline`: the name of one, or another thing that
-    `omnistage serve` takes in its place. Raises TypeError if both are given, BadRequestError for an address."""
+    """The settings with `first` as their `pipeline`. first: the unnamed first argument of a client, a pipeline's name or what else
+    `omnistage serve` takes in its place. Raises TypeError if `settings` has a pipeline too, BadRequestError for an address."""
     if first is None:
         return settings
     if "pipeline" in settings:
@@ -125,7 +125,7 @@ def with_first(first: object, settings: StackSettings) -> StackSettings:
 
 
 def _may_be_name(model_path: str | PathLike[str]) -> bool:
-    """Whether this has the form of a model's name, owner/name; the launcher checks the rest."""
+    """Whether this has the form owner/name of a model's name at a hub; the launcher checks the rest."""
     return isinstance(model_path, str) and re.fullmatch(r"[^/.~][^/]*/[^/@]+(@.+)?", model_path) is not None
 
 
@@ -143,7 +143,7 @@ def _text(value: object) -> str:
 
 
 class PrivateStack:
-    """The processes of one plan. `start` and `stop` may be called any number of times, from any thread of the process that made it.
+    """The processes of one plan. Any thread of the process that made this may call `start` and `stop`, any number of times.
 
     In a forked child of that process `stop` does nothing."""
 
@@ -152,7 +152,7 @@ class PrivateStack:
         self._address = ""
         self._starting = threading.RLock()
         self._launcher: Launcher | None = None
-        self._is_given_up = False
+        self._is_given_up = False  # whether a start must end: by `give_up` or `stop`
         self._answering = threading.Condition()
         """Guards the fields below; notified of each answer."""
         self._asked: dict[str, Future[dict[str, str]]] = {}
@@ -179,8 +179,8 @@ class PrivateStack:
         return await beside(self.start, "omnistage-start")
 
     def start(self) -> str:
-        """Start everything and return the router's address when it serves. Blocks. Raises StackError, or ClosedError if the start is given
-        up."""
+        """Start everything and return HOST:PORT of the router when it serves. Blocks. Raises StackError, and ClosedError if `give_up` ended
+        the start."""
         with self._starting:
             if not self._address:
                 log.info("starting a private stack: %s", self._plan.told)
@@ -190,13 +190,13 @@ class PrivateStack:
             return self._address
 
     def _start(self) -> str:
-        """Start the launcher and return the router's address when it serves. Raises as `start`."""
+        """Start the launcher and return HOST:PORT of the router when it serves. Raises the errors of `start`."""
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
                 f"only the client is installed here; a stack of one's own needs more: {install(*ALL)}",
                 hint="Or give the address of a router that runs: {address=HOST:PORT}.",
             )
-        # A child forked here would hold the pipes open: this process would not see the launcher end, nor the launcher this process.
+        # No fork here: a child would hold the pipes open, and neither this process nor the launcher would notice the end of the other.
         with fork.held_off:
             launcher = self._launcher = Launcher(self._plan.command)
         # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
@@ -246,8 +246,8 @@ class PrivateStack:
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
-        """Ask the launcher to start a pipeline, unless it has been asked already. Returns the future of its answer, which all callers share
-        until the answer comes."""
+        """Ask the launcher to start a pipeline, unless its answer to an earlier question is still to come. Returns the future of the
+        answer, a line of JSON as a dict, which all callers share."""
         with self._answering:
             answering = self._asked.get(pipeline)
             if answering is None:
@@ -258,8 +258,8 @@ class PrivateStack:
             return answering
 
     def _await_answer(self, answering: Future[dict[str, str]], until: float) -> None:
-        """Wait until the launcher gives an answer, also one to another caller. One waiting caller at a time reads the pipe for all of
-        them. until: time.monotonic() at which StackError is raised."""
+        """Wait until the launcher has answered, this caller or another one. One waiting caller at a time reads the pipe for all of them.
+        until: time.monotonic() at which StackError is raised."""
         with self._answering:
             left_s = until - time.monotonic()
             if answering.done():
@@ -283,8 +283,8 @@ class PrivateStack:
                 self._answering.notify_all()
 
     def _take_in(self, piece: bytes | None) -> None:
-        """Give the launcher's answers to the callers that wait for them. piece: its next output, in which a line may be cut; None:
-        nothing came; empty: the launcher has ended."""
+        """Give the launcher's answers to the callers that wait for them. piece: the next bytes of its output, which may end inside a line;
+        None: nothing came; empty: the launcher has ended."""
         if piece == b"":
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
@@ -300,7 +300,7 @@ class PrivateStack:
         self._asked.clear()
 
     def give_up(self) -> None:
-        """Tell a running start, and its processes, to end soon. Waits for nothing; a stack that has already started goes on."""
+        """Have a start that still runs end soon, with its processes. Waits for nothing; a stack that has already started goes on."""
         if os.getpid() == self._owner and not self._address:
             self._is_given_up = True
             if self._launcher is not None:
@@ -316,13 +316,13 @@ class PrivateStack:
             self._launcher.stop()
         if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
             self._starting.release()
-            if self._launcher is not None:  # A start that had only begun may have made it by now.
+            if self._launcher is not None:  # Looked at again, because a start that ran meanwhile may have made it.
                 self._launcher.stop()
 
 
 def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
-    """The launcher's first line of JSON, {"address"} or {"error", "hint", "log"}; empty if it ended without one, an error if the time is
-    up."""
+    """The launcher's first line of JSON as a dict, {"address"} or {"error", "hint", "log"}; empty if it ended without a line. When the time
+    is over, the dict has an error."""
     deadline = time.monotonic() + timeout_s
     data = b""
     while not data.endswith(b"\n"):

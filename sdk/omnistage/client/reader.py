@@ -1,4 +1,4 @@
-"""Messages of `Generate` calls become events: positions are checked, sound is decoded, arrivals are noted."""
+"""Turns the messages of `Generate` calls into events: checks positions, decodes sound and notes arrivals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
     chunk_pb2.AUDIO_ENCODING_PCM16: (np.dtype("<i2"), 1.0 / 32768.0),
     chunk_pb2.AUDIO_ENCODING_FLOAT32: (np.dtype("<f4"), 1.0),
 }
-"""The type of samples on the wire, and the factor that makes full scale 1, by encoding."""
+"""By encoding: the type of samples on the wire, and the factor by which they are multiplied to make full scale 1."""
 
 
 DIFFUSION = "diffusion"
@@ -70,7 +70,8 @@ Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLoss:
-    """A connection that broke in the middle of an answer. at_s: seconds after the reader's t0."""
+    """A connection that broke in the middle of an answer. address: of the router. reason: why it broke. at_s: when, in seconds after the
+    reader's t0."""
 
     address: str
     reason: str
@@ -78,9 +79,10 @@ class ConnectionLoss:
 
 
 class Reader:
-    """Makes the events of one answer from the messages of its connections: one, or several in turn if connections are lost.
+    """Makes the events of one answer from the messages of its connections: of the first, and of the next one if that is lost.
 
-    t0: time.perf_counter() at the call. due: names of ports; it is an error if none of them has had an item when the answer ends."""
+    t0: time.perf_counter() at the call. due: names of ports. If none of them has had an item when the answer ends, `read` raises an
+    error."""
 
     def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
@@ -90,11 +92,11 @@ class Reader:
         self._text: list[TextArrival] = []
         self._thought_tokens = 0
         self._unspoken: deque[str] = deque()
-        """Pieces of the text, from the one on in which the next spoken word may begin."""
+        """Pieces of the text that may contain spoken words still to come, from the piece of the next word on."""
         self._unspoken_from = 0
-        """Characters of the text before these pieces."""
+        """How many characters of the text come before these pieces."""
         self._spoken_to = 0
-        """Characters of the text up to the end of the last spoken word."""
+        """How many characters the text has up to the end of the last spoken word."""
         self._audio: list[AudioArrival] = []
         self._failovers: list[Failover] = []
         self._sample_rate_hz = 0
@@ -115,7 +117,7 @@ class Reader:
         return self._received.request(asked)
 
     def lose(self, address: str, reason: str) -> None:
-        """Note that the connection broke. The next `read` goes on from here."""
+        """Note that the connection to this router broke. The next `read` goes on from here."""
         if self._loss is None:
             self._loss = ConnectionLoss(address, reason, time.perf_counter() - self._t0)
         self.is_started = False
@@ -126,7 +128,7 @@ class Reader:
         """Yield every event; `Done` is the last. address: the router that sends the messages.
 
         Raises ProtocolError if messages are missing, repeated or unreadable; NotSpokenError if sound was due and none came, RequestError
-        for a drawing that came to nothing."""
+        for a drawing without an output that was due."""
         stream = aiter(messages)
         async for message in stream:
             arrival_s = time.perf_counter() - self._t0
@@ -143,7 +145,7 @@ class Reader:
                         yield piece
             elif kind == "failover":
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
-                    self._picture.clear()  # As in `lose`: another replica begins the picture anew.
+                    self._picture.clear()  # Its pieces come anew: another replica begins the picture again.
                 self._tensors.lost()
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
@@ -156,8 +158,8 @@ class Reader:
         raise ProtocolError("the stream ended before its account: the answer may be cut")
 
     def _start(self, started: omni_pb2.Started, address: str, arrival_s: float) -> Failover | None:
-        """Take the first message of a connection. Returns the Failover to report if an earlier connection was lost, so that the answer goes
-        on here; else None."""
+        """Take the first message of a connection. Returns the Failover to report if an earlier connection was lost; None: this is the first
+        connection."""
         if self.is_started:
             raise ProtocolError("the answer started twice")
         self._received.start(started)
@@ -168,12 +170,12 @@ class Reader:
         return self._note(Failover("router", loss.address, address, loss.reason, arrival_s - loss.at_s, arrival_s))
 
     def _note(self, failover: Failover) -> Failover:
-        """Keep a failover for `Done`."""
+        """Keep a failover for `Done`, and return it."""
         self._failovers.append(failover)
         return failover
 
     def _take(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Event | None:
-        """Check the place of a chunk and return its event; None if it gives the caller nothing yet. Raises ProtocolError."""
+        """Check the position of a chunk and return its event; None if the caller gets nothing for it yet. Raises ProtocolError."""
         if not self.is_started:
             raise ProtocolError("output came before the start of the answer")
         payload = chunk.WhichOneof("payload")
@@ -203,7 +205,7 @@ class Reader:
         raise ProtocolError(f"port {chunk.port}: this client cannot read {payload}; ask for other outputs")
 
     def _take_text(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> TextDelta | ThoughtDelta | None:
-        """The event of a piece of text or thought; the sizes of texts are noted for the figures."""
+        """The event of a piece of text or thought, whose size is noted for the figures; None for a chunk that only ends its port."""
         if chunk.text.HasField("thought"):
             self._thought_tokens += chunk.count
             return _text_event(ThoughtDelta, chunk.text.thought, chunk, arrival_s)
@@ -239,7 +241,7 @@ class Reader:
         return Alignment(tuple(map(self._spoken, words)), arrival_s) if words else None
 
     def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
-        """The event of a word, with its text cut from `_unspoken`. Words come in order, so the pieces before it are dropped. Raises
+        """The event of a word, with its text from `_unspoken`. Words come in order, so pieces before it are dropped. Raises
         ProtocolError."""
         first, end, count = word.first_character, self._unspoken_from, word.character_count
         if first < self._spoken_to or word.end_us < word.begin_us:
@@ -255,7 +257,7 @@ class Reader:
         return SpokenWord(text[first - end : first - end + count], first, word.begin_us / 1e6, word.end_us / 1e6)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
-        """Put the pieces of a picture together; None until it is whole, and for a preview that was shown before. Raises ProtocolError."""
+        """Add a piece to a picture; return it if it is whole and no preview that was shown before, else None. Raises ProtocolError."""
         image = chunk.image
         part = image.data
         if part.offset != len(self._picture) or part.total_bytes > MAX_PICTURE_BYTES:
@@ -265,7 +267,7 @@ class Reader:
             return None
         data = bytes(self._picture)
         self._picture.clear()
-        if image.media_type not in PICTURE_TYPES:  # Other types may be more than a picture: SVG has scripts.
+        if image.media_type not in PICTURE_TYPES:  # Other types are refused, because they may be more than a picture: SVG has scripts.
             raise ProtocolError(f"port {chunk.port}: a picture of type {image.media_type[:64]!r}; it must be {', '.join(PICTURE_TYPES)}")
         preview_step = image.preview_step if image.HasField("preview_step") else None
         if preview_step is not None:
@@ -277,7 +279,8 @@ class Reader:
         return Picture(data, image.media_type, chunk.first, image.layer, preview_step, arrival_s)
 
     def _finish(self, usage: omni_pb2.Usage, arrival_s: float) -> Done:
-        """The last event. Raises ProtocolError if an output has not ended, and the errors of `read` if no port that was due has an item."""
+        """The event `Done`. Raises ProtocolError if an output has not ended, NotSpokenError or RequestError if no port in `due` has an
+        item."""
         started = self._received.started
         if started is None or not self.is_started:
             raise ProtocolError("the account came before the start of the answer")
@@ -292,7 +295,7 @@ class Reader:
             session_id=started.session_id,
             pipeline=started.model,
             seed=started.seed,
-            # A router that took over after the end of the text does not know why it ended; then the reason that came with the text counts.
+            # A router that took over after the end of the text does not know why it ended, so the reason that came with the text is used.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
             usage=account,
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
@@ -300,7 +303,7 @@ class Reader:
         )
 
     def _not_spoken(self, pipeline: str, account: Usage) -> NotSpokenError:
-        """The error for a text to speak of which no sound came, with the reason."""
+        """The error for an answer without the sound that was due; its text says why there is none."""
         message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{message}: {unspoken_text(account) or 'no sound came'}")
@@ -309,7 +312,7 @@ class Reader:
 
 
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
-    """The error for a drawing that is complete but has none of the outputs that were asked for."""
+    """The error for a drawing that is complete but has no item on any port in `due`."""
     port = next(iter(due))
     return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
 
@@ -340,7 +343,7 @@ def _codes_event(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
 
 
 async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
-    """Read from the account of a complete answer on to its gRPC status, which says nothing new.
+    """Read on, after the account of a complete answer, to the gRPC status, which has no news.
 
     Without this the call would be cancelled before its status is there, and the router would count the answer as cancelled."""
     with suppress(TimeoutError, grpc.aio.AioRpcError):
@@ -358,7 +361,7 @@ def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
     if audio.encoding not in ENCODINGS or not audio.channel_count:
         raise ProtocolError(f"port {chunk.port}: sound in encoding {audio.encoding} with {audio.channel_count} channels")
     dtype, scale = ENCODINGS[audio.encoding]
-    data = audio.data  # each access copies
+    data = audio.data  # in a variable, because each access copies all bytes
     if len(data) != chunk.count * audio.channel_count * dtype.itemsize:
         raise ProtocolError(f"port {chunk.port}: {len(data)} bytes are not {chunk.count} samples of {audio.channel_count} channels")
     samples: NDArray[np.float32] = np.frombuffer(data, dtype).astype(np.float32) * np.float32(scale)

@@ -1,4 +1,4 @@
-"""The state of an answer at the client: how far each port is, and all text. It is enough to go on with the answer at another router."""
+"""The state of an answer at the client: how far each port is, and all text. With it another router can go on with the answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from omnistage.v1 import chunk_pb2, omni_pb2
 
 @dataclass(slots=True)
 class _Port:
-    """How far one port is. seq: number of its next chunk. item: position of its next item. ended: its last chunk has come."""
+    """How far one port is. seq: number of its next chunk. item: position of its next item. ended: whether its last chunk has come."""
 
     seq: int = 0
     item: int = 0
     ended: bool = False
 
     def advance(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take the next chunk. Raises ProtocolError on a gap, a repeat, or anything after the last."""
+        """Count a chunk. Raises ProtocolError if it leaves a gap, repeats items, or comes after the last chunk."""
         if self.ended:
             raise ProtocolError(f"port {chunk.port}: a chunk came after the last")
         if chunk.seq != self.seq:
@@ -31,7 +31,7 @@ class _Port:
 
 
 class Received:
-    """The state of one answer, over all its connections."""
+    """The state of one answer, whose connections may have changed."""
 
     def __init__(self) -> None:
         self.started: omni_pb2.Started | None = None
@@ -40,7 +40,7 @@ class Received:
         """Why the text ended."""
         self._ports: dict[str, _Port] = {}
         self._text_port = ""
-        """The port that text came on; empty while none has come."""
+        """The name of the port on which text came; empty while none has come."""
         # Pieces in lists: a whole answer may be long, and adding each piece to a message would copy it again and again.
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -53,7 +53,7 @@ class Received:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of the text; None if the request asked for no text."""
+        """Number of tokens of the text; None if the request asked for no text."""
         text = self._ports.get(self._text_port)
         return None if text is None else text.item
 
@@ -94,7 +94,7 @@ class Received:
             request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.ended)
         text = self._ports.get(self._text_port)
         if text is not None:
-            # One chunk for the whole text: the cuts between pieces mean nothing.
+            # One chunk has the whole text: a router does not need to know how it was cut into pieces.
             history = request.resume.history.add(port=self._text_port, count=text.item, last=text.ended)
             history.text.text = "".join(self._texts)
             history.text.token_ids.extend(self._token_ids)

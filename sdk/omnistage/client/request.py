@@ -1,4 +1,4 @@
-"""Python arguments become `omnistage.v1.GenerateRequest`: the one place that knows the proto's names of options."""
+"""Makes `omnistage.v1.GenerateRequest` of Python arguments. Only this module knows the proto's names of options."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
 MOST_SECONDS = 10**9
-"""The longest time limit, some thirty years: gRPC takes a limit that its clock cannot hold as passed."""
+"""The longest time limit, some thirty years. A limit that gRPC's clock cannot hold would count as passed at once."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
-"""Most characters of all texts in a request, or of a text to be spoken: no router takes more."""
+"""The most characters of all texts in a request, or of a text to be spoken: no router takes more."""
 
 NEVER_ZERO = (
     *("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side"),
@@ -48,12 +48,12 @@ PROGRESS = "progress"
 METHODS = {"video": "film", "audio": "sound"}
 """The method that was called, by the output port that a drawing asks for; for any other port it is `draw`."""
 Unread = Callable[[list[Medium]], int]
-"""Reads one medium into its place in the request and returns how many bytes it takes there. A medium of a turn is also appended to the
-list, which holds those of the turns that were read before."""
+"""A function that reads one medium into the request and returns how many bytes it takes there. Its argument is the list of the media of
+turns that were read before; it appends its own."""
 
 
 class Request:
-    """A request whose form is checked, and whose media are not read yet."""
+    """A request whose form is checked; `complete` reads its media."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Request:
         names: Mapping[str, str] = MappingProxyType({}),
         method: str = "generate",
     ) -> None:
-        """request: the message to fill; no option is set in it yet. unread: one reader for each medium. names: the caller's names of
-        fields, by the contract's names. method: the method that was called, one of `guesses.OF_METHODS`. Raises BadRequestError for an
-        impossible value of an option, TypeError for an unknown option."""
+        """request: the message to fill; no option is set in it yet. unread: a function for each medium, which reads it. names: the caller's
+        names of fields, by the contract's names. method: the method that was called, one of `guesses.OF_METHODS`. Raises BadRequestError
+        for an impossible value of an option, TypeError for an unknown option."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
         self._names = names
         self._media: list[Medium] = []
@@ -101,13 +101,13 @@ class Request:
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s):
                 return await asyncio.to_thread(self.complete)
-        # Not raised inside an `except`: it would hold the TimeoutError, which holds the task, which holds the media.
+        # Raised outside the `except`, or it would refer to the TimeoutError, which keeps the task and with it the media in memory.
         raise limit.passed("its media were not read by then")
 
     def named(self, error: RequestError) -> RequestError | None:
-        """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It names the medium as the caller
-        does; the server knows only its number or its port. If a field was refused, its name in the text of `error` itself becomes the
-        caller's name."""
+        """The error to raise in place of a server's refusal of a medium; None if no medium was refused. It has the caller's name for the
+        medium; the server knows only the medium's number or port. If a field was refused, its name in the text of `error` itself becomes
+        the caller's name."""
         by_name = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed_media(self._media)}
         for name, media in by_name.items():
             which = error.metadata.get(name, "")
@@ -137,7 +137,7 @@ def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, opti
 
 
 def _other_prompt(prompt: object) -> str:
-    """The end of the error text "it must be ...", for a prompt that is not a text."""
+    """The end of the error text "it must be ..." for a prompt that is not a text; it names the call for such an object."""
     if isinstance(prompt, bytes | bytearray):
         return "text: decode it, such as b'...'.decode()"
     if isinstance(prompt, list | tuple | Mapping):
@@ -202,7 +202,7 @@ def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
 
 
 def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> Iterable[Unread]:
-    """A reader for each option that is a picture. Raises BadRequestError if an option has several pictures."""
+    """Yields for each option that is a picture a function that reads it. Raises BadRequestError if an option has several pictures."""
     for name in GUIDES:
         if (source := options.get(name)) is None:
             continue
@@ -241,8 +241,8 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
 
 
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
-    """Read a medium into the request; an `Unread`. read: gives the medium. place: the empty part of the request for it; a streamed medium
-    has only the name of its port there."""
+    """Read a medium into the request, as `Unread` describes. read: returns the medium. place: the empty part of the request for it; of a
+    streamed medium it gets only the name of a port."""
     medium, port = read(), len(_streamed_media(media))
     part = medium.part
     media.append(medium)
@@ -256,7 +256,8 @@ def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -
 
 
 def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, media: list[Medium]) -> int:
-    """An `Unread` for a picture that is drawn from. read: gives the picture. place: the empty field of the request for it."""
+    """Read a picture that a drawing starts from into the request, as `Unread` describes. read: returns the picture. place: the empty field
+    for it."""
     part = read()
     place.CopyFrom(part.media)
     return len(part.media.data)
@@ -274,7 +275,7 @@ def time_limit_s(options: Options) -> float:
 
 
 def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> float:
-    """`value` as a float, if it is a number of seconds to wait. may_be_0: whether 0 is allowed. Raises BadRequestError."""
+    """`value` as a float. Raises BadRequestError if it is no number of seconds to wait. may_be_0: whether 0 is allowed."""
     seconds = plain(value)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
@@ -340,7 +341,7 @@ def _option_text(name: str, value: object) -> str:
 
 
 def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
-    """The field `encoding` as the number of its enum; empty if the option is absent. Raises BadRequestError."""
+    """{"encoding": the number of its enum}; empty if the option is absent. Raises BadRequestError."""
     if "encoding" not in given:
         return {}
     name = given["encoding"]
@@ -359,7 +360,7 @@ def _check_size(size: int) -> None:
 
 
 def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:
-    """Set the form that the text must keep to, of which a request has one at most. Raises BadRequestError."""
+    """Set the form that the text must have, by one of the options for it. Raises BadRequestError, also if there are several of them."""
     names = [name for name in CONSTRAINTS if name in given]
     if not names:
         return
@@ -383,12 +384,12 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
 
 
 def _is_list(value: object) -> bool:
-    """Whether this holds several values and can be iterated again, because a list of prompts shares its options."""
+    """Whether this holds several values and can be iterated several times: all prompts of a list use the same options."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set the fields of `message` that are both given and in `names`. A message without such a field stays absent from the request,
+    """Set the fields of `message` that are both given and in `names`. If there is no such name, the message stays absent from the request,
     which asks for the pipeline's defaults. Raises BadRequestError."""
     for name in names:
         if name not in given:

@@ -1,4 +1,4 @@
-"""How often, and after what pauses, a call is retried that a server refused with a delay."""
+"""Decides how often, and after what pauses, a call is retried that a server refused with a delay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ shorter than the server said."""
 
 
 _draw = random.SystemRandom()
-"""Not the generator that programs seed: the client must not change the numbers that they draw, and forked processes must not draw alike."""
+"""Not Python's shared generator: the client must not change the numbers that a program draws, and forked processes must draw others."""
 
 
 class Retries:
@@ -31,7 +31,7 @@ class Retries:
         self.made = 0
 
     def pause_s(self, said_s: float) -> float:
-        """The next pause, in seconds. said_s: the server's delay."""
+        """The next pause, in seconds, at least `said_s`, the delay that the server gave."""
         return said_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
@@ -41,7 +41,7 @@ class Retries:
 
 
 def checked_retries(value: object) -> int:
-    """`value`, if it is a whole number from 0. Raises BadRequestError."""
+    """Returns `value` if it is a whole number from 0. Raises BadRequestError otherwise."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise BadRequestError.of("max_retries", f"is {value!r}; give a whole number from 0, which is never")

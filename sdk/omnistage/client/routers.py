@@ -1,4 +1,4 @@
-"""The routers that a client may ask: which one answers, and which comes next when one is lost."""
+"""Chooses a router among those that a client may ask: the first that answers, and the next one when it is lost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TURN_S = 1.0
 """Seconds that one of several addresses may take to connect before the next one is tried. A host that is down does not even refuse."""
 
 SHORT_S = 1.0
-"""Seconds. After a shorter wait for a connection the error advises more time: the router may be there."""
+"""If a connection was waited for fewer seconds than this, the error advises a longer time limit: the router may be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that was connected a moment ago. metadata: to be sent with each call to it; it has the caller's key."""
+    """A router that was connected a moment ago. stub: makes calls to it. metadata: to be sent with each call; it has the caller's key."""
 
     address: str
     stub: OmniServiceAsyncStub
@@ -36,18 +36,18 @@ class Router:
 
 
 def warn(message: str) -> None:
-    """Warn of a key that is sent where others can read it."""
+    """Warn that a key is sent where others can read it. message: the whole text."""
     warnings.warn(message, UnencryptedKeyWarning, stacklevel=2)
 
 
 class Routers:
-    """One channel for each address, opened when it is first needed; all on one event loop.
+    """The channels to the routers at some addresses, one for each, opened when it is first needed; all on one event loop.
 
     address: HOST:PORT, or several with commas between them; BadRequestError for any other text. The first that answers is used until it is
-    lost, then the one after it, and so on in a circle.
+    lost, then the next one, and after the last the first.
 
-    is_trusted: called with an address before each use, for addresses that no person named; UnavailableError if it returns False.
-    warn: called once for each address, before a key goes there unencrypted.
+    is_trusted: for addresses that no person named: called with the address before each use; if it returns False, UnavailableError is
+    raised. warn: called once for each address, before a key goes there unencrypted.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Routers:
         self._resolved: set[str] = set()
         """Addresses whose host name has been resolved before. If it stops resolving, its router is probably starting again: wait for it."""
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._next = 0  # index of the address in use
-        self._waits: set[asyncio.Timeout] = set()  # of the callers in `connect`
+        self._next = 0  # index in `_addresses` of the address in use
+        self._waits: set[asyncio.Timeout] = set()  # one for each caller in `connect`; `close` lets them end
         self._closed = False
 
     @property
@@ -93,7 +93,7 @@ class Routers:
             hint = f"Give more time: {{timeout_s}}. {UnavailableError.ADVICE}" if timeout_s < SHORT_S else ""
             message = f"no server answers at {where} (waited {timeout_s:g} s)"
             raise UnavailableError(message, hint=hint, code=grpc.StatusCode.UNAVAILABLE) from None
-        # After the connection, not before: another process may listen there by then.
+        # Checked after the connection was made, because another process may listen there by then.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
             hint = f"If you trust it, name it: {{address={address}}}."
             raise UnavailableError(f"who listens at {address} by now is another user of this machine, or nobody", hint=hint)
@@ -139,7 +139,7 @@ class Routers:
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
     async def _is_unknown(self, address: str) -> bool:
-        """Whether the host has never been resolved: no name service knows it now, and none did before."""
+        """Whether no name service knows the host now, and none knew it before."""
         if address in self._resolved:
             return False
         if await is_unknown(address):
@@ -148,20 +148,20 @@ class Routers:
         return False
 
     def _circle(self) -> Iterator[int]:
-        """The index of every address once, beginning with the one in use."""
+        """Yields the index of every address once, beginning with the address in use."""
         begin = self._next
         for step in range(len(self._addresses)):
             yield (begin + step) % len(self._addresses)
 
     async def _is_connected(self, address: str) -> bool:
-        """Wait for the connection; False if it failed, or took too long and there are other addresses. A single address is waited for."""
+        """Wait for the connection; returns False if it failed, or if it took TURN_S and there are other addresses."""
         channel = self._channel(address)
         alone = len(self._addresses) == 1
         try:
             async with asyncio.timeout(None if alone else TURN_S):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
-                    # A failure that is seen here is from before: gRPC tries again by itself, so its next state counts.
+                    # A failure that is seen here is an old one, and gRPC tries again by itself, so wait for the next state.
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:

@@ -27,7 +27,7 @@ class SoundFile:
                 if isinstance(event, AudioChunk):
                     file.write(event)
 
-    path: its ending says what is written: .wav, .flac, .ogg, .opus or .mp3. There is no file before the first sound. Raises RequestError
+    path: its ending decides the format: .wav, .flac, .ogg, .opus or .mp3. The file is made when the first sound comes. Raises RequestError
     for another ending, NotAvailableError for a kind that this machine cannot write; so make it before you ask."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -37,7 +37,7 @@ class SoundFile:
         self._encoder: SoundEncoder | None = None
         self._file: BufferedWriter  # A file is open exactly while there is an encoder.
         self._form = (0, "", 0)  # sample rate, encoding and channels of the first chunk
-        self._samples = 0
+        self._samples = 0  # written so far
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class SoundFile:
 
 
 def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int, encoding: str, kind: str = "") -> None:
-    """Write a whole sound, float32 [n] or [n, channels]. kind: the ending that says what is written, if it is not that of `path`. Raises as
+    """Write a whole sound, float32 [n] or [n, channels]. kind: the ending that decides the format; empty: the ending of `path`. Raises as
     SoundEncoder does, and RequestError if there is no sample and the file needs one."""
     encoder = SoundEncoder(kind or path, sample_rate_hz, encoding, channels_of(samples))
     if not len(samples) and not format_of(kind or path).is_wav:

@@ -1,4 +1,4 @@
-"""A stream of the sync client, read one event at a time from other threads."""
+"""A stream of the sync client, whose events other threads read one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnistage.client.events import Event
 
 
 class AsyncSteps:
-    """Reads an async generator step by step, on the client's loop only. `close` waits until a step that is being cancelled has ended."""
+    """Reads an async generator event by event, on the client's loop only. `close` first waits until a running `next` has ended."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._events = events
@@ -21,6 +21,6 @@ class AsyncSteps:
             return await anext(self._events, None)
 
     async def close(self) -> None:
-        """Cancel what is left of the answer."""
+        """Close the generator, which cancels the rest of the answer."""
         async with self._turn:
             await self._events.aclose()

@@ -1,4 +1,4 @@
-"""Tensors of rows: their parts are put together, shapes and sizes are checked, and the result is an array."""
+"""Puts the parts of tensors of rows together, checks shapes and sizes, and makes arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.client.errors import ProtocolError
 from omnistage.v1 import chunk_pb2, tensor_pb2
 
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
-"""Most bytes of one chunk, however many parts it comes in; our stages put a MiB, or one row, into one."""
+"""Most bytes of one chunk, in all its parts together; our stages put 1 MiB, or one row, into a chunk."""
 
 DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
@@ -42,16 +42,16 @@ class Tensors:
 
     @property
     def unfinished(self) -> list[str]:
-        """Ports with a tensor that is not whole."""
+        """Names of the ports with a tensor that is not whole."""
         return sorted(self._begun)
 
     def lost(self) -> None:
-        """Expect unfinished tensors again: the server that goes on may send them from the first part."""
+        """Note the loss of a server: the next server may send the unfinished tensors from their first part again."""
         self._cut |= self._begun.keys()
 
     def take(self, chunk: chunk_pb2.Chunk) -> NDArray[Any] | None:
-        """The rows of a chunk, [count, width]; None until all parts are there. bfloat16 comes as float32, which has all its values. Raises
-        ProtocolError."""
+        """The rows of a chunk, [count, width]; None until all its parts have come. bfloat16 becomes float32, which has all values of
+        bfloat16. Raises ProtocolError."""
         port, tensor = chunk.port, chunk.tensor
         if tensor.WhichOneof("place") != "inline":
             raise ProtocolError(f"port {port}: a tensor outside of its message, where a client cannot read it")
@@ -67,7 +67,7 @@ class Tensors:
         if not part.offset and port in self._cut:
             begun = bytearray()
         self._cut.discard(port)
-        data = part.data  # each access copies
+        data = part.data  # in a variable, because each access copies all bytes
         if part.offset != len(begun) or part.offset + len(data) > part.total_bytes:
             raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(begun)} is next")
         begun += data
@@ -82,5 +82,5 @@ class Tensors:
 
 
 def _widen(bits: NDArray[Any]) -> NDArray[np.float32]:
-    """bfloat16, given as uint16, as float32 of the same values."""
+    """float32 with the values of bfloat16 numbers, whose bits come as uint16."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Many texts asked at the same time: as many at once as the router has places, which is found by trying."""
+"""Asks many texts, as many at the same time as the router has places; the number of places is found by trying."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from omnistage.client.errors import BadRequestError, OmniError, OverloadedError
 from omnistage.client.options import Options
 
 FIRST, MOST = 4, 64
-"""How many texts are asked at once: FIRST at first, then twice as many whenever answers come, up to MOST; fewer after a refusal for want
-of a place."""
+"""How many texts are asked at once: FIRST at the beginning, then more and more as answers come, up to MOST; fewer after a refusal because
+no place is free."""
 
 DELAY_S = 1.0
 """Seconds to pause before the next question if other clients have all places and the router gave no delay."""
 
 CALM, CALMER = FIRST, 4
-"""How many answers must come after a refusal for want of a place before more texts are asked at once again: none after the first
-refusal, because a moment without places says little; CALM after the second; CALMER times as many after each further one, up to MOST."""
+"""If a text is refused because no place is free, so many answers must come before the room grows again: none after the first refusal,
+because one refusal says little; CALM after the second; CALMER times as many after each further one, up to MOST."""
 
 Ask = Callable[[str], Coroutine[Any, Any, Answer]]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
@@ -43,29 +43,29 @@ def checked_texts(prompts: Sequence[object], options: Options, *, has_media: boo
 
 
 class Together:
-    """Asks one list of texts. If the caller is cancelled, so are all its questions."""
+    """Asks one list of texts. If the caller is cancelled, all running questions are cancelled."""
 
     def __init__(self, ask: Ask, patience_s: float, most: int | None = None, pause: Pause = asyncio.sleep) -> None:
-        """ask: asks one text. patience_s: seconds to wait while other clients have all the places. most: how many texts to ask at once
-        at most, if known. pause: waits for some seconds."""
+        """ask: asks one text. patience_s: seconds to wait while other clients have all places. most: the largest number of texts to ask at
+        once; None: not known, so MOST. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = most or MOST
         self._room = most or FIRST
         """How many texts may be asked at once now."""
         self._calm = self._next_calm = 0
-        """_calm: how many answers must still come before the room may grow. _next_calm: what `_calm` becomes at the next refusal."""
+        """_calm: how many answers must still come before the room may grow. _next_calm: the same number after the next refusal."""
         self._step = FIRST
-        """How much the room grows next; twice as much the time after."""
+        """By how many texts the room grows next; it doubles after each growth."""
         self._turn = self._refused = 0
-        """_turn: number of the present turn. Each change of the room begins a new turn; a question of an earlier turn says nothing about
-        the places now. _refused: number of the turn that began with the last refusal."""
+        """_turn: how often the room has changed; a text asked before the last change says nothing about the places now. _refused: number of
+        the turn that began with the last refusal."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
         """By task: the text's number, and the turn in which it was asked."""
         self._until: float | None = None
         """time.monotonic() at which the wait for places ends; None: there are places."""
 
     async def answers(self, prompts: Sequence[str]) -> list[Answer]:
-        """The answers in the order of the texts. If texts failed, raises the error of the first of them when all have ended; the error's
+        """The answers in the order of the texts. If texts failed, raises the error of the first of them when all texts have ended; its
         `answers` has the answers to the others."""
         waiting = deque(range(len(prompts)))
         answers: list[Answer | None] = [None] * len(prompts)
@@ -100,8 +100,8 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _note_answer(self, turn: int) -> None:
-        """Note an answer. turn: the turn in which its text was asked. The room grows if that is still the present turn, and if no more
-        answers have to come first after a refusal (`_calm`)."""
+        """Note an answer. turn: in which its text was asked. The room grows if that is the present turn, and no answer has to come
+        first."""
         self._until = None
         if self._calm:
             self._calm -= 1
@@ -111,7 +111,7 @@ class Together:
             self._turn += 1
 
     def _note_refusal(self, turn: int) -> None:
-        """Note a refusal: from now on ask only as many texts at once as are running. turn: the turn in which the refused text was asked."""
+        """Note a refusal. turn: in which its text was asked. The room shrinks to the number of texts that are running."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1
         if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.
@@ -120,8 +120,8 @@ class Together:
         self._refused = self._turn
 
     async def _is_patient(self, error: OverloadedError) -> bool:
-        """Whether to ask a refused text again. If questions of this list are running, one that ends makes room. Otherwise other clients
-        have all the places: pause, and ask again until `patience_s` is over."""
+        """Returns whether to ask a refused text again: at once if other texts of this list are running, because the end of one makes room.
+        Otherwise other clients have all places: first pause, and return False if `patience_s` would be over."""
         if self._running:
             return True
         delay_s = DELAY_S if error.retry_delay_s is None else error.retry_delay_s
@@ -137,7 +137,8 @@ def _is_refused(task: asyncio.Task[Answer]) -> bool:
 
 
 def _first(errors: Mapping[int, OmniError], answers: Sequence[Answer | None]) -> OmniError:
-    """The error of the first text that failed, to be raised: its `answers` has the answers to all texts, None for those that failed."""
+    """The error of the first text that failed, with `answers` set: for each text its answer, or None if it failed. errors: by the text's
+    number."""
     number = min(errors)
     others = f", and {len(errors) - 1} more failed" if len(errors) > 1 else ""
     error = errors[number]

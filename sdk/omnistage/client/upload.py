@@ -1,4 +1,5 @@
-"""Files that are too large for a request: the request names them by a port, and they are streamed piece by piece while it is answered."""
+"""Streams files that are too large for a request: the request has only the name of a port for each, and the pieces follow while it is
+answered."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 LEAST_BYTES = 16 << 20
-"""A medium of more bytes is streamed; a smaller one is in the request."""
+"""A medium of more bytes is streamed; others are put into the request."""
 
 PORTS = tuple(f"media{number}" for number in range(8))
 """The input ports for streamed media, which every model has that takes encoded media piece by piece."""
@@ -93,18 +94,18 @@ class Conversing:
         """End the call and close the files. Nothing else cancels the task that sends: gRPC ends a call whose write is cancelled."""
         if self._sending is not None:
             self._sending.cancel()
-            self._sending = None  # The task's frames refer to this object and the files: kept, they would be a cycle.
+            self._sending = None  # The task refers to this object and the files: a reference back would be a cycle.
         self.call.cancel()
 
     def _grant(self, credit: stage_pb2.Credit) -> None:
-        """Note how many chunks the file of a port may send in all, and wake the task that sends."""
+        """Note how many chunks the file of this port may send in all, and wake the task that sends."""
         for file in self._files:
             if file.port == credit.port:
                 file.room = max(file.room, credit.total)
         self._grown.set()
 
     async def _leave(self, sending: asyncio.Task[None]) -> None:
-        """Stop sending and close this side of the call: the answer is whole, so the rest of the files is not needed."""
+        """Stop sending and close our side of the call, because the answer is whole and the rest of the files is not needed."""
         self._over = True
         self._grown.set()
         await asyncio.wait({sending})
@@ -112,7 +113,7 @@ class Conversing:
             await self.call.done_writing()
 
     async def _send_all(self) -> None:
-        """Send pieces of all files in turns, no more of each than the router allows, and close the files."""
+        """Send a piece of each file in turn, of no file more than the router allows, and close the files."""
         try:
             while (waiting := [file for file in self._files if not file.ended]) and not self._over:
                 ready = [file for file in waiting if file.seq < file.room]
@@ -135,17 +136,16 @@ class Conversing:
 
 
 class _File:
-    """Reads one medium while it is sent. port: its port. seq: number of chunks sent so far. room: number of chunks that may be sent in
-    all."""
+    """Reads one medium while it is sent. port: its port. seq: chunks sent so far. room: chunks that may be sent in all."""
 
     def __init__(self, port: str, upload: Upload) -> None:
         self._upload = upload
         self._open: BinaryIO | None = None
-        self._at = 0
+        self._at = 0  # bytes that were read
         self.port = port
         self.seq = 0
         self.room = 0
-        self.ended = False
+        self.ended = False  # whether the last chunk was read
 
     def next_chunk(self) -> chunk_pb2.Chunk:
         """Read the next chunk. Blocks. Raises BadRequestError."""

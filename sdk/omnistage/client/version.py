@@ -1,4 +1,4 @@
-"""The version of omnistage: that of the installed package, or of the source tree that this file lies in."""
+"""Finds the version of omnistage: of the installed package, or of the source tree that this file lies in."""
 
 from __future__ import annotations
 

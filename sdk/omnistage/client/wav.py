@@ -12,7 +12,7 @@ PCM, FLOAT = 1, 3
 """Tags of the sample format in the head."""
 
 UNKNOWN_BYTES = (1 << 32) - 1
-"""The length in the head of a file whose end is not known yet, for a writer that cannot go back; players then read to the end."""
+"""The length in the head of a file whose end is not known yet. Players then read to the end of the file."""
 
 
 def to_pcm16(samples: NDArray[np.float32]) -> bytes:

@@ -1,4 +1,5 @@
-"""Words errors for the place where the user reads them: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`.
+"""Writes errors in the words of the place where the user reads them: Python here, a shell and a chat in `cli.wording`, HTTP in
+`gateway.failure`.
 
 An error has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a
 shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault, with the contract's names of
@@ -39,7 +40,7 @@ _NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/
 
 
 def rename_field(field: str, names: Mapping[str, str]) -> str:
-    """The field in the caller's spelling: the longest beginning of it that `names` has is replaced by its value there."""
+    """The field as the caller writes it: `names` replaces the longest beginning of the field that is one of its keys."""
     for name in sorted(names, key=len, reverse=True):
         if field == name or field.startswith((f"{name}.", f"{name}[")):
             return names[name] + field[len(name) :]
@@ -48,8 +49,8 @@ def rename_field(field: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Words errors for one place by the names that its users know. names: the local name of an option, a setting, or another place in a
-    hint; an absent one keeps its name. with_value: writes an option and its value as they are typed."""
+    """Writes errors with the names that the users of one interface know. names: the local name of an option, a setting, or another {NAME}
+    in a hint; a name that is absent here stays. with_value: returns an option and its value as a user types them."""
 
     names: Mapping[str, str]
     with_value: Callable[[str, str], str]
@@ -59,7 +60,7 @@ class Wording:
         return rename_field(rename_field(field, OPTION_OF), self.names)
 
     def hint(self, advice: str) -> str:
-        """A hint whose places are filled with local names; a place whose name is unknown stays as it is."""
+        """A hint with local names in place of each {NAME}; a {NAME} that is unknown stays."""
 
         def filled(place: re.Match[str]) -> str:
             name = self.names.get(place[1], place[1] if place[1] in OPTIONS else None)
