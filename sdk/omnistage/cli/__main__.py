@@ -1,4 +1,5 @@
-"""The `omnistage` command, also as `python -m omnistage.cli`. Interrupts and missing packages are handled here, before anything else."""
+"""The `omnistage` command, also run as `python -m omnistage.cli`. This module handles interrupts and missing packages before any other
+module."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def main() -> None:
     """Run the command line of this process; ends in SystemExit with the exit code."""
     interrupt.exit_at_once()
     _open_standard_streams()
-    if sys.argv[1:] in (["--version"], ["-V"]):  # Answered without importing all commands, because scripts ask for it often.
+    if sys.argv[1:] in (["--version"], ["-V"]):  # Handled without importing all commands, because scripts ask for it often.
         from importlib.metadata import version
 
         print(f"omnistage {version('omnistage')}")
@@ -42,7 +43,7 @@ def main() -> None:
         if package == "omnistage":
             raise
         sys.stderr.write(f"error: the command needs the package {package}, which is not installed\n")
-        # `client.install` has this text too, but cannot be imported here: the missing package may be one that the client needs.
+        # `client.install` has this text too, but may not be importable: the missing package may be one that the client needs.
         sys.stderr.write("hint: `make wheels` in a clone, then pip install --find-links dist 'omnistage[cli,convert,models]'\n")
         raise SystemExit(1) from None
     finally:
@@ -70,8 +71,8 @@ def _run(app: typer.Typer) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller closed: otherwise a file that is opened later would get the number of
-    such a stream, and the output.
+    """Open /dev/null in place of standard streams that the caller closed. Otherwise a file that is opened later would get the number of
+    such a stream, and the output would go into it.
 
     Characters that a terminal cannot show become question marks, and control characters are shown as escapes.
     """

@@ -1,4 +1,4 @@
-"""Lines about a stack that serves, in the foreground or detached."""
+"""Prints lines about a stack that serves, in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def announce(
     metrics: str = "",
     log_folder: str = "",
 ) -> None:
-    """Print where a stack serves. layout: its first pipeline serves, and the others are starting. pid: of the launcher; 0: this process.
-    http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: of the processes' output; empty: it goes
-    to the terminal."""
+    """Print where a stack serves. layout: its first pipeline serves, and its others are starting. pid: of the launcher; 0: this process is
+    it. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: where the processes' output goes;
+    empty: to the terminal."""
     asked = reachable_address(address)
-    is_found = asked == found.LOCAL_ADDRESS  # Commands look there by themselves.
+    is_found = asked == found.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     named = "" if is_found else f" --address {asked}"
@@ -66,7 +66,7 @@ def page(http: str) -> str:
 
 
 def open_page(served: Served) -> str:
-    """The URL of a stack's page; empty if nobody listens there: the stack has no gateway, or has given it up."""
+    """The URL of a stack's page; empty if no process listens there, because the stack has no gateway, or has given it up."""
     if not served.http:
         return ""
     try:
@@ -77,14 +77,14 @@ def open_page(served: Served) -> str:
 
 
 def _about_http(asked: str, http: str) -> str:
-    """A text about the gateway. asked: the address where it was to listen. http: where it listens."""
+    """A text about the gateway. asked: HOST:PORT where it should listen. http: HOST:PORT where it listens."""
     moved = f"the port of {asked} is taken; " if asked != http and not asked.endswith(":0") else ""
     return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
 def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
-    """Further lines, each with its name and its text. named: the option that names the router; empty if commands find it by themselves."""
-    if layout.only_draws:  # A question would be drawn; only the checkpoint tells what it draws.
+    """Yields further lines as (name, text). named: the option that names the router; empty if commands find it by themselves."""
+    if layout.only_draws:  # The example is no question, which would be drawn; only the checkpoint says what it can draw.
         yield "ask it", f'omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
     else:
         yield "ask it", f'omnistage ask "What is a kite?"{named}'

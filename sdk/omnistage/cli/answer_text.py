@@ -1,4 +1,4 @@
-"""The text of an answer in `omnistage chat`, as far as it has come, and whether the conversation was too long for the model."""
+"""Collects the text of an answer in `omnistage chat`, and notices that the conversation is too long for the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from omnistage.client.errors import BadRequestError
 from omnistage.client.events import Event, TextDelta
 
 TOO_LONG = (["thinker.messages"], ["request"])
-"""Fields of a refusal that mean that the conversation no longer fits: into the model's context, or with its media into a request."""
+"""Fields that a refusal names if the conversation no longer fits into the model's context, or with its media into a request."""
 
 
 class Said:
-    """Collects the text of an answer while it comes; the text is there even if the answer is broken off."""
+    """Collects the text of an answer while it comes; `text` has what came even if the answer is broken off."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""Pictures, sounds and films that were typed with a question, in the order in which they were typed."""
+"""Reads the pictures, sounds and films that were typed with a question, in the order in which they were typed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ATTACHED = f"{__name__}.attached"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A picture, sound or film that goes with a question. kind: image, audio or video, from the name of the option. path: of the file; - is
-    standard input. use_audio: the model also hears the sound of a film."""
+    """A picture, sound or film that is sent with a question. kind: image, audio or video, from the name of the option. path: of the file; -
+    is standard input. use_audio: the model also hears the sound of a film."""
 
     kind: str
     path: str

@@ -29,8 +29,8 @@ NARROW = 72
 """A terminal with fewer columns gets no bars, only their texts."""
 
 MARGIN = 4
-"""Columns that stay free at the right: a terminal writes ^C there. Without them ^C would get a line of its own, which moves the bars and
-leaves one of them behind."""
+"""Columns that stay free at the right: a terminal writes ^C there. Without them ^C would get a line of its own, the bars would move, and a
+copy of one would stay."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
     """Yield a function that shows progress, with a bar for each label: for a download its bytes, their rate and the time left, for other
     work the share that is done and the time left.
 
-    If stderr is no terminal, there are lines instead: when a download begins and when it is complete, unless `lines` is False, and always
-    when another process is waited for. notices: prints lines above the bars.
+    If stderr is no terminal, there are lines instead: when a download begins and when it is complete (not if `lines` is False), and always
+    when this process waits for another one. notices: prints lines above the bars.
     """
     notices = notices or Notices()
     if not notices.is_terminal:
@@ -53,7 +53,7 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         tasks: dict[str, TaskID] = {}
 
         def show(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-            if label not in tasks:  # Bytes that were there before count as done, but not in the rate.
+            if label not in tasks:  # Bytes of an earlier try count as done, but not in the rate.
                 tasks[label] = progress.add_task(escape(label), total=total, completed=int(done), unit=unit)
             progress.update(tasks[label], completed=done, total=total, unit=unit)
 
@@ -61,7 +61,7 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
 
 
 def _whole() -> Column:
-    """A column that stays on one line: in a narrow terminal the bar becomes shorter first."""
+    """A column for texts that stay on one line: in a narrow terminal the bar becomes shorter first."""
     return Column(no_wrap=True)
 
 
@@ -73,7 +73,7 @@ class _Bars(Progress):
 
 
 class _Inset:
-    """Wraps a renderable, which gets all columns but the last MARGIN."""
+    """Wraps a renderable, which gets all columns of the terminal except the last MARGIN."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -83,7 +83,7 @@ class _Inset:
 
 
 class _Lines:
-    """Prints lines in place of bars: when something begins, and when it is complete. has_downloads: also for downloads, not only for
+    """Prints lines in place of bars: when a piece of work begins, and when it is complete. has_downloads: also for downloads, not only for
     waits."""
 
     def __init__(self, notices: Notices, has_downloads: bool) -> None:

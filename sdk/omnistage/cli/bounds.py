@@ -1,4 +1,4 @@
-"""Bounds on what the processes of a stack may take of their machine, on which other things run too."""
+"""Limits on the memory that the processes of a stack may take of their machine, on which other programs run too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ desktop: the stage is started again while others go on."""
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds of one process and its children. memory_bytes: how much memory it may map; None: any. oom_score: how readily the kernel kills
-    it when memory runs out."""
+    it when memory runs out, -1000 (never) to 1000."""
 
     memory_bytes: int | None = None
     oom_score: int = 0
@@ -46,7 +46,7 @@ class Bounds:
                 score.write_text(str(max(int(score.read_text()), self.oom_score)))
 
     def told(self) -> str:
-        """The end of a message about a process that ended itself: the bound on its memory, which may be why; empty if it has none."""
+        """The end of a message about a process that ended by itself: its bound on memory, which may be the cause; empty: it has none."""
         if self.memory_bytes is None:
             return ""
         return f"; it may map {self.memory_bytes / (1 << 30):.1f} GiB of memory, and ends so when it needs more"

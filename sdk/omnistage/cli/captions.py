@@ -1,4 +1,4 @@
-"""Captions of a spoken answer: a few of its words at a time, each with the times at which they are spoken."""
+"""Writes captions of a spoken answer: a few of its words at a time, with the times at which they are spoken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omnistage.client.events import SpokenWord
 KINDS = {".srt": "SubRip", ".vtt": "WebVTT"}
 
 MAX_CHARACTERS = 42
-"""Most characters of one caption: a line as subtitles have it."""
+"""The most characters of one caption, as many as a line of subtitles has."""
 
 LONGEST_PAUSE_S = 0.6
 """Longest pause between two words of one caption."""
@@ -29,7 +29,7 @@ def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
 
 
 def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
-    """The words of one caption after the other. A caption ends with a sentence, before a pause, and before it gets too long."""
+    """Yields the words of one caption after the other. A caption ends with a sentence, before a pause, or before it gets too long."""
     caption: list[SpokenWord] = []
     for word in words:
         if caption and (
@@ -45,7 +45,7 @@ def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
 
 
 def _line(caption: Sequence[SpokenWord], kind: str) -> str:
-    """The text of a caption on one line; in WebVTT with escapes for signs that begin a tag or end the caption."""
+    """The text of a caption on one line; in WebVTT with escapes for characters that begin a tag or end the caption."""
     line = " ".join(" ".join(word.text.split()) for word in caption)
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if kind == ".vtt" else line
 

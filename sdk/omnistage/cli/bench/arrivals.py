@@ -1,4 +1,4 @@
-"""Arrival processes: when the requests of an open loop come, whatever is running by then."""
+"""Computes when the requests of an open loop come; they do not wait for earlier answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _DRAWN = 256
 
 
 def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
-    """When requests are due: seconds after the beginning, ascending and without end, `rate` a second in the long run.
+    """Yields for ever when the next request is due, in seconds after the beginning; on average `rate` requests a second.
 
-    constant: one after another, from 0 on, equally far apart. poisson: with gaps from the exponential distribution, also before the first
-    one; the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart.
+    constant: from 0 on, equally far apart. poisson: the gaps, also that before the first request, are drawn from the exponential
+    distribution; the same seed gives the same times. burst: `burst` requests at the same time, from 0 on, and these groups equally far
+    apart.
     """
     match process:
         case "constant":
@@ -29,7 +30,7 @@ def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) ->
 
 
 def _constant(rate: float, together: int) -> Iterator[float]:
-    """Times of groups of `together` requests, from 0 on, equally far apart."""
+    """Yields each time `together` times, in seconds: 0, together / rate, and so on."""
     number = 0
     while True:
         # Each time comes from a division of its own: a sum of gaps would drift.
@@ -38,7 +39,7 @@ def _constant(rate: float, together: int) -> Iterator[float]:
 
 
 def _poisson(rate: float, seed: int) -> Iterator[float]:
-    """Times with random gaps, of 1 / rate seconds on average."""
+    """Yields times in seconds, with random gaps of 1 / rate seconds on average."""
     rng = np.random.default_rng(seed)
     at_s = 0.0
     while True:

@@ -1,4 +1,4 @@
-"""Many values of one figure, summed up in a few numbers."""
+"""Sums many values of one figure up in a few numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Sums up many values of one figure. Percentiles are interpolated linearly between the two nearest values."""
+    """A summary of many values of one figure, in its unit. Percentiles are interpolated linearly between the two nearest values."""
 
     count: int
     mean: float

@@ -1,4 +1,4 @@
-"""Measures one level of load: starts each request at its time, and keeps how it ended."""
+"""Measures one level of load: starts each request at its time, and stores its result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LONGEST_PAUSE_S = 5.0
 """Longest pause of a simulated user after a refusal, even if the server asks for a longer one."""
 
 Take = Callable[[int, float, float], Coroutine[Any, Any, Sample]]
-"""Sends the request with a number, and returns its sample. The second argument is when the request is due, in seconds; they count from the
-third one, a value of time.perf_counter()."""
+"""Called with (number, due_s, t0): sends the request of that number and returns its sample. due_s: when it is due, in seconds after t0, a
+value of time.perf_counter()."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A closed loop: `concurrency` users ask at the same time, and each asks again after its answer."""
+    """A load of a closed loop: `concurrency` simulated users ask at the same time, and each asks the next question after its answer."""
 
     concurrency: int
 
@@ -36,8 +36,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """An open loop: requests come at their times, `rate` a second, whatever runs by then. While `most_open` are running, further ones are
-    only counted. burst: how many come together."""
+    """A load of an open loop: `rate` requests come a second, and do not wait for earlier answers. While `most_open` are running, further
+    ones are only counted. burst: how many come at the same time."""
 
     rate: float
     process: Process
@@ -59,8 +59,8 @@ Load = Closed | Open
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The length of a level: `requests` requests, or `seconds` seconds in which requests are started, whichever ends first; one of them may
-    be None."""
+    """The length of a level, which ends after `requests` requests or after `seconds` seconds, whichever is first. None: no such limit; one
+    of the two may be None."""
 
     requests: int | None
     seconds: float | None
@@ -71,24 +71,24 @@ class Extent:
 
 
 def pause_s(outcome: Measured | Failure) -> float:
-    """Seconds that a user waits before the next question. A refused user waits as long as the router says, but not for minutes; without a
-    pause it would be refused a thousand times a second."""
+    """Seconds that a user waits before the next question. A refused user waits as long as the router says, but at most LONGEST_PAUSE_S;
+    without a pause it would be refused a thousand times a second."""
     return min(outcome.retry_s or 0.0, LONGEST_PAUSE_S) if isinstance(outcome, Failure) else 0.0
 
 
 class Level:
-    """Puts `load` on a router for `extent`. take: sends one request. first: number of the first request. seed: makes the random times of an
-    open loop."""
+    """Puts `load` on a router for `extent`, and keeps the samples. take: sends one request. first: number of the first request. seed: for
+    the random times of an open loop."""
 
     def __init__(self, load: Load, extent: Extent, take: Take, first: int, seed: int) -> None:
         self.load, self.extent = load, extent
         self.samples: list[Sample] = []
-        self.started = 0
+        self.started = 0  # number of requests
         self.not_started = 0
-        """Requests that came while as many as may be were running."""
-        self.running = 0
+        """How many requests were not started, because as many as may run were running."""
+        self.running = 0  # number of requests at this moment
         self.wall_s = 0.0
-        """Seconds from the beginning to the end of the last request, or to the interrupt."""
+        """Seconds from the beginning of the level to the end of the last request, or to the interrupt."""
         self.client_cpu_s = 0.0
         """Seconds of processor time that this process used meanwhile."""
         self._take, self._first, self._seed = take, first, seed
@@ -122,7 +122,7 @@ class Level:
                 group.create_task(self._be_user())
 
     async def _be_user(self) -> None:
-        """Be one user: ask, wait for the answer, and ask again until the level is over."""
+        """Do as one user does: ask, wait for the answer, and ask the next question, until the level is over."""
         while not self.extent.is_over(self.started, self.elapsed_s):
             sample = await self._start(self.elapsed_s)
             if (seconds := pause_s(sample.outcome)) and not self.extent.is_over(self.started, self.elapsed_s):
@@ -141,8 +141,8 @@ class Level:
                     group.create_task(self._start(due_s))
 
     def _start(self, due_s: float) -> Coroutine[Any, Any, Sample]:
-        """Count a request as running, and return the coroutine that sends it; its task may begin later. due_s: when the request is due, in
-        seconds after the level began."""
+        """Count a request as running, and return the coroutine that sends it. Counted here, because its task may begin later. due_s: when
+        the request is due, in seconds after the level began."""
         number = self._first + self.started
         self.started += 1
         self.running += 1

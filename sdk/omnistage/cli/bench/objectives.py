@@ -1,4 +1,4 @@
-"""Limits that an answer must keep to in order to count as good."""
+"""The limits that an answer must keep to count as good."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Limits on figures of an answer. limits: the largest allowed value of each figure, by the name that was typed; in seconds, rtf a
-    ratio."""
+    """Limits on figures of an answer. limits: by the typed name of a figure, its largest allowed value, in seconds; for rtf a ratio."""
 
     limits: Mapping[str, float]
 
@@ -33,7 +32,7 @@ class Objectives:
         return ", ".join(f"{name} <= {limit:g}" for name, limit in self.limits.items())
 
     def are_met_by(self, answer: Measured) -> bool:
-        """Whether an answer keeps to all limits; False if it lacks a figure that has a limit."""
+        """Whether an answer keeps to all limits; False also if it lacks a figure that has a limit."""
         figures = (getattr(answer, KINDS[name]) for name in self.limits)
         return all(value is not None and value <= limit for value, limit in zip(figures, self.limits.values(), strict=True))
 

@@ -1,4 +1,4 @@
-"""A picture of a benchmark: with several levels it shows how figures change with the load, with one level how they are distributed."""
+"""Draws a benchmark: with several levels how figures change with the load, with one level how their values are distributed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BAD = "#d92d20"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One diagram of the picture. names: the figures in it; empty: requests a second. scale: factor from the unit of the figures to the
+    """One diagram of the picture. names: the figures in it; empty: requests a second. scale: the figures are multiplied by it to get the
     unit in the title."""
 
     title: str

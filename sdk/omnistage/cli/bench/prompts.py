@@ -1,4 +1,4 @@
-"""Prompts of a benchmark: built-in sentences, those of a file, or random words."""
+"""The prompts of a benchmark: built-in sentences, the lines of a file, or random words."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ MOST_LINES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One prompt. max_tokens: most tokens of its answer; None: the prompt does not say."""
+    """One prompt. max_tokens: the largest number of tokens of its answer; None: the prompt does not limit it."""
 
     text: str
     max_tokens: int | None = None
 
 
 class Prompts(Protocol):
-    """The prompts of a benchmark: `at` gives one for every number of a request."""
+    """The prompts of a benchmark: `at` returns the prompt for the request of this number, from 0."""
 
     @property
     def told(self) -> str:
@@ -93,7 +93,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list of prompts. Requests use them in turn, and begin again after the last. source: describes them, for people."""
+    """A list of prompts. Requests use them in order, and after the last one the first. source: where they come from, for people."""
 
     prompts: Sequence[BenchPrompt]
     source: str
@@ -122,8 +122,8 @@ class NumberRange:
 
 @dataclass(frozen=True, slots=True)
 class RandomWords:
-    """Prompts of random words of `WORDS`. count: of the words of one prompt. A prompt depends only on the seed and the number of the
-    request. Hardly any two begin alike, so a server's cache does not shorten the work."""
+    """Prompts of random words of `WORDS`. count: how many words a prompt has. A prompt depends only on the seed and the number of the
+    request. Few prompts begin alike, so a server's cache does not shorten the work."""
 
     count: NumberRange
     seed: int
@@ -161,7 +161,7 @@ def of_file(path: Path) -> Listed:
 
 
 def _read_numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt:
-    """The prompt on a line. number: of the line, from 1. read: turns the line into a prompt. Raises RequestError that names the line."""
+    """The prompt on a line. number: of the line, from 1. read: makes a prompt of the line. Raises RequestError that names the line."""
     try:
         prompt: BenchPrompt = read(line)
     except BadRequestError as error:

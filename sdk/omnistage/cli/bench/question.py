@@ -1,4 +1,4 @@
-"""One request of a load, with its number and its options."""
+"""Makes the requests of a load, each with its number and its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LENGTHS = 1
 
 @dataclass(frozen=True, slots=True)
 class BenchQuestion:
-    """One request. number: counted over all levels and warm-ups."""
+    """One request. number: counted from 0 through all levels and warm-ups. task: what to do with `text`."""
 
     number: int
     task: Task
@@ -42,14 +42,16 @@ class BenchQuestion:
             case "say":
                 return omni.stream_say(self.text, **self.options)
             case "draw":
-                whatever_comes = cast("Options", {"outputs": (), **self.options})  # No output is named, so that films are answers too.
+                whatever_comes = cast(
+                    "Options", {"outputs": (), **self.options}
+                )  # `outputs` is empty, so that the answer may also be a film.
                 return omni.stream_draw(self.text, **whatever_comes)
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """All requests of a run. options: of each request. seed: of the request with number 0; each later request has the next seed. tokens:
-    the exact length of each answer, whatever else would end it; None: the model decides."""
+    """All requests of a run. options: for every request. seed: of the request with number 0; each later request has the next seed. tokens:
+    the range from which the exact number of tokens of each answer is drawn; None: the model decides when to end."""
 
     task: Task
     prompts: Prompts

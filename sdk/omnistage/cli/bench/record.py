@@ -1,4 +1,4 @@
-"""The result of a benchmark for programs: one JSON object."""
+"""Makes one JSON object of the result of a benchmark, for programs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def _request(sample: Sample) -> dict[str, Any]:
-    """The object of one request. Instead of the gaps between its pieces of text it has their number: the figures of the level sum the gaps
+    """The object of one request. It has only the number of gaps between pieces of text, because the figures of the level sum the gaps
     up."""
     record: dict[str, Any] = {name: getattr(sample, name) for name in ("number", "seed", "due_s", "begun_s", "ended_s")}
     if isinstance(sample.outcome, Measured):

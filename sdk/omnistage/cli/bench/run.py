@@ -1,4 +1,4 @@
-"""A benchmark from its first warm-up to its last level."""
+"""Runs a benchmark from its first warm-up to its last level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The plan of a benchmark. extent_of: tells how long the level with a load goes on. warmup: number of requests before each level that
+    """The plan of a benchmark. extent_of: returns the length of the level with this load. warmup: number of requests before each level that
     no figure counts. timeout_s: of each request. is_quiet: print only the JSON object."""
 
     where: Where
@@ -67,18 +67,18 @@ class Result:
 
 
 class Audience(Protocol):
-    """Shows the benchmark while it runs."""
+    """An object that shows the benchmark while it runs."""
 
     def begin(self, result: Result) -> None:
-        """The router answers, and nothing has been measured yet."""
+        """Called when the router has answered, before anything is measured."""
 
     def level(self, summary: Summary) -> None:
-        """One more level has been measured."""
+        """Called when one more level has been measured."""
 
 
 async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Result:
-    """Measure level after level. Raises OmniError if nothing can be measured. A first signal ends the measuring early; Interrupted is
-    raised at a second one, or at the first if nothing was measured before."""
+    """Measure level after level. Raises OmniError if nothing can be measured. A first signal ends the measuring early, and the result so
+    far is returned. Raises Interrupted at a second signal, or at the first if nothing was measured yet."""
     stop = Stop()
     try:
         async with connect_client(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:

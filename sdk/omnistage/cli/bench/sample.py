@@ -20,7 +20,7 @@ RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """The arrival of a message with text, in seconds after t0, and how many tokens it has."""
+    """The arrival of a message with text. arrival_s: in seconds after t0. tokens: how many tokens the message has."""
 
     arrival_s: float
     tokens: int
@@ -28,8 +28,8 @@ class TokenArrival:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of an answer, as docs/bench.md explains them; None if there was nothing to measure. They are in seconds, except for
-    counts and rtf."""
+    """The figures of one answer, as docs/bench.md explains them, in seconds; counts and rtf have no unit. None: the answer has nothing to
+    measure."""
 
     tokens: int
     ttft_s: float | None
@@ -89,7 +89,7 @@ class Sample:
 
     @property
     def late_s(self) -> float:
-        """Seconds by which this client began it too late."""
+        """Seconds by which this client began the request too late."""
         return self.begun_s - self.due_s
 
 
@@ -131,7 +131,7 @@ def _add_piece(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> Non
 
 
 def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) -> Measured:
-    """The figures of an answer that has ended. pieces: the arrivals of its tokens."""
+    """The figures of an answer that has ended. pieces: the arrivals of its text. steps, pictures: how many of them came."""
     timing = done.timing
     sounds = [chunk for chunk in timing.audio if chunk.samples]
     rest_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
@@ -157,6 +157,7 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
 
 
 def per_token_s(pieces: list[TokenArrival]) -> float | None:
-    """Seconds per token from the first arrival to the last; the tokens of the first message do not count. None if one message had all."""
+    """Seconds per token from the first arrival to the last; the tokens of the first message do not count. None if one message had all
+    tokens."""
     later = sum(piece.tokens for piece in pieces[1:])
     return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None

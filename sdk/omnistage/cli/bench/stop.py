@@ -11,7 +11,7 @@ from omnistage.cli import interrupt
 
 
 class Stop:
-    """Handles signals from its creation on; make it in the task that measures. number: number of the last signal; 0: none has come."""
+    """Handles signals as soon as it is made; make it in the task that measures. number: of the last signal; 0: none has come."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -26,8 +26,8 @@ class Stop:
         return self.number != 0
 
     async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
-        """Run the measuring of a level to its end, or to the first signal, which ends it without an error. A second signal, and any signal
-        that comes while this does not run, cancels the whole task."""
+        """Await `measuring` to its end, or until the first signal, which ends it without an error. A second signal, and any signal that
+        comes while this does not run, cancels the task in which this object was made."""
         self._measuring = asyncio.create_task(measuring)
         try:
             await self._measuring

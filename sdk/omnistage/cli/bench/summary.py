@@ -1,4 +1,4 @@
-"""The figures of a level: how many requests there were, how they ended, rates, and how each figure was distributed over the answers."""
+"""Computes the figures of a level: how many requests there were, how they ended, rates, and the distribution of each figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnistage.cli.bench.sample import Failure, Measured, Sample
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """All failures of one kind. message, hint: of the first failure."""
+    """All failures of one kind. count: how many. message, hint: of the first of them."""
 
     error: str
     reason: str
@@ -27,8 +27,8 @@ class Error:
 class Summary:
     """The figures of a level. Its counts add up: offered = completed + failed + interrupted + not_started.
 
-    interrupted: requests that were running when the command was told to end. client_cpu: processor time of this process, as a share of one
-    core. continuous: share of the answers with sound that a listener hears without a gap. request_goodput: answers a second that met all
+    interrupted: requests that were running when a signal ended the level. client_cpu: processor time of this process divided by wall time.
+    continuous: share of the answers with sound that a listener hears without a gap. request_goodput: answers a second that met all
     objectives. figures: by name; a figure that no answer has is left out.
     """
 
@@ -45,7 +45,7 @@ class Summary:
 
     @classmethod
     def of(cls, level: Level, objectives: Objectives | None) -> Summary:
-        """The figures of a level that has been measured. objectives: for the goodput; None: there is none."""
+        """The figures of a level that has been measured. objectives: for `request_goodput`; None: that is None too."""
         answers = _answers(level.samples)
         wall_s = max(level.wall_s, 1e-9)  # A level without a request has taken no time.
         good = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s
@@ -117,7 +117,7 @@ class Summary:
         return sum(heard) / len(heard) if heard else None
 
     def a_second(self, amount: float) -> float:
-        """An amount divided by the wall time in seconds."""
+        """An amount per second: divided by the wall time of the level."""
         return amount / self.wall_s if self.wall_s else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The result of a benchmark for people: a block for each level, and a table of all levels."""
+"""Prints the result of a benchmark for people: a block for each level, and a table of all levels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.cli.console import Console
 
 LABELS = {"rtf": "rtf", "rtf_generation": "rtf generation", "audio_s": "audio s", "tokens": "tokens"}
-"""Labels of figures that are not shown in milliseconds. Other figures are; their label is their name."""
+"""Labels of the figures that are not shown in milliseconds. All other figures are, with their name as the label."""
 
 BUSY = 0.8
-"""Share of one core. A client that is busier has little left to measure with."""
+"""Share of one core. A client that uses more of it may measure late."""
 
 LATE_S = 0.05
 """If half of the requests began later than this, the arrivals were not those that were asked for."""
@@ -26,7 +26,7 @@ DROPPED = ("e2e p99", "ttft p99", "audio s/s", "tok/s")
 
 
 class BenchScreen:
-    """Prints on stdout, as wide as the terminal, or 100 columns without one."""
+    """Prints on stdout, as wide as the terminal; without a terminal 100 columns wide."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)

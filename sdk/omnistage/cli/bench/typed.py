@@ -79,7 +79,7 @@ def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw
 
 
 def extent_of(load: Load, requests: int | None, seconds: float | None) -> Extent:
-    """How long a level goes on: as typed, else the default for its load."""
+    """The length of a level: as typed, or else the default for its load."""
     if requests is not None or seconds is not None:
         return Extent(requests, seconds)
     return Extent(REQUESTS_EACH * load.concurrency, None) if isinstance(load, Closed) else Extent(None, SECONDS)

@@ -1,4 +1,4 @@
-"""Progress while a level is measured: a line on stderr that is erased at the end, if that is a terminal."""
+"""Shows progress while a level is measured: a line on stderr, if that is a terminal, which is erased at the end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BAR = 24
 
 @asynccontextmanager
 async def watch_level(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
-    """Inside this block show how far the level is."""
+    """A context in which a line shows how far the level is. is_quiet: show nothing."""
     notices = Notices()
     if is_quiet or not notices.is_terminal:
         yield
         return
     label, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=BAR))
-    # No auto_refresh: at any moment rich's thread would take the interpreter away from the thread that measures.
+    # No auto_refresh, because rich's thread would hold up the thread that measures, at any moment.
     with Progress(label, bar, TextColumn("{task.fields[told]}"), console=notices, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(str(level.load), total=1.0, told="")
         showing = asyncio.create_task(_show(level, progress, task))
@@ -47,7 +47,7 @@ async def _show(level: Level, progress: Progress, task: int) -> None:
 
 
 def _done_share(level: Level) -> float:
-    """The finished part of the level, 0 to 1, by requests or by time: the larger of the two."""
+    """The finished part of the level, 0 to 1: by requests or by time, whichever is larger."""
     extent = level.extent
     shares = [
         (level.offered - level.running) / extent.requests if extent.requests else 0.0,
