@@ -71,8 +71,8 @@ def _run(app: typer.Typer) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller closed. Otherwise a file that is opened later would get the number of
-    such a stream, and the output would go into it.
+    """Open /dev/null in place of standard streams that the caller closed. Otherwise a file that is opened later would get such a stream's
+    number, and the output.
 
     Characters that a terminal cannot show become question marks, and control characters are shown as escapes.
     """

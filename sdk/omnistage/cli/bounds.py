@@ -27,7 +27,7 @@ desktop: the stage is started again while others go on."""
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds of one process and its children. memory_bytes: how much memory it may map; None: any. oom_score: how readily the kernel kills
-    it when memory runs out, -1000 (never) to 1000."""
+    it when memory runs out, up to 1000; 0: as any process."""
 
     memory_bytes: int | None = None
     oom_score: int = 0

@@ -1,4 +1,4 @@
-"""`omnistage chat`: its options. The work is in `chatting`, imported when it runs."""
+"""`omnistage chat`: its options. The work is in `chatting`, which is imported when it runs."""
 
 from __future__ import annotations
 

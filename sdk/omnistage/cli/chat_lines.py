@@ -1,4 +1,4 @@
-"""Messages of `omnistage chat`, one at a time: typed at a prompt, or the lines of a pipe."""
+"""Reads the messages of `omnistage chat`, one at a time: typed at a prompt, or the lines of a pipe."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def is_typed() -> bool:
 
 async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
     """Yield what a person types, a message at a time: one line, several lines that were pasted or have Alt-Enter between, or a block.
-    ahead: returns text that was typed during an answer, with which the line begins. silence: stops the sound; returns whether any was
-    playing. Ctrl-C clears the line and stops the sound."""
+    ahead: returns text that was typed during an answer; the line begins with it. silence: stops the sound, and returns whether any was playing. Ctrl-C clears the line and stops the sound."""
     try:
         lines = state_folder() / LINES
         lines.touch(mode=0o600)
@@ -77,13 +76,13 @@ def _keys() -> KeyBindings:
 
 
 def is_open(text: str) -> bool:
-    """Whether a text begins a block and does not end it."""
+    """Whether a text begins a block and does not end it yet."""
     text = text.strip()
     return text.startswith(BLOCK) and (len(text) < 2 * len(BLOCK) or not text.endswith(BLOCK))
 
 
 def block(text: str) -> str | None:
-    """The words in a message that is a block; None for any other message."""
+    """The words inside a message that is a block (see BLOCK); None for any other message."""
     return text.removeprefix(BLOCK).removesuffix(BLOCK).strip() if text.startswith(BLOCK) else None
 
 
@@ -103,8 +102,7 @@ async def read() -> AsyncGenerator[str, None]:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe does, the thread is left alone. It holds no
-    lock of Python's, as a thread that reads `sys.stdin` would."""
+    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe, the thread goes on; unlike a thread that reads `sys.stdin` it holds no lock that Python's end would wait for."""
     rest = b""
     while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")

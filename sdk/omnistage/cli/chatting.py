@@ -59,7 +59,7 @@ STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that stop an answer: Enter and Ctrl-C."""
 
 MOST_SHOWN = 16
-"""The most files that one message may carry."""
+"""The largest number of files that one message may carry."""
 
 REMEMBERED = 4
 """How many turns of an old conversation are shown when it goes on."""
@@ -67,9 +67,9 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """The settings of one chat. pipeline: the pipeline to ask; empty: the router chooses. timeout_s: time limit of each answer.
-    max_retries: how often an answer is asked for again; None: the client's default. has_sound: ask for speech. is_played: play the speech,
-    if a loudspeaker is found."""
+    """The settings of one chat. talk: its conversation. pipeline: the pipeline to ask; empty: the router chooses. timeout_s: time limit of
+    each answer. max_retries: how often a refused question is asked again; None: the client's default. has_sound: ask for speech. is_played:
+    play the speech, if a loudspeaker is found."""
 
     talk: Talk
     pipeline: str
@@ -81,7 +81,7 @@ class Chat:
 
 async def run(chat: Chat, where: Where, verbose: bool) -> None:
     """Hold the conversation until the input or the user ends it. The error of an answer, or of a lost private stack, is printed, and the
-    next question may be asked. Raises typer.Exit(1) at the end if the lines came from a pipe and one of them failed."""
+    next question may be asked. Raises typer.Exit(1) at the end if the questions came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
     async with connect_client(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
@@ -98,7 +98,7 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
                 async for line in questions:
                     await session.take(line)
                     if not is_typed():
-                        await session.hear_out()  # The next question would stop the sound, and nobody is there to decide that.
+                        await session.hear_out()  # Otherwise the next question of the pipe would cut the sound off.
                     if session.is_over:
                         break
             if session.has_failed and not is_typed():
@@ -123,18 +123,18 @@ class ChatSession:
         self._loudspeaker = loudspeaker
         self._notices = notices
         self._verbose = verbose
-        self._handling: asyncio.Task[None] | None = None
+        self._handling: asyncio.Task[None] | None = None  # handles a typed line
         self._answering: asyncio.Task[tuple[Spoken, Done]] | None = None
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._sounds: list[AudioChunk] = []
+        self._sounds: list[AudioChunk] = []  # of the last answer
         self._pipeline = chat.pipeline
         """The pipeline that answers; empty: the router chooses."""
         self._attached: list[MentionedFile] = []
-        """Files that go with the next message."""
+        """Files that are sent with the next message."""
 
     def remember(self) -> None:
-        """Show the last turns of a conversation that is continued; nothing if it is a new one."""
+        """Show the last turns of a conversation that is continued; show nothing of a new one."""
         turns = self._talk.turns
         if turns:
             self._notices.tell("[dim]going on with the last conversation; /new begins anew[/]")
@@ -149,8 +149,8 @@ class ChatSession:
         return ahead
 
     async def take(self, line: str) -> None:
-        """Stop the sound, and handle a typed line: a question, or a command of the chat. An empty line asks about the files that go with
-        the next message, if there are any. `interrupt` ends this early."""
+        """Stop the sound, and handle a typed line: a question, or a command of the chat. An empty line asks about the attached files, if
+        there are any. `interrupt` ends this early."""
         self.silence()
         if not (text := line.strip()) and not self._attached:
             return
@@ -164,7 +164,7 @@ class ChatSession:
             handling.result()
 
     def interrupt(self) -> None:
-        """Stop what runs: an answer, of which the text so far is kept; else a command; else the sound that is still playing."""
+        """Stop the answer that comes, and keep its text so far; or else the command that runs, or else the sound that is still playing."""
         if self._answering is not None:
             self._answering.cancel()
         elif self._handling is not None:
@@ -238,7 +238,7 @@ class ChatSession:
             self._print_attached()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
-        """Ask, and return True when the answer has ended. Return False if the question is to be asked again, because something was left
+        """Ask, and return True when the answer has ended. Return False if the question must be asked again, because this left something
         out: the oldest turns, if the conversation no longer fits, or an earlier file that the router refuses. answer: collects the text."""
         try:
             if await self._answer(answer):
@@ -257,8 +257,8 @@ class ChatSession:
         return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
-        """Drop attached files after a refusal: the files that it names, else all; none if it is about a setting. words: the question,
-        printed again for the user to repeat."""
+        """Drop attached files after a refusal: the files that it names, or else all; but none if it is about a setting. words: the
+        question, which is printed for the user to repeat."""
         if is_of_setting(error):
             return
         named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
@@ -268,8 +268,8 @@ class ChatSession:
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(question)}[/]")
 
     async def _answer(self, said: Said) -> bool:
-        """Ask, and show and play the answer until it ends or is stopped. Return False if the conversation is too long for the model. said:
-        gets the text."""
+        """Ask, and show and play the answer until it ends or is stopped. Return True, or False if the conversation is too long for the
+        model. said: collects the text."""
         events = until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
@@ -302,7 +302,7 @@ class ChatSession:
             for part in fold_line(line, width):
                 self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
-            # Nothing waits for this task: the sound plays on while the user types the next question.
+            # No `await` here, so the sound plays on while the user types the next question.
             self._listening = asyncio.create_task(_play_to_end(self._player, self._notices))
         return True
 
@@ -320,7 +320,8 @@ class ChatSession:
 
     @contextmanager
     def _stop_keys(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Inside this block Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. With lines of a pipe it does nothing."""
+        """A context in which Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. If the lines come from a pipe, it does
+        nothing."""
         if not is_typed():
             yield
             return
@@ -337,7 +338,7 @@ class ChatSession:
             yield
 
     async def _obey(self, command: str, value: str) -> None:
-        """Obey a command. value: the text after it. Raises RequestError."""
+        """Obey a command. command: with its slash. value: the text after it. Raises RequestError."""
         if command in SETTINGS:
             if command == "/voice" and value not in ("", OFF):
                 await self._check_voice(value)
@@ -392,7 +393,8 @@ class ChatSession:
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
-        """Set the pipeline that answers from now on; `off`: the router chooses. Without a name, list the pipelines. Raises RequestError."""
+        """Set the pipeline that answers from now on. name: `off`: the router chooses; empty: only list the pipelines. Raises
+        RequestError."""
         if not name:
             for one in await self._all_pipelines():
                 now = "" if self._pipeline != one.name else " (now)"
@@ -405,8 +407,8 @@ class ChatSession:
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
     async def _obey_file_command(self, kind: str, value: str) -> None:
-        """Obey /image, /audio or /video. kind: the command without its slash. value: a path and maybe words; `off`: drop the attached files
-        of this kind; empty: show all attached files. Raises RequestError."""
+        """Obey /image, /audio or /video. kind: the command without its slash. value: a path and perhaps words; `off`: drop the attached
+        files of this kind; empty: print all attached files. Raises RequestError."""
         if value == OFF:
             self._attached = [one for one in self._attached if one.kind != kind]
             if not self._print_attached():
@@ -436,7 +438,7 @@ class ChatSession:
             self._print_attached()
 
     def _print_attached(self) -> bool:
-        """Print which files go with the next message; returns whether there are any."""
+        """Print the files that are sent with the next message; returns whether there are any."""
         if self._attached:
             drop = " and ".join(f"/{kind} {OFF}" for kind in dict.fromkeys(one.kind for one in self._attached))
             files = ", ".join(map(str, self._attached))
@@ -450,7 +452,8 @@ class ChatSession:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
     def _save(self, name: str) -> None:
-        """Write the words of the conversation (.txt, .md, .json) or the sound of the last answer to a file. Raises RequestError."""
+        """Write a file of this name: the words of the conversation (.txt, .md, .json), or else the sound of the last answer. Raises
+        RequestError."""
         if not name:
             raise RequestError("/save needs the name of a file", hint=f"Give {OTHERS['/save']}.")
         path = Path(name).expanduser()
@@ -485,13 +488,13 @@ async def _play_to_end(player: Player, notices: Notices) -> None:
         await player.afinish()
     except PlayerLostError as error:
         message = error.message
-        # Prints above the line that is being typed, if there is one.
+        # Then prints go above the line that is being typed, if there is one.
         await run_in_terminal(lambda: notices.tell(f"[yellow]{escape(message)}[/]"))
 
 
 @contextmanager
 def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Inside this block SIGINT calls `interrupt` on the event loop, and has no other effect."""
+    """A context in which SIGINT calls `interrupt` on the event loop, and has no other effect."""
     loop = asyncio.get_running_loop()
     before = signal.signal(signal.SIGINT, lambda number, frame: loop.call_soon_threadsafe(interrupt))
     try:

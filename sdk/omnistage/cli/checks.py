@@ -21,8 +21,8 @@ UNKNOWN = "127.0.0.1:1"
 
 
 def check(layout: Layout, *, of_models: bool = True) -> None:
-    """Run the checks that the servers themselves make of their settings. of_models: run the models' checks too. Raises StackError, in one
-    line."""
+    """Run the checks that the servers themselves make of their settings. of_models: run the models' checks too. Raises StackError with a
+    text of one line."""
     servers = layout.servers
     try:
         for pipeline in layout.pipelines:
@@ -33,7 +33,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
             listening["--metrics"] = servers.metrics
         if servers.http:
             _check_typed("--http", servers.http)
-            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # The gateway takes the next port if this one is taken.
+            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # Port 0, because the gateway takes the next port if its own is taken.
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):
@@ -51,7 +51,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
 
 
 def _check_apart(listening: Mapping[str, str]) -> None:
-    """Raises StartError if two options have the same address. listening: addresses by their options."""
+    """Raises StartError if two options have the same address. listening: by option, the address at which a server will listen."""
     taken: dict[str, str] = {}
     for option, address in listening.items():
         other = taken.setdefault(address, option)

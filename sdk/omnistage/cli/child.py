@@ -1,4 +1,4 @@
-"""One server process of a stack: starts it, waits until it serves, starts it again, and stops it."""
+"""Starts one server process of a stack, waits until it serves, starts it again, and stops it."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class Child:
 
     @property
     def asking(self) -> socket.socket:
-        """The socket over which this process asks whether the child still answers (liveness.py). Raises RuntimeError before the child
-        serves, and after it was stopped or is started again."""
+        """The socket on which this process asks whether the child still answers (liveness.py). Raises RuntimeError if there is none: before
+        the child serves, and after it was stopped or is started again."""
         if self._asking is None:
             raise RuntimeError(f"{self.name} does not serve")
         return self._asking
 
     async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
         """Start the process, after an earlier one has ended, and wait until it serves. lifeline_fd: the reading end of the lifeline.
-        start_fd: the reading end of a pipe, whose end tells a router to go on. words: further arguments, for this start alone. Raises
-        StackError if the process cannot be started, or ends before it serves: then with its last words."""
+        start_fd: the reading end of a pipe; the end of the pipe is the sign for a router to go on. words: further arguments, for this start
+        alone. Raises StackError if the process cannot be started, or ends before it serves; then `log` has its last lines."""
         fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
         try:
             line = await self._ready_line(fds, words)
@@ -86,8 +86,8 @@ class Child:
         self._serves = True
 
     async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
-        """Start the process and return the line that it writes when it serves, or knows that it cannot; empty: it ended without a line.
-        fds: file descriptors, by the option that names each. Raises OSError."""
+        """Start the process and return the line that it writes when it serves, or when it knows that it cannot; empty: it ended without a
+        line. fds: file descriptors, by the option that passes each. Raises OSError."""
         self._serves = False
         self._ask_no_more()
         with ExitStack() as ends:
@@ -104,7 +104,7 @@ class Child:
             )
             ends.callback(transport.close)
             await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
-            writer.close()  # Now only the process has this end: the pipe ends with it.
+            writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
             asked.close()
             line = await reader.readline()
             if line:
@@ -152,13 +152,13 @@ class Child:
         return error
 
     def last_lines(self) -> str:
-        """The last lines of its log; empty if its output goes elsewhere."""
+        """The last lines of the process's log; empty if it has no log."""
         if self._log is None:
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def told_end(self, code: int) -> str:
-        """How the process ended, in words. code: as `wait` returns it."""
+        """A text that says how the process ended. code: as `wait` returns it."""
         return describe_exit(code) + (self._bounds.told() if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
@@ -168,8 +168,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """End the process: by SIGTERM, and by SIGKILL if it runs longer than grace_s, in which its answers may finish, and a margin. A
-        process that does not serve yet has no answers, and so no grace."""
+        """End the process by SIGTERM, and by SIGKILL if it then runs longer than grace_s and a margin. grace_s: seconds for its answers to
+        finish; a process that does not serve yet has no answers, so it gets only the margin."""
         grace_s = grace_s if self._serves else 0.0
         self._ask_no_more()
         process = self._process
@@ -183,13 +183,13 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """Send SIGKILL, if the process is there, and wait for its end."""
+        """Send SIGKILL, if the process runs, and wait for its end."""
         self.kill_now()
         if self._process is not None:
             await self._process.wait()
 
     def kill_now(self) -> None:
-        """Send SIGKILL, if the process is there."""
+        """Send SIGKILL, if the process runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
@@ -202,5 +202,5 @@ def _open_log(log: Path) -> int:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """An exit code, or the signal of a negative one, in words."""
     return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,5 +1,5 @@
-"""The file of `omnistage serve --config`: YAML with settings by the names of the options. A variable counts more than the file, and the
-command line more than both."""
+"""The file of `omnistage serve --config`: YAML with settings by the names of the options. A variable wins over the file, and the command
+line over both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "OMNISTAGE_SERVE"
 
 
 class Configured(Command):
-    """A command whose options may also stand in a file and in environment variables; its help says so once, not for each option. An error
+    """A command whose options may also stand in a file and in environment variables; its help says this once for all options. An error
     about a value that was not typed names the source of the value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ class Configured(Command):
 
 
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
-"""Options that describe this one call and not the stack: a file has none of them."""
+"""Options that describe this call alone and not the stack, so a file cannot have them."""
 
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings whose variable holds several words, which may be paths."""
@@ -54,7 +54,7 @@ LISTS = frozenset({"lora"})
 """Repeatable settings that are no values by stage."""
 
 PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
-"""Sources of a setting, by Click's names; a later one counts more."""
+"""Sources of a setting, by Click's names; a later one wins over an earlier one."""
 
 UNSET = {
     "pipeline": "what answers, and what draws",
@@ -72,7 +72,7 @@ OWN = "the servers' own"
 """`UNSET` has texts for settings without a value, by setting; `OWN` is the text for all others."""
 
 ALL = "all"
-"""In place of a stage: all stages that the same setting does not name."""
+"""Written in place of a stage; it means all stages that the same setting does not name."""
 
 MAX_BYTES = 1 << 20
 
@@ -113,14 +113,14 @@ def settings_text(context: typer.Context) -> str:
 
 
 def counts_more(context: typer.Context, setting: str, other: str) -> bool:
-    """Whether the source of one setting counts more than the source of another. setting, other: names of the two."""
+    """Whether the source of one setting wins over that of another (see PRECEDENCE). setting, other: names of the two settings."""
     sources = (context.get_parameter_source(name) for name in (setting, other))
     one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
     return one > another
 
 
 def _origin(context: typer.Context, name: str, typed: str) -> str:
-    """The source of a setting in words: the file, or a variable; for the command line the text `typed`, for the default nothing."""
+    """The source of a setting in words: the file, or a variable; for the command line the text `typed`, for the default an empty text."""
     source = context.get_parameter_source(name)
     origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}
     return origins.get(source.name, typed) if source is not None else ""
@@ -143,8 +143,8 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
 
 
 def _options(context: typer.Context) -> Mapping[str, Any]:
-    """The options that a file may set, as Click's objects by name; `multiple` marks an option with a value for each stage, `nargs` below 0
-    a list."""
+    """By name, Click's objects of the options that a file may set. An option with `multiple` has a value for each stage; one with `nargs`
+    below 0 is a list."""
 
     def named() -> Iterator[tuple[str, Any]]:
         for parameter in context.command.params:
@@ -156,13 +156,13 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     """The known name with the most similar spelling; empty if none is similar."""
-    from omnistage.client.guesses import near  # Not for a help text: the import of the client takes a while.
+    from omnistage.client.guesses import near  # Imported here, because a help text does without the client, whose import takes a while.
 
     return near(name, known)
 
 
 def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a file: names of options, and values as Click takes them for defaults. Raises BadParameter."""
+    """Yields (name of an option, its value as Click takes it for a default) for each setting of a file. Raises BadParameter."""
     for name, value in _mapping(path).items():
         known = str(name).replace("-", "_")
         if known not in options:
@@ -178,7 +178,7 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _split(value: str) -> list[str]:
-    """The words of a variable, split as a shell does. An existing path is one word, and so is PIPELINE=PATH."""
+    """The words of a variable, split as a shell splits words; but an existing path is one word, and so is PIPELINE=PATH."""
     if Path(value).exists() or Path(value.partition("=")[2] or value).exists():
         return [value]
     try:
@@ -212,7 +212,7 @@ def _mapping(path: Path) -> dict[Any, Any]:
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """The value of a setting as [STAGE=]VALUE words. value: for all stages, or a list of words, or a mapping from stages to values, in
+    """The value of a setting as [STAGE=]VALUE words. value: one for all stages, or a list of words, or a mapping from stages to values, in
     which `all` stands for the stages that it does not name."""
     if isinstance(value, dict):
         pairs = {str(stage): _word(path, name, one) for stage, one in value.items()}
@@ -232,7 +232,7 @@ def _word(path: Path, name: str, value: Any) -> str:
 
 
 def _pair(word: str) -> tuple[str, str]:
-    """Stage and value of a [STAGE=]VALUE word; the stage "" stands for all stages."""
+    """(stage, value) of a [STAGE=]VALUE word; the stage "" stands for all stages."""
     stage, equals, value = word.partition("=")
     return (stage, value) if equals else ("", word)
 
@@ -247,10 +247,10 @@ def _file_value(value: Any, *, is_many: bool) -> Any:
 
 
 def _list_or_one(value: Any) -> Any:
-    """Several values in the form of the file: a list, or the only value alone."""
+    """Values in the form of the file: a list, or a single value without a list."""
     return value[0] if value and len(value) == 1 else list(value or ()) or None
 
 
 def _yaml_value(word: str) -> Any:
-    """A text as YAML has it: numbers and truth values are not texts."""
+    """The value that YAML reads from a text: it may be a number or a truth value."""
     return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)

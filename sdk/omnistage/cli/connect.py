@@ -1,4 +1,4 @@
-"""The client of one command: of the router that it asks, or of a private stack for this call."""
+"""Makes the client of one command, for a router or for a private stack of this call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from omnistage.client.found import Found
 
 @asynccontextmanager
 async def connect_client(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
-    """Yield a client; a private stack is started before, and stopped at the end of the block. timeout_s: how long to wait for a connection,
-    at most. is_quiet: do not print what a call waits for."""
+    """Yield a client. A private stack is started before the block and stopped at its end. timeout_s: the most seconds to wait for a
+    connection. is_quiet: do not print what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
-            from omnistage.cli.starting import start_stack  # It imports all about stacks; a command that asks a router does without.
+            from omnistage.cli.starting import start_stack  # Imported here, because a command that asks a router does without these modules.
 
             stack = await exits.enter_async_context(start_stack(where.at, None, verbose))
             router = Found(stack.address, is_named=True, is_own=True)

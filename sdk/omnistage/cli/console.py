@@ -1,4 +1,4 @@
-"""The console of the command: rich's, but texts from others cannot steer the terminal."""
+"""The console of the command: rich's, but texts from others cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.host.terminal import Guarded, escape_text, stream_below
 
 
 class Console(rich.console.Console):
-    """Prints control characters in texts as escapes. It writes to the stream below the guarded one, because the terminal must obey rich's
-    own sequences: colours, and the cursor of lines that are drawn anew."""
+    """Prints control characters in texts as escapes. It writes to the stream inside the guarded stdout or stderr, because the terminal must
+    obey the sequences of rich itself: colours, and the cursor of lines that are drawn anew."""
 
     @property
     def file(self) -> IO[str]:
@@ -27,8 +27,8 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A text with its markup. Texts of others are escaped before they get here, but backslashes at their end can undo that. If the
-        result is no valid markup, it is shown as it is."""
+        """A text with its markup. Texts of others are escaped before they get here, but backslashes at their end can undo that. A text that
+        is no valid markup is shown unchanged."""
         text = self._clean(text)
         try:
             return super().render_str(text, **options)
@@ -36,7 +36,7 @@ class Console(rich.console.Console):
             return super().render_str(text, **{**options, "markup": False})
 
     def render(self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render, and also make texts harmless that did not come through `render_str`."""
+        """Render, and make all texts harmless, also those that did not come through `render_str`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 

@@ -38,7 +38,7 @@ MARGIN_S = 15.0
 def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
     """Start a stack in a session of its own, wait until it serves, and leave it running. words: the arguments as typed; the new launcher
     gets them without --detach. log_folder: None: a new folder. Raises StackError, also if the stack ends before it serves."""
-    # Made here too, so that errors and the bars of fetches are seen on this terminal.
+    # The launcher makes the layout too. Made here first, so that errors and the bars of fetches are seen on this terminal.
     layout = layout_of(choice)
     if log_folder is None:
         log_folder = _new_log_folder()
@@ -74,8 +74,8 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
 
 
 def _new_log_folder() -> Path:
-    """Make a folder for the logs of this start, and return it. Removes older folders beside it, except the newest ones and those of stacks
-    that serve."""
+    """Make a folder for the logs of this start, and return it. Older folders of this kind are removed, except the newest ones and those of
+    stacks that serve."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}
     old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -85,8 +85,9 @@ def _new_log_folder() -> Path:
 
 
 def stop(address: str | None, *, every: bool, is_now: bool) -> None:
-    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack. every:
-    end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
+    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port alone; None: the only stack
+    that there is. every: end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does
+    not end."""
     stacks = all_served()
     for served in stacks if every and stacks else [choose_stack(stacks, address)]:
         _stop(served, is_now)
@@ -104,7 +105,7 @@ def _stop(served: Served, is_now: bool) -> None:
         ending.signal()
         patience = f"answers that run get up to {served.grace_s:g} s"
         with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
-            # A busy launcher may take two signals for one: they are sent again until it ends.
+            # A busy launcher may see two signals as one, so they are sent until it has ended.
             has_ended = _ends_now(ending) if is_now else ending.wait(served.grace_s + MARGIN_S)
         if not has_ended:
             raise StackError(
@@ -115,7 +116,7 @@ def _stop(served: Served, is_now: bool) -> None:
 
 
 def _ends_now(ending: StackEnd) -> bool:
-    """Send the signal again and again until the stack has ended; returns whether it has, after MARGIN_S or a little more."""
+    """Send the signal again and again until the stack has ended, for MARGIN_S or a little longer; returns whether it has ended."""
     for _ in range(int(MARGIN_S / AGAIN_S)):
         if ending.wait(AGAIN_S):
             return True

@@ -1,4 +1,4 @@
-"""One drawing: asks for it, shows it while it comes, writes its files, and prints its figures."""
+"""Carries out one drawing: asks for it, shows it while it comes, writes its files, and prints its figures."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ F = TypeVar("F", bound=OutputFile)
 @dataclass(frozen=True, slots=True)
 class PictureOrder(TypedOrder):
     """An order of a drawing or a film. prompt: its words; - (standard input) until `checked` reads it. images: names of files; after
-    `checked` their bytes. sized: width and height were typed as one. is_unnamed: no file was typed, and `out` is only an ending until
-    `named` makes a name. output: the port of the result."""
+    `checked` their bytes. sized: width and height were typed as one option, --size. is_unnamed: no file was typed; `out` is only an ending
+    until `named` makes a name. output: the port of the result."""
 
     prompt: str
     out: Path
@@ -84,8 +84,8 @@ class PictureOrder(TypedOrder):
         return replace(known, prompt=prompt, images=images, options=options)
 
     def named(self, files: ExitStack) -> Self:
-        """The order with a file named after its prompt if no file was typed; no other call gets that name until `files` ends. Raises
-        RequestError."""
+        """The order itself, or, if no file was typed, the order with a file named after its prompt. No other call of omnistage gets that
+        name until `files` ends. Raises RequestError."""
         if not self.is_unnamed:
             return self
         return replace(self, out=files.enter_context(new_name(self.prompt, self.out.suffix, self.folders)))
@@ -95,7 +95,7 @@ class PictureOrder(TypedOrder):
         """Open the expected files of a named order. Raises RequestError."""
 
     def open_file(self, kind: type[F], path: Path, kinds: Mapping[str, str], files: ExitStack) -> F:
-        """Open one file. Raises RequestError."""
+        """Open one file until `files` ends. kind: its class. kinds: as in OutputFile. Raises RequestError."""
         try:
             file = kind(path, "--out", kinds)
         except RequestError as error:
@@ -146,7 +146,7 @@ class DrawingOrder(PictureOrder):
 
 @dataclass(slots=True)
 class Drawn:
-    """The results of a drawing so far. previews: the files of previews."""
+    """The results of a drawing so far: its pictures, and the files of its previews."""
 
     pictures: list[Picture] = field(default_factory=list)
     previews: list[Path] = field(default_factory=list)
@@ -168,7 +168,7 @@ class PictureFile:
 
 
 def check_numbers(options: Options, example: float = 7.5) -> None:
-    """Raises RequestError for an option that is infinite or no number, which Typer accepts. example: a number to give instead."""
+    """Raises RequestError for an option that is infinite or NaN, which Typer accepts. example: a number for the error text."""
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as {example}")
@@ -210,7 +210,8 @@ async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, ver
 
 @contextmanager
 def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
-    """Reword refusals by what was typed: a wrong side names --size if `sized`, and a missing picture gets a hint unless `has_images`."""
+    """A context that rewords refusals by what was typed: for a wrong side it names --size if `sized`, and for a missing picture it adds a
+    hint unless `has_images`."""
     try:
         yield
     except BadRequestError as error:
@@ -241,8 +242,8 @@ def _keep_preview(order: DrawingOrder, preview: Picture) -> Path:
 
 
 def _write(order: DrawingOrder, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[PictureFile]:
-    """Write a file for each picture. opened: files that are open already, by path. Raises ProtocolError if no picture has come, or one of
-    another type than was asked for."""
+    """Write a file for each picture. opened: by path, the files that are open already. Raises ProtocolError if no picture has come, or if
+    one has another type than was asked for."""
     if not drawn.pictures:
         raise ProtocolError("the drawing ended without a picture")
     layered = "layers" in order.options or any(picture.layer for picture in drawn.pictures)

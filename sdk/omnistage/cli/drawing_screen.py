@@ -1,4 +1,5 @@
-"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews if the terminal has the colours.
+"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews if the terminal has 24 bits of
+colour.
 
 Everything goes to stderr, and the drawing goes on even if nobody reads it.
 """
@@ -26,7 +27,7 @@ ROWS_BESIDE = 3
 
 
 class DrawingScreen:
-    """Base of the screens: each shows a drawing inside its `with` block. This one shows nothing, for --json."""
+    """The base of all screens; a screen shows a drawing inside its `with` block. This one shows nothing, for --json."""
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +112,7 @@ class LiveDrawing(DrawingScreen):
 
 
 def progress_line(done: int, total: int, seconds: float) -> Text:
-    """The line of progress: a bar, the step, and the seconds so far. total 0: it is not known, and there is no bar."""
+    """The line of progress: a bar, the step, and the seconds so far. total: number of steps; 0: not known, so there is no bar."""
     if not total:
         return Text(f"drawing step {done} · {seconds:.1f} s", style="dim")
     full = min(BAR_CELLS, BAR_CELLS * done // total)
@@ -131,7 +132,8 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 
 
 def _write(text: str) -> None:
-    """Write text to stderr with control sequences that the terminal is to obey. Only the colours of pictures in it come from others."""
+    """Write text to stderr with control sequences that the terminal is to obey. Nothing in it comes from others except the colours of
+    pictures."""
     with suppress(OSError):
         terminal = stream_below(sys.stderr)
         terminal.write(text)

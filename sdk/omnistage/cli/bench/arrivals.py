@@ -16,9 +16,8 @@ _DRAWN = 256
 def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
     """Yields for ever when the next request is due, in seconds after the beginning; on average `rate` requests a second.
 
-    constant: from 0 on, equally far apart. poisson: the gaps, also that before the first request, are drawn from the exponential
-    distribution; the same seed gives the same times. burst: `burst` requests at the same time, from 0 on, and these groups equally far
-    apart.
+    constant: from 0 on, equally far apart. poisson: gaps, also before the first request, from the exponential distribution; the same seed
+    gives the same times. burst: `burst` requests at the same time, from 0 on, and these groups equally far apart.
     """
     match process:
         case "constant":

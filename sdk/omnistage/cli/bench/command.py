@@ -1,4 +1,4 @@
-"""`omnistage bench`: its options. The other modules of this folder do the work; they are imported when it runs."""
+"""`omnistage bench`: its options. The other modules here do the work; they are imported when it runs."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ class BenchQuestion:
             case "say":
                 return omni.stream_say(self.text, **self.options)
             case "draw":
-                whatever_comes = cast(
-                    "Options", {"outputs": (), **self.options}
-                )  # `outputs` is empty, so that the answer may also be a film.
+                whatever_comes = cast("Options", {"outputs": (), **self.options})  # No output is named: the answer may also be a film.
                 return omni.stream_draw(self.text, **whatever_comes)
 
 

@@ -131,7 +131,7 @@ def _add_piece(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> Non
 
 
 def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) -> Measured:
-    """The figures of an answer that has ended. pieces: the arrivals of its text. steps, pictures: how many of them came."""
+    """The figures of an answer that has ended. pieces: arrivals of its text."""
     timing = done.timing
     sounds = [chunk for chunk in timing.audio if chunk.samples]
     rest_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
