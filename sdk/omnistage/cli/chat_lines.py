@@ -29,7 +29,8 @@ def is_typed() -> bool:
 
 async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
     """Yield what a person types, a message at a time: one line, several lines that were pasted or have Alt-Enter between, or a block.
-    ahead: returns text that was typed during an answer; the line begins with it. silence: stops the sound, and returns whether any was playing. Ctrl-C clears the line and stops the sound."""
+    ahead: returns text that was typed during an answer; the line begins with it. silence: stops the sound, and returns whether any was
+    playing. Ctrl-C clears the line and stops the sound."""
     try:
         lines = state_folder() / LINES
         lines.touch(mode=0o600)
@@ -102,7 +103,8 @@ async def read() -> AsyncGenerator[str, None]:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe, the thread goes on; unlike a thread that reads `sys.stdin` it holds no lock that Python's end would wait for."""
+    """Yield the lines of standard input, which a thread reads. If the chat ends before the pipe, the thread goes on; unlike a thread that
+    reads `sys.stdin` it holds no lock that Python's end would wait for."""
     rest = b""
     while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")

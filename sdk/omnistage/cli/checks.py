@@ -33,7 +33,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
             listening["--metrics"] = servers.metrics
         if servers.http:
             _check_typed("--http", servers.http)
-            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # Port 0, because the gateway takes the next port if its own is taken.
+            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # If its port is taken, the gateway takes the next.
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):

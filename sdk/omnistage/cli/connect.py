@@ -22,7 +22,7 @@ async def connect_client(where: Where, timeout_s: float, verbose: bool, *, is_qu
     connection. is_quiet: do not print what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
-            from omnistage.cli.starting import start_stack  # Imported here, because a command that asks a router does without these modules.
+            from omnistage.cli.starting import start_stack  # Imported here: a command that asks a router does without.
 
             stack = await exits.enter_async_context(start_stack(where.at, None, verbose))
             router = Found(stack.address, is_named=True, is_own=True)

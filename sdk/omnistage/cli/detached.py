@@ -38,7 +38,7 @@ MARGIN_S = 15.0
 def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
     """Start a stack in a session of its own, wait until it serves, and leave it running. words: the arguments as typed; the new launcher
     gets them without --detach. log_folder: None: a new folder. Raises StackError, also if the stack ends before it serves."""
-    # The launcher makes the layout too. Made here first, so that errors and the bars of fetches are seen on this terminal.
+    # The launcher makes it too. Made here first, so that errors and the bars of fetches are seen on this terminal.
     layout = layout_of(choice)
     if log_folder is None:
         log_folder = _new_log_folder()

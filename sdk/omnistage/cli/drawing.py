@@ -84,8 +84,8 @@ class PictureOrder(TypedOrder):
         return replace(known, prompt=prompt, images=images, options=options)
 
     def named(self, files: ExitStack) -> Self:
-        """The order itself, or, if no file was typed, the order with a file named after its prompt. No other call of omnistage gets that
-        name until `files` ends. Raises RequestError."""
+        """The order itself, or, if no file was typed, the order with a file named after its prompt. No other call gets that name until
+        `files` ends. Raises RequestError."""
         if not self.is_unnamed:
             return self
         return replace(self, out=files.enter_context(new_name(self.prompt, self.out.suffix, self.folders)))

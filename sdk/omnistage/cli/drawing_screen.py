@@ -1,4 +1,4 @@
-"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews if the terminal has 24 bits of
+"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews on a terminal with 24 bits of
 colour.
 
 Everything goes to stderr, and the drawing goes on even if nobody reads it.
@@ -132,8 +132,7 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 
 
 def _write(text: str) -> None:
-    """Write text to stderr with control sequences that the terminal is to obey. Nothing in it comes from others except the colours of
-    pictures."""
+    """Write text to stderr with control sequences that the terminal is to obey. Only the colours of pictures in it come from others."""
     with suppress(OSError):
         terminal = stream_below(sys.stderr)
         terminal.write(text)

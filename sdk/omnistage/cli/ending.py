@@ -1,4 +1,4 @@
-"""The end of `omnistage serve`: the first signal lets the running answers finish, the second ends everything now."""
+"""Ends `omnistage serve`: at the first signal running answers may finish, at the second everything ends at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOOK_S = 0.5
 class Ending:
     """Cancels the task that serves, at the first signal or at a call of `begin`; kills all processes at the second signal.
 
-    grace_s: seconds that running answers get. notices: prints what the end waits for; None: a private stack, whose owner does not wait.
-    stack: set once there is one.
+    task: the task that serves. grace_s: seconds that running answers get. notices: prints what the end waits for; None: print nothing, for
+    a private stack, whose owner does not wait. stack: None until `ends` is called.
     """
 
     def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
@@ -39,29 +39,29 @@ class Ending:
         self._task = task
         self._grace_s = grace_s
         self._notices = notices
-        self._is_closed = False
+        self._is_closed = False  # whether `close` was called
         self._is_cancelled = False
         self._telling: asyncio.Task[None] | None = None
 
     def ends(self, stack: Stack) -> None:
-        """Name the stack that a signal ends."""
+        """Set the stack that a signal ends."""
         self.stack = stack
 
     def heed(self) -> None:
-        """From here on signals end the stack."""
+        """Handle signals from now on."""
         loop = asyncio.get_running_loop()
         for number in interrupt.heeded_signals():
             loop.add_signal_handler(number, self._signalled, number)
 
     async def close(self) -> None:
-        """From here on print nothing and cancel nothing."""
+        """Print nothing and cancel nothing from now on."""
         self._is_closed = True
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.wait({self._telling})
 
     def _signalled(self, number: signal.Signals) -> None:
-        """Begin the end at the first signal; end everything now at the second; ignore further ones."""
+        """At the first signal begin the end; at the second end everything at once; ignore further signals."""
         self.number = number
         if not self.came:
             self.begin(f"on {number.name}")
@@ -101,8 +101,8 @@ class Ending:
             self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
-        """The end of the printed line: which running answers the end waits for, and for how long; empty if none runs. answers: how many
-        run; None: it is not known."""
+        """The last part of the printed line: how many running answers the end waits for, and how long; empty if none runs. answers: how
+        many run; None: not known."""
         if answers == 0:
             return ""
         who = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
@@ -115,7 +115,7 @@ class Ending:
 
 
 async def _running(address: str) -> int | None:
-    """How many answers a router runs; None if it does not tell in time. address: HOST:PORT of its metrics."""
+    """How many answers a router runs; None if it does not say so in time. address: HOST:PORT of its metrics."""
 
     def look() -> int | None:
         from omnistage.cli.stack_metrics import fetch_page

@@ -1,4 +1,5 @@
-"""The environment of a stack's processes: the launcher's, without keys of clients, and with a token that only they know."""
+"""Makes the environment of a stack's processes: the launcher's, without keys of clients, and with a token that only these processes
+know."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the key of a client, and with a new token unless it names one already. The token is not on the command line,
-    which all users of a host can read."""
+    """The environment without the key of a client, and with a new token unless it has one. The token is not on the command line, because
+    all users of a host can read that."""
     theirs = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
     if theirs.get(VARIABLE) or theirs.get(FILE_VARIABLE):
         return theirs

@@ -1,4 +1,5 @@
-"""Fetches checkpoints to this machine, with a bar: a family's own, which is downloaded and converted once, or one by its name at a hub."""
+"""Fetches checkpoints to this machine, with a bar: a family's own checkpoint, which is downloaded and converted once, or one at a hub, by
+its name."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from omnistage.models.hub import FetchPlan, FoundCheckpoint, HubName
 
 Check = Callable[[Path], object]
-"""Called with the folder of a checkpoint when all but its weights has been fetched. An error from it ends the fetch."""
+"""Called with the folder of a checkpoint when everything except its weights has been fetched. If it raises an error, the fetch ends."""
 
 
 def fetch_defaults() -> list[Path]:
-    """Fetch the default pipelines' own checkpoints; returns their folders. Raises StackError for the first pipeline; if another one fails,
-    a line says so, because `serve` does without it."""
+    """Fetch the own checkpoints of the default pipelines; returns their folders. Raises StackError if that of the first pipeline fails. If
+    another one fails, only a line says so, because `serve` does without it."""
     folders = []
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         for family in dict.fromkeys(stage.family for stage in pipeline.stages if has_default(stage.family)):
@@ -71,8 +72,9 @@ def pull(text: str) -> Path:
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
-    """The folder of a checkpoint. text: a folder, or the name of a checkpoint at a hub, which is fetched first; a folder counts more.
-    option: where it was typed, for errors. Raises BadRequestError for a text that is neither, and the errors of `pull` and of `check`."""
+    """The folder of a checkpoint. text: a folder, or the name of a checkpoint at a hub, which is fetched first; if it can be both, it is
+    the folder. option: where it was typed, for errors. Raises BadRequestError for a text that is neither, and the errors of `pull` and of
+    `check`."""
     folder, notices = Path(text), Notices()
     name = hub_name(text)
     if folder.is_dir():
@@ -84,7 +86,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     try:
         return _fetch(name, check, notices).folder
     except StackError as error:
-        if folder.parent.is_dir():  # The user may have meant a path.
+        if folder.parent.is_dir():  # The text begins like a path, so the user may have meant a folder.
             error.hint = f"There is no folder {text} here. {error.hint}"
         raise
 
@@ -101,7 +103,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
-    """Fetch a checkpoint by its name, as far as parts are missing. Raises StackError, and the errors of `check`."""
+    """Fetch the missing parts of a checkpoint by its name. check: as in `Check`. Raises StackError, and the errors of `check`."""
     from omnistage.models.hub import fetch as fetch_named
 
     try:
@@ -114,7 +116,7 @@ def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
 
 
 def _hint(name: HubName, error: FetchError) -> str:
-    """A hint beyond the message; empty if the message says it all."""
+    """A hint for the error of a fetch; empty if the message is enough."""
     from omnistage.models.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
 
     match error:
@@ -131,7 +133,7 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 def _here() -> str:
     """A sentence that names the models on this machine, which can be served without a hub."""
-    from omnistage.cli.inventory import models_here  # It takes a while: it looks at all models on this machine.
+    from omnistage.cli.inventory import models_here  # Imported only for an error, because it takes a while.
 
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 

@@ -1,4 +1,4 @@
-"""An answer in numbers: as a line for people, and as an object for scripts."""
+"""Writes an answer in numbers: as a line for people, and as an object for scripts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def as_json(spoken: Spoken, done: Done) -> str:
 
 
 def server_facts(done: Done) -> dict[str, object]:
-    """Facts that the server tells about every answer, by their keys in the JSON object."""
+    """The facts that the server states about every answer, by their keys in the JSON object."""
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
 def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
-    """A line if the answer is shorter than hoped for: cut at the limit of tokens, or ended while the model was thinking. option: the typed
-    option that raises the limit."""
+    """Yields a line if the limit of tokens cut the answer, or ended it while the model was thinking. option: the option to type for a
+    higher limit."""
     is_cut = done.finish_reason == "length"
     lines = [f"cut at {spoken.tokens} tokens"] if is_cut else []
     if spoken.thought and not spoken.text:
@@ -59,14 +59,14 @@ def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
 
 
 def remarks(done: Done) -> Iterator[str]:
-    """The server's remarks that people want to know, a line each."""
+    """Yields lines for people with the server's remarks."""
     yield from done.notes
     if unspoken := unspoken_text(done.usage):
         yield f"not spoken: {unspoken}"
 
 
 def seed_told(done: Done) -> str | None:
-    """The seed in words; None if every other seed would have given the same answer."""
+    """The seed in words; None if every other seed would have given the same answer, so that nobody needs it."""
     return None if done.drew is False else f"seed {done.seed}"
 
 
@@ -100,7 +100,7 @@ def brief_figures(done: Done) -> str:
 
 
 def tell(*lines: str) -> None:
-    """Print lines for people now, before the end of a private stack, which takes a while."""
+    """Print lines for people at once: the end of a private stack, which comes next, takes a while."""
     notices = Notices()
     for line in lines:
         for part in fold_line(line, notices.width if notices.is_terminal else None):
@@ -108,8 +108,8 @@ def tell(*lines: str) -> None:
 
 
 def fold_line(line: str, columns: int | None) -> Iterator[str]:
-    """Break a line of figures between two figures into lines of a terminal; a figure that does not fit alone is broken between words.
-    columns: width of the terminal; None: there is none, and nothing is broken."""
+    """Yield the lines into which a line of figures is broken for a terminal, between two figures; a figure that is longer than a line is
+    broken between words. columns: width of the terminal; None: no terminal, so the line stays whole."""
     first, *others = line.split(SEPARATOR)
     for part in others:
         if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:

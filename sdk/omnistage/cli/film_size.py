@@ -1,11 +1,12 @@
-"""Width and height of a film from the head of its file, in the forms that a service sends: WebM or MP4."""
+"""Finds width and height of a film in the head of its file, a WebM or MP4 as our servers send it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""The way to the description of a film: boxes, each inside the one before, and the number of bytes in each before its inner boxes."""
+"""The path to the description of a film: the names of boxes, each inside the box before it, and how many bytes come before the boxes
+inside."""
 SIDES_AT = 24
 """Offset of width and height in a sample entry of a film."""
 
@@ -13,7 +14,7 @@ SEGMENT, TRACKS, TRACK, VIDEO, WIDTH, HEIGHT = 0x18538067, 0x1654AE6B, 0xAE, 0xE
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a film whose file begins with these bytes; None if they do not say, or not yet."""
+    """Width and height in pixels of a film whose file begins with these bytes; None if these bytes do not contain them."""
     return _of_mp4(data) if data[4:8] == b"ftyp" else _of_webm(data)
 
 
@@ -51,8 +52,8 @@ def _of_webm(data: bytes) -> tuple[int, int] | None:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """The elements of EBML in these bytes: the name as a number, the content, and whether the content is complete. An element of unknown
-    length goes on to the end."""
+    """Yields (its name as a number, its content, whether the content is complete) for each EBML element in these bytes. An element of
+    unknown length ends with the bytes."""
     at = 0
     while at + 2 <= len(data) and data[at]:
         name_bytes = 9 - data[at].bit_length()

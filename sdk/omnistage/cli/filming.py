@@ -1,4 +1,4 @@
-"""One film: asks for it, writes it while it comes, and prints its figures."""
+"""Carries out one film: asks for it, writes it while it comes, and prints its figures."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class FilmSoFar:
 
 
 def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
-    """The path of the film, and the media type to ask for. out, codec: as typed; if no file was typed, the path only has the right ending.
-    Raises RequestError if file and codec do not fit together."""
+    """The path of the film, and the media type to ask for. out, codec: as typed; None: not typed. Without `out` the path is only the right
+    ending. Raises RequestError if file and codec do not fit together."""
     ending = (CODECS[codec][0] if codec else ".webm") if out is None else out.suffix.lower()
     named = codec or USUAL.get(ending, "vp9")
     fit, media_type = CODECS[named]
@@ -62,12 +62,12 @@ def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
 async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose: bool) -> None:
     """Ask for a film, show the progress, write the file while it comes, print the figures; a private stack ends after that.
 
-    The JSON object goes to stdout and everything else to stderr. A film that broke off stays as far as it came.
+    The JSON object goes to stdout and everything else to stderr. If the film breaks off, its file keeps what came.
     """
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
-        # Before anything is started or asked: a film that cannot be kept is lost.
+        # Opened before anything is started or asked, because a film that cannot be written would be lost.
         file, film = order.named(files).open_files(files), FilmSoFar()
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))

@@ -1,4 +1,4 @@
-"""Folders of one user's data: the last conversation, typed lines, the stacks that serve, and logs of stacks."""
+"""Makes the folders of one user's data: the last conversation, typed lines, the stacks that serve, and logs of stacks."""
 
 from __future__ import annotations
 

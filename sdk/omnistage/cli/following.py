@@ -1,4 +1,4 @@
-"""Follows an answer while it comes: gives it to the screen and to those who play it, and keeps the parts that are wanted."""
+"""Follows an answer while it comes: shows it, gives its sound to players, and keeps the parts that are wanted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def follow(
     events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
 ) -> tuple[Spoken, Done]:
     """Show an answer while it comes; returns the answer and its last event, `Done`. keep_sound: keep the chunks of sound in the answer.
-    ears: called with each chunk; they must not wait. Raises ProtocolError if `Done` does not come."""
+    ears: functions that are called with each chunk of sound; they must not wait. Raises ProtocolError if `Done` does not come."""
     spoken = Spoken()
     async with aclosing(events):
         with screen:
@@ -54,10 +54,10 @@ async def follow(
 
 
 async def _turn(screen: Screen) -> None:
-    """Show the waiting line again and again; cancelled when the first text or sound comes."""
+    """Update the waiting line for ever; the caller cancels this when the first text or sound comes."""
     clock = asyncio.get_running_loop().time
     begun = clock()
-    with suppress(OSError):  # The reader is gone: showing the next word raises it.
+    with suppress(OSError):  # The reader is gone; the next piece of the answer raises the error.
         while True:
             await asyncio.sleep(1 / TURNS_PER_S)
             screen.wait(clock() - begun)

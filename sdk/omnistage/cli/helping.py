@@ -1,4 +1,4 @@
-"""The common parts of all help texts: examples, and the version."""
+"""Formats the help of all commands: examples, line breaks, and the version."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WIDEST, NARROWEST = 78, 20
 """Most and fewest columns of a help text."""
 
 MAX_SHOWN = 64
-"""Most characters of a wrong value that are shown."""
+"""The most characters that are shown of a wrong value."""
 
 WIDE = 50
-"""From so many columns on, the descriptions of options have room beside their names."""
+"""In a terminal with this many columns the descriptions of options have room to the right of their names."""
 
 
 class _Formatter(HelpFormatter):
-    """Formats help to the width of the terminal. On a narrow one it also breaks the lines that Click leaves as they are, between words."""
+    """Formats help to the width of the terminal. On a narrow terminal it also breaks the lines that Click does not break, between words."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
@@ -60,7 +60,7 @@ class CommandGroup(TyperGroup):
 
 @contextmanager
 def _in_our_words() -> Iterator[None]:
-    """Typer reads values with pydantic: give pydantic's errors the same words as all others."""
+    """A context that raises pydantic's errors, with which Typer refuses values, in the words of all other errors."""
     try:
         yield
     except typer.BadParameter as error:
@@ -73,7 +73,8 @@ def _in_our_words() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A command whose help shows an argument by its name alone, without a Python type such as <str>, and whose errors are in our words."""
+    """A command whose help shows an argument by its name alone, without a Python type such as <str>, and whose errors have the words of all
+    others."""
 
     context_class = _Context
 

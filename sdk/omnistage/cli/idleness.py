@@ -11,16 +11,16 @@ from omnistage.cli.layout import GATEWAY, ROUTER
 from omnistage.client.beside import beside
 
 LOOKS = 10
-"""How many looks at the metrics fit into the time limit."""
+"""How many times the metrics are read within the time limit."""
 
 MAX_PERIOD_S = 60.0
-"""Longest pause between two looks."""
+"""The longest pause between two readings, in seconds."""
 
 ASKED = ("omnistage_router_requests_total", "omnistage_gateway_requests_total")
 """Metrics that count requests. An answer over HTTP counts twice, a page that is opened counts once."""
 
 LOOKING = frozenset(("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/audio/voices"))
-"""Endpoints of the gateway that are no real requests: a forgotten page, or a monitor, may call them for ever."""
+"""Endpoints of the gateway whose calls are no real requests: a forgotten page, or a monitor, may call them for ever."""
 
 NOWHERE = "404"
 """Status of a request for a missing path, as scanners send it: no real request either."""
@@ -31,8 +31,8 @@ Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
 
 @asynccontextmanager
 async def end_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
-    """Inside this block call `end` when there has been no request for limit_s; 0: never. addresses: returns HOST:PORT of the metrics of all
-    processes, by name."""
+    """A context in which `end` is called when there has been no request for limit_s seconds; 0: never. addresses: returns HOST:PORT of the
+    metrics of all processes, by name."""
     watching = asyncio.create_task(_watch(limit_s, addresses, end)) if limit_s else None
     try:
         yield
@@ -60,8 +60,8 @@ def asks(labels: Mapping[str, str]) -> bool:
 
 
 async def count_requests(addresses: Mapping[str, str]) -> Count | None:
-    """The counts of requests. They differ from earlier ones if there was a request since, or a process was started again. None: an answer
-    is running, or a process does not tell. addresses: HOST:PORT of the metrics of processes, by name."""
+    """The counts of requests. They differ from earlier counts if a request came since, or a process was started again. None: an answer is
+    running, or a process gives no metrics. addresses: HOST:PORT of the metrics of processes, by name."""
 
     def look() -> Count | None:
         from omnistage.cli.stack_metrics import fetch_page

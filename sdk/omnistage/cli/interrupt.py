@@ -1,8 +1,8 @@
-"""Ctrl-C, a hangup and SIGTERM from the first line of the command to its last: their effect depends on what there is to clean up.
+"""Handles Ctrl-C, a hangup and SIGTERM from the first line of the command to its last; their effect depends on what there is to clean up.
 
-At first there is nothing to clean up, and the process just exits. It raises no KeyboardInterrupt, because in the middle of an import that
-would end in a traceback, or be taken for a library that cannot be loaded. Then there is work, which is cancelled, once: further signals do
-not disturb the clean-up. At the end there is a result, which signals leave alone.
+At first there is nothing to clean up, and the process just exits. It raises no KeyboardInterrupt: in the middle of an import that would end
+in a traceback, or look like a library that cannot be loaded. Later a signal cancels the work, but only once, so that further signals do not
+disturb the clean-up. At the end signals are ignored, so that the result is kept.
 
 This module is the first that the command imports, so it imports next to nothing.
 """
@@ -25,24 +25,24 @@ def exit_code(number: int) -> int:
 
 def heeded_signals() -> tuple[signal.Signals, ...]:
     """The signals that end this command. A signal that was ignored when the command started stays ignored: nohup, and a shell that starts a
-    job in the background, say in this way that the job goes on."""
+    job in the background, ignore signals for a job that must go on."""
     return tuple(number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def exit_at_once() -> None:
-    """From here an interrupt ends the process, without a word and without a clean-up."""
+    """From now on an interrupt ends the process, without a message and without a clean-up."""
     _handle(lambda number: os._exit(exit_code(number)))
 
 
 def raise_interrupts() -> None:
-    """From here Ctrl-C raises KeyboardInterrupt: for code that has no event loop, or has handlers of its own."""
+    """From now on Ctrl-C raises KeyboardInterrupt: for code that has no event loop, or has handlers of its own."""
     for number in heeded_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
 def first_one_kept() -> Iterator[list[int]]:
-    """The first Ctrl-C inside this block is only noted, in the yielded list; a second one raises KeyboardInterrupt."""
+    """Inside this block the first Ctrl-C only appends its number to the yielded list; a second one raises KeyboardInterrupt."""
     noted = list[int]()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -60,7 +60,7 @@ def first_one_kept() -> Iterator[list[int]]:
 
 
 def call_once(interrupted: Callable[[int], None]) -> None:
-    """From here the first interrupt calls `interrupted` with its number, in the main thread between any two instructions."""
+    """From now on the first interrupt calls `interrupted` with its number, in the main thread, between any two instructions."""
 
     def once(number: int) -> None:
         """Ignore further signals, and call `interrupted`."""
@@ -71,13 +71,13 @@ def call_once(interrupted: Callable[[int], None]) -> None:
 
 
 def ignore() -> None:
-    """From here signals are ignored: only a short clean-up is left."""
+    """Ignore signals from now on: only a short clean-up is left."""
     _handle(lambda number: None)
 
 
 def ignore_to_the_end() -> None:
-    """Ignore signals in the last moments of the process, when Python removes its handlers. Only then: processes that are started later
-    would ignore them too."""
+    """Ignore signals in the last moments of the process, when Python removes its handlers. Not to be called earlier, because processes that
+    are started later would ignore them too."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Work on an event loop that Ctrl-C, a hangup or SIGTERM cancels: once, and only as long as it is not complete."""
+"""Runs work on an event loop. Ctrl-C, a hangup or SIGTERM cancels it, once, and only until it is complete."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Interrupted(Exception):
 
 
 class Interruptible:
-    """One piece of work. It calls `complete` when it has its result: from then on an interrupt cannot take the result away."""
+    """One piece of work. It calls `complete` when it has its result; from then on an interrupt does not lose the result."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self._number = 0  # of the signal that interrupted; 0: none
         self._is_complete = False
 
     def run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
@@ -39,7 +39,7 @@ class Interruptible:
         interrupt.ignore()
 
     async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
-        """Run a part that an interrupt may cut short although the work is complete, such as playing the sound. Raises Interrupted."""
+        """Run a part, such as playing the sound, that an interrupt may end although the work is complete. Raises Interrupted."""
         task = asyncio.create_task(rest)
         loop = asyncio.get_running_loop()
 
@@ -65,7 +65,7 @@ class Interruptible:
             raise RuntimeError("work runs as a task")
 
         def cancel() -> None:
-            # It may have become complete between the signal and this turn of the loop.
+            # The work may have become complete between the signal and this call.
             if not self._is_complete:
                 task.cancel()
 

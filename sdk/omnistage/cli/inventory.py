@@ -1,5 +1,5 @@
-"""The models on this machine: those that were fetched, the pipelines that serve them, and what they take and give. Nothing is fetched or
-started."""
+"""Lists the models on this machine: those that were fetched, the pipelines that serve them, and their inputs and outputs. It fetches and
+starts nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def models_here() -> list[Here]:
 
 
 def _own() -> Iterator[Here]:
-    """The own models of the default pipelines. The one for pictures comes in a package; others are fetched."""
+    """Yields the own models of the default pipelines. The model for pictures is part of a package; the others are fetched."""
     fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         family = pipeline.stages[0].family
@@ -51,7 +51,7 @@ def _own() -> Iterator[Here]:
 
 
 def _of_hub() -> Iterator[Here]:
-    """The models in a hub's cache that belong to one of our families."""
+    """Yields the models in a hub's cache that belong to one of our families."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -67,7 +67,7 @@ def _of_hub() -> Iterator[Here]:
 
 
 def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[PipelineFile]) -> Here:
-    """One model, with what its pipelines take and give."""
+    """One model, with the inputs and outputs of its pipelines."""
     takes = dict.fromkeys(medium for pipeline in pipelines for medium in pipeline.could_take)
     gives = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs)
     return Here(name, family, size, is_here, tuple(pipeline.name for pipeline in pipelines), tuple(takes), tuple(gives))
