@@ -86,7 +86,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     try:
         return _fetch(name, check, notices).folder
     except StackError as error:
-        if folder.parent.is_dir():  # The text begins like a path, so the user may have meant a folder.
+        if folder.parent.is_dir():  # The folder above it exists, so the user may have meant a path.
             error.hint = f"There is no folder {text} here. {error.hint}"
         raise
 

@@ -1,5 +1,5 @@
-"""The keeper of one process of a stack: if the process ends by itself, the keeper starts it again, at the same address. A process that no
-longer answers is killed first."""
+"""Keeps one process of a stack running: starts it again, at the same address, when it has ended by itself. A process that no longer answers
+is killed first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from omnistage.client.errors import StackError
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 HEALTHY_S = 30.0
-"""After so long in service the next pause before a restart is the first one again."""
+"""If a process has served for this many seconds, the next pause before a restart is FIRST_BACKOFF_S."""
 
 MAX_FAILED_STARTS = 5
-"""After so many failed starts in a row a process is given up."""
+"""After this many failed starts in a row a process is given up."""
 
 RESTART_LIMIT_S = 900.0
 """Time limit of one restart; a process that is not ready then is taken to hang, and is killed."""
@@ -27,7 +27,7 @@ process."""
 
 
 class Keeper:
-    """Watches a child that serves, and starts it again when it has ended."""
+    """Watches a child that serves, and starts it again when it has ended. lifeline_fd: see `Child.start`."""
 
     def __init__(self, child: Child, lifeline_fd: int, tell: Tell) -> None:
         self.child = child
@@ -75,7 +75,7 @@ class Keeper:
 
     async def _start_again(self) -> StackError | None:
         """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures
-        return the last one."""
+        return the error of the last one."""
         failures = 0
         while True:
             await asyncio.sleep(self._backoff_s)
@@ -87,7 +87,7 @@ class Keeper:
             self._tell("failed", failure.message)
 
     async def _try_start(self) -> StackError | None:
-        """Start the process once; returns why it does not serve, or None if it does."""
+        """Start the process once; returns the error if it does not serve, None if it does."""
         try:
             async with asyncio.timeout(RESTART_LIMIT_S):
                 await self.child.start(self._lifeline_fd)

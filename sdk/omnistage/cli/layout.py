@@ -1,4 +1,4 @@
-"""The layout of a stack: which stages with which models, on which devices, and how many processes of each."""
+"""Describes a stack: its stages, their models and devices, and how many processes each stage has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "[::1]"}
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """How the servers of one stage are started.
+    """The settings with which the servers of one stage are started.
 
     kind: of the stage, such as thinker. family: the family of its model. checkpoint: the folder of the model; empty: the family's own.
     device, dtype: where and in which numbers the model computes. replicas: number of processes. settings: further options of the servers,
@@ -69,7 +69,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """One pipeline of a stack. name: from its file. source: the name or file by which the router finds it."""
+    """One pipeline of a stack. name: as its file has it. source: the name, or the path of the file, by which the router finds it."""
 
     name: str
     source: str
@@ -78,8 +78,8 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class StageServers:
-    """The servers of one stage, shared by all pipelines that have it. name: of its processes, for people and logs; it begins with the name
-    of a pipeline if other servers are of the same kind."""
+    """The servers of one stage, shared by all pipelines that have this stage. name: of its processes, for people and logs; it begins with
+    the name of a pipeline if the stack has other servers of the same kind. pipelines: their names."""
 
     name: str
     stage: StageLayout
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """The names of the pipelines, for people."""
+        """The names of the pipelines in one text, for people."""
         return ", ".join(pipeline.name for pipeline in self.pipelines)
 
     @property
@@ -116,12 +116,12 @@ class Layout:
 
     @property
     def only_draws(self) -> bool:
-        """Whether no pipeline answers a question."""
+        """Whether all pipelines only draw, so that none answers a question."""
         return "diffusion" in self.kinds and "thinker" not in self.kinds
 
     @property
     def groups(self) -> list[StageServers]:
-        """The servers of all stages. Pipelines share the servers of a stage if it is equal in everything."""
+        """The servers of all stages. Two pipelines share servers if their stages are equal in all settings."""
         servers: list[StageServers] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
@@ -187,13 +187,13 @@ def reachable_address(address: str) -> str:
 
 
 def apart(address: str, others: Collection[str]) -> str:
-    """HOST:PORT with the first port, from that of the address on, that none of the others has."""
+    """HOST:PORT with the first port that no address in `others` has, counted up from the port of `address`."""
     host, _, port = address.rpartition(":")
     return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
 
 
 def room(address: str, others: Collection[str], most: int) -> int:
-    """The number of ports, from that of the address on, that come before the first port of another address; at most `most`."""
+    """How many ports in a row, from that of `address` on, no address in `others` has; at most `most`."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, most) if first + count in _ports(others)), most)
 
@@ -209,9 +209,9 @@ def flag(setting: str) -> str:
 
 
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
-    """Read [PIPELINE/]STAGE=VALUE words into values by stage. A bare VALUE is for every stage and has the key "". option: where they were
-    typed, for errors. Raises ValueError that says what is wrong."""
-    from omnistage.wire.kinds import KINDS  # It imports the protos, which a help text does without.
+    """Read [PIPELINE/]STAGE=VALUE words into a mapping from stages to values. A bare VALUE is for every stage and has the key "". option:
+    the option by which they were typed, for errors. Raises ValueError that says what is wrong."""
+    from omnistage.wire.kinds import KINDS  # Imported here, because a help text does without the protos.
 
     values: dict[str, str] = {}
     for word in words:
@@ -227,15 +227,15 @@ def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
-    """The values for the stages of one pipeline, by stage: a value for PIPELINE/STAGE counts more than one for STAGE. The key "" is for all
-    stages."""
+    """The values for the stages of one pipeline, by stage. A value for PIPELINE/STAGE wins over a value for STAGE. The key "" stands for
+    all stages."""
     own = f"{pipeline}/"
     shared = {stage: value for stage, value in values.items() if "/" not in stage}
     return shared | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
 
 
 def counts(words: Sequence[str], option: str) -> dict[str, str]:
-    """Read [PIPELINE/]STAGE=N words, N from 1 to 64, into values by stage. Raises ValueError."""
+    """Read [PIPELINE/]STAGE=N words, N from 1 to 64, into a mapping from stages to N. option: as in `by_stage`. Raises ValueError."""
     values = by_stage(words, option)
     for stage, value in values.items():
         if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:

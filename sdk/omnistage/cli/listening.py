@@ -1,5 +1,5 @@
-"""Passes on an answer's sound while it is made: to a loudspeaker, if there is one and a person at a terminal, and to the program that reads
-from the pipe."""
+"""Passes an answer's sound on while it is made: to a loudspeaker, if there is one and a person sits at a terminal, and to the program that
+reads standard output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omnistage.client.loudspeaker import find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 
 STEP_S = 0.25
-"""Pause between two looks at how much is still to be heard."""
+"""Seconds between two updates of the line that shows how much is still to be heard."""
 
 
 class Listening:
@@ -43,7 +43,7 @@ class Listening:
         return self._has_sound and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
-        """Take the next piece; never waits. Raises OSError if the reader of the pipe is gone."""
+        """Pass the next piece on; never waits. Raises OSError if the reader of the pipe is gone."""
         self._has_sound = True
         if self._player is not None:
             self._player.write(chunk)
@@ -56,8 +56,8 @@ class Listening:
             self._player.stop()
 
     async def finish(self, work: Interruptible) -> None:
-        """Wait until the pipe is read and the player has played everything; an interrupt silences the player. Raises Interrupted, and
-        OSError if the reader of the pipe is gone."""
+        """Wait until all sound is in the pipe and the player has played everything; an interrupt silences the player. Raises Interrupted,
+        and OSError if the reader of the pipe is gone."""
         if self._pipe is not None:
             self._pipe.end()
             await work.unless_interrupted(self._pipe.taken())
@@ -75,8 +75,8 @@ class Listening:
 
 
 async def listening(order: HeardOrder, files: ExitStack) -> Listening:
-    """Make the Listening for an order; it is silenced when `files` ends. Raises the errors of `find_loudspeaker` for a variable that names
-    no player, and RequestError if the sound would be written on a terminal."""
+    """Make the Listening for an order; it is silenced when `files` ends. Raises the errors of `find_loudspeaker` if the variable names no
+    player that works, and RequestError if the sound would be written on a terminal."""
     pipe = SoundPipe() if order.is_sound_piped else None
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if order.is_to_be_heard else None
     hearing = Listening(Player(loudspeaker) if loudspeaker is not None else None, pipe)

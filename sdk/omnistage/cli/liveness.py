@@ -14,15 +14,15 @@ PERIOD_S = 5.0
 once."""
 
 MAX_UNANSWERED = 6
-"""After so many unanswered questions in a row the process is taken to hang. Questions are counted and not seconds: a time in which this
-process itself was held up counts as one question, however long it was."""
+"""After this many unanswered questions in a row the process counts as hung. Questions are counted and not seconds, so that a time in which
+this process itself did not run counts as one question at most."""
 
 _MAX_ANSWERS = 4096
 """Bytes read at a time: the answers of a slow process may come together."""
 
 
 async def wait_until_silent(connection: socket.socket) -> str:
-    """Return when the process at the other end has left too many questions in a row unanswered, with a text about that. connection: a
+    """Ask until the process at the other end has not answered MAX_UNANSWERED questions in a row; return a text that says so. connection: a
     socket that does not block."""
     loop = asyncio.get_running_loop()
     unanswered = 0
@@ -47,5 +47,5 @@ async def _answers(connection: socket.socket, until_s: float) -> bool:
         connection.send(b"?")
         async with asyncio.timeout_at(until_s):
             return bool(await loop.sock_recv(connection, _MAX_ANSWERS))
-    except (OSError, TimeoutError):  # It was closed, or is full of questions that nobody has read.
+    except (OSError, TimeoutError):  # The socket was closed, or is full of questions that the process has not read.
         return False

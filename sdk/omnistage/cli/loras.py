@@ -14,8 +14,8 @@ FORM = "give [PIPELINE=]FILE.safetensors[@PART][=SCALE]"
 
 
 def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
-    """The layout with LoRA files for its pipelines that draw. words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file
-    that is missing, or that no pipeline takes."""
+    """The layout with LoRA files added to its pipelines that draw. words: each is [PIPELINE=]FILE[@PART][=SCALE]. Raises BadRequestError
+    for a file that is missing, or that no pipeline takes."""
     pipelines = list(layout.pipelines)
     for word in words:
         name, rest = _pipeline_of(word, pipelines)
@@ -30,7 +30,7 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
 
 
 def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
-    """The pipeline in a word, which may be empty, and the rest of the word. A word that is an existing file names no pipeline."""
+    """(pipeline, rest) of a word; the pipeline is empty if the word names none. A word that is an existing file names none."""
     name, equals, rest = word.partition("=")
     return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
 

@@ -40,8 +40,8 @@ class MentionedFile:
 
 
 def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
-    """The file that was typed after /image, /audio or /video, and the words after its path. kind: the command without its slash. typed: the
-    rest of the line. Raises BadRequestError if it is no file of that kind."""
+    """(the file that was typed after /image, /audio or /video, the words after its path). kind: the command without its slash. typed: the
+    rest of the line. Raises BadRequestError if there is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
     quoted = [first.end()] if first is not None and typed[0] in "'\"" else []
@@ -54,8 +54,8 @@ def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
 
 
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
-    """The files that a message names, and its words: paths at the beginning and the end are removed, and other paths become the names of
-    the files."""
+    """(the files that a message names, its words). From the words paths at the beginning and the end are removed; other paths become the
+    names of the files."""
     if (alone := _media_file(text)) is not None:
         return [alone], ""
     files, words = list[MentionedFile](), list[str]()
@@ -69,7 +69,7 @@ def find_files(text: str) -> tuple[list[MentionedFile], str]:
 
 
 def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
-    """For each file that a text names: the match of its word, the file, and the index at which its path ends."""
+    """Yields (match of its word, the file, index in the text at which its path ends) for each file that a text names."""
     for match in WORD.finditer(text):
         word = match[0]
         for end in (len(word), len(word.rstrip(STOPS))):

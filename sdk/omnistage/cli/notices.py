@@ -14,7 +14,7 @@ from omnistage.cli.console import Console
 class Notices(Console):
     """Prints to stderr, one line a call, as long as the lines can be written.
 
-    A stack outlives the terminal from which it was started, and the program that reads its output, such as `head`.
+    A stack goes on after the terminal from which it was started, or the program that reads its output, such as `head`, has ended.
     """
 
     def __init__(self) -> None:

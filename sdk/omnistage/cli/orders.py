@@ -1,4 +1,4 @@
-"""Orders: what `ask`, `say`, `draw`, `film` and `sound` are to make, as it was typed."""
+"""Orders: the typed arguments of `ask`, `say`, `draw`, `film` and `sound`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from omnistage.client.request import Options
 
 
 class TypedOrder(ABC):
-    """An order as it was typed. options: the options of the call. as_json: print one JSON object. need: the abilities of a stack for this
-    order, once it is checked."""
+    """The typed arguments of one command. options: for the call of the client. as_json: print one JSON object. need: the abilities that a
+    stack must have; read it only from the result of `checked`."""
 
     __slots__ = ()
     options: Options
@@ -29,13 +29,13 @@ class TypedOrder(ABC):
 
     @abstractmethod
     def checked(self) -> Self:
-        """The order with its words and media, standard input read. Refuses impossible orders before anything is fetched, started or asked.
-        Raises RequestError."""
+        """The order with its words and media read, also from standard input. Raises RequestError for an impossible order, before anything
+        is fetched, started or asked."""
 
 
 class HeardOrder(TypedOrder):
-    """An order that brings sound. out: the file of the sound; -: standard output. play: whether to play it while it comes; None: only if a
-    person is there to hear it."""
+    """An order whose result is sound. out: the file of the sound; -: standard output; None: no file. play: whether to play it while it
+    comes; None: only if a person sits at a terminal."""
 
     __slots__ = ()
     out: Path | None
@@ -66,7 +66,7 @@ def carry_out(
     verbose: bool,
     devices: Mapping[str, str] | None = None,
 ) -> None:
-    """Check an order, and have `make` do it until an interrupt. address, pipeline, api_key, devices: as in `target_for`."""
+    """Check an order, and run `make`, which carries it out, until it is done or interrupted. The other arguments: as in `target_for`."""
     with errors_reported(verbose):
         complete = order.checked()
         where = target_for(complete.need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)

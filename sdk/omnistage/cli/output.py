@@ -1,5 +1,5 @@
-"""A file that appears only when it is whole. Before anything is asked, a trial shows whether it can be written; later it is written beside
-its place, and renamed.
+"""Writes a file that appears only when it is whole. First a trial shows whether it can be written; later a draft is written in the same
+folder, and renamed.
 
 A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the new contents are copied into it.
 """
@@ -25,10 +25,10 @@ _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
 
 
 class OutputFile:
-    """A file that is to be written inside its `with` block.
+    """A file that is to be written before its `with` block ends.
 
     path: as it was typed. option: the option by which it was typed. kinds: names of the kinds of files that can be written, by their
-    endings. Raises RequestError if the file cannot be written. Nothing of it is left unless `write` has returned.
+    endings. Raises RequestError if the file cannot be written. Unless `write` has returned, no part of it is left.
     """
 
     def __init__(self, path: Path, option: str, kinds: Mapping[str, str]) -> None:
@@ -60,11 +60,11 @@ class OutputFile:
             raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
 
     def _save_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
-        """After a failure, let `fill` write among the temporary files, where there may be room: the result took minutes to make. Returns
-        the path; None if that fails too."""
+        """After a failure, let `fill` write among the temporary files, where there may be room, because the result took minutes to make.
+        Returns the path; None if that fails too."""
         place = None
         try:
-            self._draft.path.unlink(missing_ok=True)  # It may take the room on that disk.
+            self._draft.path.unlink(missing_ok=True)  # The draft may fill that disk.
             descriptor, name = tempfile.mkstemp(self.path.suffix, "omnistage-kept-")
             os.close(descriptor)
             place = Path(name)
@@ -80,7 +80,7 @@ class OutputFile:
 
 
 class GrowingFile(OutputFile):
-    """A file that is there from its first piece on, and can be read while it grows. The pieces in it stay, whatever happens later."""
+    """A file that exists from its first piece on, and can be read while it grows. Its pieces stay, also after an error."""
 
     _grows = False
 
@@ -108,7 +108,8 @@ class GrowingFile(OutputFile):
 
 
 def _draft_for(place: Path) -> OwnFile:
-    """A draft beside the place. If the folder may not be changed, but the file there may, the draft is among the temporary files."""
+    """A draft in the folder of `place`. If the folder may not be changed, but the file in it may, the draft is among the temporary
+    files."""
     try:
         if not place.exists():
             return OwnFile(place.parent, 0o666)
@@ -136,8 +137,8 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def _overwrite(place: Path, draft: Path) -> None:
-    """Copy the draft into the existing file `place`. Room for it is reserved first, so that a full disk is found while the old contents are
-    there."""
+    """Copy the draft into the existing file `place`. Room is reserved first, so that a full disk is noticed before the old contents are
+    gone."""
     with draft.open("rb") as new, place.open("r+b") as file:
         before, size = os.fstat(file.fileno()).st_size, os.fstat(new.fileno()).st_size
         try:
@@ -152,7 +153,7 @@ def _overwrite(place: Path, draft: Path) -> None:
 
 
 def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
-    """Raises RequestError for a path where no file can be written, as far as this shows before anything is written."""
+    """Raises RequestError for a path at which no file can be written. Some faults show only when a file is written."""
     suffix = next(iter(kinds))
     if str(path) == "-":
         raise RequestError(f"{option} -: standard output is for the text", hint=f"Give the name of a file: {option} answer{suffix}")

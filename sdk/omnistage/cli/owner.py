@@ -1,5 +1,5 @@
-"""The owner of a stack: the process that started this launcher. Over one pipe it gets lines of JSON. Over another one, the lifeline, it
-asks for pipelines; the end of the lifeline means that the owner has ended, and ends the stack."""
+"""Talks to the owner of a stack: the process that started this launcher. It gets lines of JSON from one pipe. Into another one, the
+lifeline, it writes the pipelines that it asks for. The end of the lifeline means that the owner has ended, so the stack ends."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ MAX_LINE_BYTES = 4096
 
 
 class Owner:
-    """The pipes to the owner. is_there: an owner waits for the first line. is_private: the owner has a lifeline, over which it may ask."""
+    """The pipes to the owner. is_there: whether there is an owner, which waits for a line. is_private: whether it has a lifeline and may
+    ask for pipelines."""
 
     def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
-        """ready_fd: gets the lines of JSON. lifeline_fd: has the requests. -1: there is no such pipe."""
+        """ready_fd: descriptor to which lines of JSON are written. lifeline_fd: descriptor from which requests are read. -1: there is no
+        such pipe."""
         self.is_there = ready_fd >= 0
         self.is_private = lifeline_fd >= 0
         self._ready_fd = ready_fd
         self._lifeline_fd = lifeline_fd
         self._has_been_told = False
-        self._asked = b""
+        self._asked = b""  # the beginning of a line whose rest has not come
 
     def tell_first(self, line: dict[str, str]) -> bool:
-        """Write the first line: that the stack serves, or an error. Returns whether an owner waited for it."""
+        """Write the first line, which says that the stack serves, or an error. Returns whether an owner waited for it."""
         if self._ready_fd < 0 or self._has_been_told:
             return False
         self._has_been_told = True
@@ -70,8 +72,8 @@ class Owner:
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:
-        """Inside this block the end of the lifeline ends this process at once. It may be fetching gigabytes that nobody waits for any more;
-        a later fetch goes on from there, and there is nothing else to clean up."""
+        """Inside this block the end of the lifeline ends this process at once. This process may be fetching gigabytes for which nobody
+        waits any more. A later fetch goes on from there, and nothing else needs a clean-up."""
         if not self.is_private:
             yield
             return

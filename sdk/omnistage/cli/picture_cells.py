@@ -19,8 +19,8 @@ BEHIND = (96, 96, 96)
 
 
 def cells(data: bytes, columns: int, rows: int) -> list[str]:
-    """A picture as lines of a terminal with 24 bits of colour, at most so many columns and rows; no lines if it cannot be decoded. data:
-    PNG, JPEG or WebP. Smaller pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
+    """A picture as lines of text for a terminal with 24 bits of colour; no lines if it cannot be decoded. data: PNG, JPEG or WebP. columns,
+    rows: the largest size. Smaller pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
     if columns < 1 or rows < 1:
         return []
     from PIL import Image

@@ -27,15 +27,15 @@ _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+
 
 @contextmanager
 def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the name of a new file in the current folder, made of the prompt. No file has it, and no file has a name that several pictures,
-    layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as .png. folders:
-    the current one, and the folder of previews. Raises RequestError."""
+    """Yield the name of a new file in the current folder, made of the prompt. It is so chosen that no file has it, or has a name that
+    several pictures, layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as
+    .png. folders: the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
     known = _names_in_use(folders)
     for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
         if stem not in known:
             with _claim(stem) as is_mine:
-                # Look once more: another call may have written a file and released its name since.
+                # Read the folders a second time, because another call may have written a file and released its name meanwhile.
                 if is_mine and stem not in _names_in_use(folders):
                     yield Path(f"{stem}{ending}")
                     return
@@ -63,13 +63,13 @@ def _cut(word: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """The width of a text on a terminal. Marks above a letter count too, so that the number of bytes is bounded as well."""
+    """The width of a text on a terminal. Accents that are characters of their own count too, so that the number of bytes is bounded."""
     return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 def _names_in_use(folders: Sequence[Path]) -> set[str]:
     """The names, without ending, that a new picture must not get: those of the files in these folders, and the names without the parts that
-    were added for a number, a layer or a preview. All in small letters."""
+    were added for a number, a layer or a preview. All are in lower case."""
     names = set[str]()
     for file in (file for folder in folders for file in folder.iterdir()):
         picture = _PART.sub("", file.stem.lower())
@@ -79,9 +79,9 @@ def _names_in_use(folders: Sequence[Path]) -> set[str]:
 
 @contextmanager
 def _claim(stem: str) -> Iterator[bool]:
-    """Claim a name, and yield whether this call has it: False if another call of omnistage draws to that name now. A hidden file is locked
-    meanwhile: the lock ends with its process, and the next call removes the file (`owned`). If no file can be written or locked here, it
-    yields True."""
+    """Claim a name for the length of this block, and yield whether this call has it; False: another call of omnistage is using it. The
+    claim is a lock on a hidden file: it ends with its process, and the next call removes the file (`owned`). If no file can be written or
+    locked here, it yields True."""
     path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
     try:
         claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -98,7 +98,7 @@ def _claim(stem: str) -> Iterator[bool]:
 
 
 def _try_lock(claim: int, path: Path) -> bool:
-    """Lock the hidden file, and return whether this call has it now, and no other."""
+    """Lock the hidden file, and return whether this call has the lock now."""
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

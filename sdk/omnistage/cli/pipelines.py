@@ -37,8 +37,8 @@ class Choice:
     checkpoints: a folder, or a name at a hub, by the name of the pipeline; the key "" stands for the only pipeline. devices, replicas: by
     STAGE or PIPELINE/STAGE; the device with the key "" is for all stages. dtype: for the stages that can compute in several types.
     settings: options of the stage servers, by name and by stage; the stage "" stands for all that have a use for the option. inputs,
-    outputs: what later requests give and ask for, such as image and audio. kind: of the stage that they ask; empty: the pipeline's first.
-    loras: see with_loras.
+    outputs: those of later requests, such as image and audio. kind: of the first stage of the pipeline that they ask; empty: any. loras:
+    see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -56,8 +56,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A pipeline to serve. source: its name or file; empty: the checkpoint decides. checkpoint: as typed; empty: the families' own. option:
-    the option by which the checkpoint was typed, for errors."""
+    """A pipeline to serve. source: its name or file; empty: the checkpoint decides. checkpoint: as typed; empty: the own checkpoints of its
+    families. option: by which the checkpoint was typed, for errors."""
 
     source: str
     checkpoint: str = ""
@@ -78,8 +78,8 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """A line for each checkpoint that another pipeline serves, because it lacks models of the one that was named, or, without a name, of
-    its family's."""
+    """A line for each checkpoint that is served by another pipeline than the named one (or that of its family), because it lacks models of
+    that one."""
     notes = list[str]()
     for one, layout in zip(wanted, pipelines, strict=True):
         source = one.source or layout.stages[0].family
@@ -91,7 +91,7 @@ def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLa
 
 
 def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
-    """The options, without a gateway if its packages are missing, and a line about that."""
+    """(the options, no lines); if packages of the gateway are missing, (the options without a gateway, a line that says so)."""
     missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
     if not missing:
         return servers, []
@@ -107,7 +107,7 @@ def fetch_own(pipeline: PipelineLayout) -> None:
 
 
 def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
-    """The pipelines to serve, and a line about each default pipeline that is left out."""
+    """(the pipelines to serve, a line about each default pipeline that is left out)."""
     typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
@@ -118,7 +118,7 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
-    """The default pipelines that can be served here, and for each other one, by its name, a line that says why it is left out."""
+    """(the default pipelines that can be served here; for each other default pipeline, by name, a line that says why it is left out)."""
     lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
     left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
@@ -131,13 +131,13 @@ def _missing(name: str) -> list[str]:
 
 
 def _is_checkpoint(typed: str) -> bool:
-    """Whether a typed text is a folder, or can be a name at a hub; False for the name of a shipped pipeline."""
+    """Whether a typed text is a folder, or may be a name at a hub; False for the name of a shipped pipeline."""
     return typed not in shipped_pipelines() and (Path(typed).is_dir() or hub_name(typed) is not None)
 
 
 def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
-    """Each pipeline with the checkpoint that was given for it. checkpoints: as in Choice. left_out: by pipeline, why it is left out. Raises
-    BadRequestError if a checkpoint is for no pipeline, or for one of several."""
+    """Yields each pipeline with the checkpoint that was typed for it. checkpoints: as in Choice. left_out: by pipeline, why it is left out.
+    Raises BadRequestError if a checkpoint is for no pipeline, or for one of several."""
     if not checkpoints:
         yield from wanted
         return
@@ -157,8 +157,8 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str],
 
 
 def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """The layout of a pipeline. Its checkpoint is fetched first, as far as it is missing. is_alone: the stack has no other pipeline, so
-    that all settings must fit this one."""
+    """The layout of a pipeline. Its checkpoint is fetched first, as far as it is missing. is_alone: the stack has no other pipeline, so all
+    settings must fit this one."""
     typed = wanted.checkpoint
     if not typed:
         return _layout(wanted.source, None, choice)
@@ -186,9 +186,9 @@ def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLay
 
 
 def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
-    """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline that ends
-    before the first missing one. typed: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint cannot speak,
-    StackError if no pipeline fits, LoadError."""
+    """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline whose last
+    stage comes before the first missing one. typed: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint
+    cannot speak, StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
@@ -197,7 +197,7 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
+    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Up to the first model that is missing: later stages would have no input.
     if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
         return found
     raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
@@ -206,12 +206,13 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
     """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
     one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
-    shortest able pipelines count. Raises StackError if there is none, or several might be meant. typed: the checkpoint as typed."""
+    pipelines with the fewest stages among those that can give them are candidates. Raises StackError if there is none, or several might be
+    meant. typed: the checkpoint as typed."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
-            return DEFAULT_PIPELINES[0]  # This is no checkpoint: the families of that pipeline say what is missing.
+            return DEFAULT_PIPELINES[0]  # The folder is no checkpoint; the check of this pipeline's families says what is missing.
         raise StackError(str(error)) from None
     of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
     having = [name for name in of_family if not lacking(folder, _read(name).models)]
@@ -307,9 +308,9 @@ def _check_layout(layout: Layout, choice: Choice, *, of_models: bool = True) -> 
 
 
 def share_devices(layout: Layout) -> Layout:
-    """Divide the memory of each device among those servers on it that would otherwise each take all of it. A typed share stays, and servers
-    without one get equal parts of the rest. Returns the layout with these shares. Raises StackError if the typed shares are more than the
-    memory, or leave nothing of it."""
+    """Divide the memory of each device among the servers on it that would otherwise each take all of it. A typed share stays, and servers
+    without a typed share get equal parts of the rest. Returns the layout with these shares. Raises StackError if the typed shares are more
+    than the memory, or leave nothing of it."""
     devices: dict[str, list[StageLayout]] = {}
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
@@ -337,15 +338,15 @@ def share_devices(layout: Layout) -> Layout:
 def layout_for(
     pipeline: str, inputs: Collection[str], outputs: Collection[str], *, kind: str = "", devices: Mapping[str, str] | None = None
 ) -> Layout:
-    """The private stack of one call. pipeline: empty: the first default one that can do what is asked. inputs, outputs: such as image and
-    audio. kind: of the first stage of the pipeline; empty: any. Raises RequestError if no pipeline can do it."""
+    """The private stack of one call. pipeline: empty: the first default pipeline that can do what is asked. inputs, outputs: such as image
+    and audio. kind: of the first stage of the pipeline; empty: any. Raises RequestError if no pipeline can do it."""
     choice = Choice(devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs)
     return layout_of(replace(choice, pipelines=[pipeline or _default_for(choice)]))
 
 
 def _default_for(choice: Choice) -> str:
-    """The name of the default pipeline that can do what is asked. If none can, the first one that begins with the wanted kind of stage: the
-    error about that one names others."""
+    """The name of the default pipeline that can do what is asked. If none can, the first that begins with the wanted kind of stage, because
+    the error about that pipeline names others."""
     pipelines = [_read(name) for name in DEFAULT_PIPELINES]
     of_kind = [pipeline for pipeline in pipelines if choice.kind in ("", pipeline.stages[0].kind)] or pipelines
     return next((one for one in of_kind if _is_able(one, one.stages[0].kind, choice)), of_kind[0]).name
@@ -403,7 +404,7 @@ def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
 
 
 def _alternative(name: str, choice: Choice) -> str:
-    """A pipeline to ask instead, in words for a hint. If only some of its checkpoints can do what is asked, the words say which."""
+    """A pipeline to ask instead, in words for a hint. If only some of its checkpoints can do what is asked, the words name them."""
     pipeline = load_pipeline(name)
     takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
     gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]

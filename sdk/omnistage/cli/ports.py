@@ -1,4 +1,4 @@
-"""Ports that are kept for the processes of a stack, so that all of them are known before any server listens."""
+"""Keeps ports for the processes of a stack, so that all addresses are known before any server listens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Ports:
     """Keeps addresses from other users of the host, whether or not a server listens there: a socket is bound to each, and never listens.
     They are kept until `close`, and until the end of every process that inherits `fds`.
 
-    The socket has SO_REUSEPORT and nothing else: the system lets a second socket share the port only if it has that option too and belongs
-    to the same user. With SO_REUSEADDR any user could listen there in the time between two servers of ours. A server is told that its port
-    is kept.
+    The socket has SO_REUSEPORT and no other option: the system lets a second socket share the port only if it has that option too and
+    belongs to the same user. With SO_REUSEADDR any user could listen there while none of our servers does. An argument says to a server
+    that its port is kept.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,6 @@ class Ports:
         return tuple(held.fileno() for held in self._held)
 
     def close(self) -> None:
-        """Give the addresses back. Idempotent."""
+        """Give the addresses back; further calls do nothing."""
         while self._held:
             self._held.pop().close()

@@ -1,4 +1,4 @@
-"""How the command ends if something goes wrong: with one line, a hint and an exit code; with a traceback only if --verbose asks for it.
+"""Ends the command if something goes wrong: with one line, a hint and an exit code; with a traceback only if --verbose was typed.
 
 Exit codes: 0 done; 1 an error; 2 a wrong command line; 128 + N ended by signal N (129 hangup, 130 Ctrl-C, 141 the reader is gone, 143
 terminated).
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def errors_reported(verbose: bool = False) -> Iterator[None]:
-    """Turn the errors of the client and the launcher into a message on stderr and exit code 1, and signals into their exit codes, such as
-    130 for Ctrl-C."""
+    """A context that turns the errors of the client and the launcher into a message on stderr and exit code 1, and signals into their exit
+    codes, such as 130 for Ctrl-C."""
     from omnistage.cli.interruptible import Interrupted  # Not for a help text: these two take longer than the rest of the command.
     from omnistage.client.errors import OmniError
 
@@ -37,7 +37,7 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
         tell(error, verbose)
         raise typer.Exit(1) from error
     except BrokenPipeError as error:
-        # The reader of the output has seen enough. The rest must not be flushed into the broken pipe at the end.
+        # The reader of the output is gone, so at the end the rest must not be flushed into the broken pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(interrupt.exit_code(signal.SIGPIPE)) from error
     except OSError as error:

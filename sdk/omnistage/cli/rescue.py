@@ -7,13 +7,13 @@ from omnistage.client.playback import START_BUFFER_S, Timing, play
 
 
 def sentence(failover: Failover, timing: Timing) -> str:
-    """Which server was lost, how the answer went on, and what the listener heard of it."""
+    """A sentence about a loss: which server was lost, how the answer went on, and what the listener noticed."""
     went_on = "it was back" if failover.replica == failover.lost else "another went on"
     return f"{failover.stage} lost at {failover.at_s:.2f} s, {went_on} after {pause(failover)}; {_effect_text(failover, timing)}"
 
 
 def pause(failover: Failover) -> str:
-    """The pause of a loss in words: 35 ms, or 1.24 s."""
+    """The pause after a loss in words: 35 ms, or 1.24 s."""
     return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
 
 
