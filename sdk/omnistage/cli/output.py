@@ -153,7 +153,7 @@ def _overwrite(place: Path, draft: Path) -> None:
 
 
 def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
-    """Raises RequestError for a path at which no file can be written. Some faults show only when a file is written."""
+    """Raises RequestError for a path at which no file can be written. Some faults show only later."""
     suffix = next(iter(kinds))
     if str(path) == "-":
         raise RequestError(f"{option} -: standard output is for the text", hint=f"Give the name of a file: {option} answer{suffix}")

@@ -1,5 +1,5 @@
 """Talks to the owner of a stack: the process that started this launcher. It gets lines of JSON from one pipe. Into another one, the
-lifeline, it writes the pipelines that it asks for. The end of the lifeline means that the owner has ended, so the stack ends."""
+lifeline, it writes which pipelines it wants; the lifeline ends with the owner, and then the stack ends."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Up to the first model that is missing: later stages would have no input.
+    models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
     if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
         return found
     raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
@@ -206,8 +206,8 @@ def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
     """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
     one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
-    pipelines with the fewest stages among those that can give them are candidates. Raises StackError if there is none, or several might be
-    meant. typed: the checkpoint as typed."""
+    pipelines that can give them with the fewest stages are candidates. Raises StackError if there is none, or several might be meant.
+    typed: the checkpoint as typed."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:

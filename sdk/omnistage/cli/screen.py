@@ -1,8 +1,8 @@
 """Shows an answer while it comes: not at all, as plain text in a pipe or file, or live on a terminal.
 
-On a terminal, text is written once and stays. Only the unfinished word and the line about the sound are drawn again and again: they stand
-after the end of the text, and can be erased without knowing how wide anything is. So nothing of them ever gets into the scrollback, even if
-the window changes its size meanwhile.
+On a terminal, text is written once and stays. Only the unfinished word and the line about the sound are drawn again and again. They come
+after the end of the text, so they can be erased without knowing how wide they are, and never get into the scrollback, even if the window
+changes its size meanwhile.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Spoken:
 
 
 class Screen:
-    """Base of the screens: each shows an answer inside its `with` block. This one shows nothing, for --json. `show` is called when text or
-    sound has come: spoken is the answer so far, new_text the text that is new."""
+    """The base of all screens; a screen shows an answer inside its `with` block. This one shows nothing, for --json. `show` is called when
+    text or sound has come; spoken: the answer so far; new_text: the text that is new."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,11 +65,11 @@ class Screen:
         return None
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """Called when more of the model's thoughts has come. Returns whether they are shown."""
+        """Called when new text of the model's thoughts has come. Returns whether it is shown."""
         return False
 
     def wait(self, waited_s: float) -> None:
-        """Called repeatedly while nothing has come yet."""
+        """Called repeatedly while nothing has come yet. waited_s: seconds since the question."""
 
 
 class Plain(Screen):
@@ -77,7 +77,7 @@ class Plain(Screen):
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
-        self._written = False
+        self._written = False  # whether any text was
 
     def __exit__(self, *ended: object) -> None:
         if self._written:
@@ -90,7 +90,7 @@ class Plain(Screen):
 
 
 class Silent(Plain):
-    """Prints text to a stdout that is a file, and shows a person at the terminal only the line about the sound."""
+    """Prints text to stdout, which is a file; on the terminal it shows only the line about the sound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Silent(Plain):
 
 
 class Live(Screen):
-    """For a terminal: the text grows, in lines that are broken between words, and a line below it shows how much sound there is. text: the
+    """Shows the growing text on a terminal, broken into lines between words; a line below it shows how much sound has come. text: the
     stream to print to; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
@@ -134,7 +134,7 @@ class Live(Screen):
         _write(self._text, self._wrap.finish(self._below.columns))
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """Show thoughts dim and above the answer. They go to stderr, as everything that is not the answer."""
+        """Show thoughts dim and above the answer. They go to stderr, because only the answer goes to stdout."""
         self._thought = self._thought or Wrap()
         self._below.erase()
         self._below.write_dim(self._thought.add(new_text, self._below.columns))
@@ -159,10 +159,9 @@ class Live(Screen):
 
 
 class Keeping(Screen):
-    """Wraps the screen of an answer that is also written to a file: if the terminal or pipe of the screen fails, the answer goes on without
-    it.
+    """Wraps the screen of an answer that is also written to a file, so that the answer goes on if the screen's terminal or pipe fails.
 
-    lost: the error of that failure; None: the screen still shows.
+    lost: the error of that failure; None: the screen still works.
     """
 
     def __init__(self, screen: Screen) -> None:
@@ -188,7 +187,7 @@ class Keeping(Screen):
         self._try(lambda: self._screen.wait(waited_s))
 
     def _try(self, step: Callable[[], object]) -> None:
-        """Run one step of the screen, and keep its error; after an error nothing is run any more."""
+        """Run one step of the screen, and keep its error in `lost`; after an error run nothing."""
         if self.lost is None:
             try:
                 step()
@@ -197,7 +196,7 @@ class Keeping(Screen):
 
 
 class Below:
-    """A word at the cursor of a terminal and a line below it, which can be erased again; the cursor stays in its place."""
+    """A word at the cursor of a terminal and a line below it; both can be erased, and the cursor stays where it is."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -224,11 +223,11 @@ class Below:
         line.truncate(columns - 1)
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True)
-        # DOWN and UP make room below, by scrolling if needed, before the cursor is saved: a saved position does not scroll along.
+        # DOWN and UP first make room below, by scrolling if needed, because a saved position of the cursor does not scroll along.
         _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
 
     def write_dim(self, text: str) -> None:
-        """Write text that is dim and stays. It must have gone through `Wrap`."""
+        """Write dim text, which `erase` does not erase. text: as `Wrap` returned it."""
         if text:
             _draw(self._terminal, f"{DIM}{text}{PLAIN}")
 
@@ -244,12 +243,12 @@ class Below:
         """Whether this process may write on the terminal; False for a job in the background."""
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
-        except OSError:  # It is not the terminal of this session, and has no foreground job.
+        except OSError:  # The stream is not the terminal of this session, so it has no foreground job.
             return True
 
 
 def speaking_line(spoken: Spoken) -> Text:
-    """The line about the sound: how many seconds there are, and a row of notes, four for each second, at most the last twelve."""
+    """The line about the sound: how many seconds have come, and musical notes, four for each second, but at most twelve."""
     if not spoken.audio_s:
         return waiting_line(0.0)
     notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
@@ -257,7 +256,7 @@ def speaking_line(spoken: Spoken) -> Text:
 
 
 def waiting_line(waited_s: float) -> Text:
-    """The line while nothing comes: a sign that turns, and after TOLD_FROM_S the seconds."""
+    """The line while nothing comes: a sign that turns, and, from TOLD_FROM_S seconds on, the number of seconds."""
     turning = SPINNER[int(waited_s * TURNS_PER_S) % len(SPINNER)]
     return Text(f"{turning} thinking{f' {waited_s:.0f} s' if waited_s >= TOLD_FROM_S else ''}", style="dim")
 
@@ -274,7 +273,7 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
         return Plain()
     if sys.stdout.isatty():
         return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
-    # For a pipe nothing is drawn: the program that reads it may write to this terminal itself.
+    # Beside a pipe nothing is drawn, because the program that reads it may itself write to this terminal.
     return Silent() if _is_file(sys.stdout) else Plain()
 
 

@@ -1,4 +1,4 @@
-"""`omnistage serve`: runs a stack in the foreground; it is also the launcher of private stacks."""
+"""Runs a stack in the foreground for `omnistage serve`, which is also the launcher of private stacks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
     """Run a stack until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
 
     ready_fd: a descriptor that gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint",
-    "log"}. The process that reads such an error prints it, so typer.Exit is raised here instead. lifeline_fd: a descriptor, for a private
-    stack: its owner writes {"start": NAME} there for each further pipeline, and gets over ready_fd {"pipeline"} when it serves, or the same
-    with an error. -1: there is none.
+    "log"}. The reader of such an error prints it, so typer.Exit is raised here instead of the error. lifeline_fd: a descriptor, for a
+    private stack: its owner writes {"start": NAME} there for each further pipeline, and gets over ready_fd {"pipeline"} when it serves, or
+    the same with an error. -1: there is none.
     """
     raise_limit()
     owner = Owner(ready_fd, lifeline_fd)
@@ -57,7 +57,7 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
 
 
 async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: Owner) -> None:
-    """Start the stack, tell where it serves, and run until it is ended or broken."""
+    """Start the stack, report where it serves, and run until a signal or the owner ends it, or it is broken."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("serve runs as a task")
@@ -92,20 +92,20 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
 
 
 class Begins:
-    """Starts pipelines while the stack runs. For an owner, these are the pipelines that it asks for. Without one, they are all pipelines of
-    the layout, and each that fails is started again after a pause."""
+    """Starts pipelines while the stack runs. If there is an owner, these are the pipelines that it asks for. Without an owner they are all
+    pipelines of the layout, and each that fails is started again after a pause."""
 
     def __init__(self, owner: Owner, notices: Notices) -> None:
         self._owner = owner
         self._notices = notices
         self._stack: Stack | None = None
         self._tasks = set[asyncio.Task[None]]()
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock()  # held while a pipeline is started
 
     @asynccontextmanager
     async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
-        """Inside this block pipelines are started, one at a time: those that the owner asks for, or else all; the first one of the layout
-        serves already."""
+        """A context in which pipelines are started, one at a time: those that the owner asks for, or, without an owner, all. The first one
+        of the layout serves already."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
@@ -119,20 +119,20 @@ class Begins:
                 await asyncio.wait(self._tasks)
 
     def asked(self, name: str) -> None:
-        """Called when the owner asks for a pipeline; start it, and tell the owner the result."""
+        """Called when the owner asks for a pipeline: start it, and send the owner the result."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
         else:
             self._add(self._answer(self._stack, name))
 
     def _add(self, work: Coroutine[None, None, None]) -> None:
-        """Run this as a task, at most until the block of `of` ends."""
+        """Run this as a task, which is cancelled when the block of `of` ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, stack: Stack, name: str) -> None:
-        """Start a pipeline, and tell the owner when it serves, or why it does not."""
+        """Start a pipeline, and send the owner a line when it serves, or the error."""
         try:
             await stack.begin(name)
         except OmniError as error:
@@ -141,7 +141,7 @@ class Begins:
             self._owner.tell({"pipeline": name})
 
     async def _keep(self, stack: Stack, name: str, *, serves: bool) -> None:
-        """Start a pipeline, and start it again whenever it has failed, after a pause. serves: it serves already."""
+        """Start a pipeline, and start it again whenever it has failed, after a pause. serves: whether it serves already."""
         pause_s = FIRST_PAUSE_S
         while True:
             if serves or await self._serves(stack, name):

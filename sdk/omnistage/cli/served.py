@@ -1,6 +1,6 @@
-"""This user's stacks that serve on this machine: each has a file, which its launcher locks for as long as the launcher lives.
+"""Finds this user's stacks that serve on this machine. Each has a file, which its launcher locks for as long as it lives.
 
-The kernel releases the lock when the launcher ends, in whatever way: a file that can be locked belongs to no stack any more, and is
+The kernel releases the lock when the launcher ends, in whatever way. So a file that can be locked belongs to no stack any more, and is
 removed.
 """
 
@@ -26,14 +26,14 @@ from omnistage.models.common.owned import OwnFile, is_owned
 SUFFIX = ".json"
 
 LONGEST_S = 86400.0
-"""Longest wait for the end of a stack, whatever its grace."""
+"""The longest wait for the end of a stack, in seconds, also if its grace is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """One stack that serves. address: HOST:PORT by which this machine reaches its router. pid: of its launcher. pipeline: names of its
-    pipelines, for people. log_folder: of its processes' output; empty: the output goes where the launcher's does. grace_s: seconds that
-    answers get at the end. http: HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself after so many seconds
+    pipelines, for people. log_folder: of its processes' output; empty: they write to the launcher's output. grace_s: seconds that running
+    answers get at the end. http: HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself after this many seconds
     without a request; 0: never."""
 
     address: str
@@ -55,15 +55,15 @@ def folder() -> Path:
 
 
 def _boot() -> str:
-    """The id that this machine got at its last start. It begins the names of files, because the folder may have older files, or be on a
-    disk that several machines share."""
+    """The id that this machine got when it was last booted. The names of files begin with it, because the folder may have older files, or
+    be on a disk that several machines share."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @contextmanager
 def register_stack(served: Served) -> Iterator[None]:
-    """Inside this block other commands of this user can find the stack. If its file cannot be made, they do not find it, and it serves all
-    the same."""
+    """A context in which other commands of this user can find the stack. If its file cannot be made, they do not find it; it serves
+    anyway."""
     try:
         file = OwnFile(folder(), 0o600, name=f"{_boot()}-{served.pid}{SUFFIX}", content=json.dumps(asdict(served)).encode())
     except (OSError, NotAvailableError):
@@ -91,7 +91,7 @@ def all_served() -> list[Served]:
 
 
 def served_here() -> list[Served]:
-    """The stacks that serve now; none if their folder cannot be read."""
+    """The stacks that serve now; an empty list if their folder cannot be read."""
     try:
         return all_served()
     except (NotAvailableError, OSError):
@@ -127,7 +127,7 @@ def choose_stack(stacks: list[Served], address: str | None) -> Served:
 
 
 class StackEnd:
-    """Ends a stack by signals to its launcher, and waits until the launcher has ended, which is the last of its processes."""
+    """Ends a stack by signals to its launcher, and waits for the end of the launcher, the stack's last process."""
 
     def __init__(self, served: Served) -> None:
         """Raises ProcessLookupError if it has ended already."""

@@ -1,4 +1,4 @@
-"""Shows the pipelines of a router and the servers behind it, as tables or as JSON. Nothing is started."""
+"""Shows the pipelines of a router and its stage servers, as tables or as JSON. It starts nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """Print the stage servers behind a router, by pipeline, and the URL of the page if the stack is this user's; as JSON {"replicas":
+    """Print the stage servers of a router, by pipeline, and the URL of the page if the stack is this user's; as JSON {"replicas":
     [{pipeline, stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
 
     address: of the router; None: the one that runs here. Raises UnavailableError if none does.
@@ -122,7 +122,7 @@ def show_models(as_json: bool) -> None:
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
-    """Lines for below the table: the settings that the stages chose, one line for all replicas of a stage that chose the same."""
+    """The lines below the table, with the settings that the stages chose: one line for all replicas of a stage that chose the same."""
     kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
     lines = [
         f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
@@ -134,8 +134,8 @@ def settings_lines(replicas: Sequence[Replica]) -> list[str]:
 
 
 def _for_humans(name: str, value: str) -> str:
-    """The value of a setting for people: a number of bytes at its beginning gets a unit, and the text after it stays. --json has it
-    unchanged."""
+    """The value of a setting for people: a number of bytes at its beginning becomes one with a unit, and the text after it stays. (--json
+    shows the value unchanged.)"""
     number = _NUMBER.match(value)
     if not name.endswith("_bytes") or number is None:
         return value
@@ -174,7 +174,8 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
 
 
 def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
-    """A table, or if its words do not fit into columns, lines for each row. names: of the columns. whole: columns that are not wrapped."""
+    """A table, or, if a word does not fit into its column, lines for each row. names: of the columns. whole: names of columns that are not
+    wrapped."""
     table = Table(box=None, header_style="dim")
     for name in names:
         table.add_column(name, no_wrap=name in whole)
@@ -196,8 +197,8 @@ def _group_replicas(replicas: Sequence[Replica]) -> list[Replica]:
 
 
 def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
-    """The table of the servers with as many columns as fit, none of them cut. If not even the last columns fit, two lines for each
-    server."""
+    """The table of the servers with as many columns as fit uncut. If not even the last columns to be left out are enough, two lines for
+    each server."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
     for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):
@@ -216,7 +217,8 @@ def _several(replicas: Sequence[Replica]) -> bool:
 
 
 def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
-    """A table of servers with these columns. If it has no column for the names of several pipelines, they stand above their servers."""
+    """A table of servers with these columns. If there are several pipelines and no column for their names, each name stands above its
+    servers."""
     table = Table(box=None, header_style="dim")
     for name in columns:
         table.add_column(name, no_wrap=True)

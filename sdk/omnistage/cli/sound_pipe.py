@@ -17,8 +17,8 @@ from omnistage.client.events import AudioChunk
 
 
 class SoundPipe:
-    """Writes in a thread, so that a program that reads only as fast as it plays does not delay the answer. Sound that it has not read yet
-    waits in memory, at most the whole answer.
+    """Writes sound to standard output in a thread, so that a program that reads only as fast as it plays does not delay the answer. Sound
+    that the program has not read yet waits in memory, at most the whole answer.
 
     Raises RequestError if standard output is a terminal.
     """
@@ -31,7 +31,7 @@ class SoundPipe:
         self._encoder: SoundEncoder | None = None
         self._waiting = queue.SimpleQueue[bytes | None]()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when all that was written has been read, after `end`, or with the OSError of a reader that went away."""
+        """Done when all sound is in the pipe, after `end`, or fails with OSError if the reader is gone."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._write_all, name="omnistage-sound-pipe", daemon=True).start()
 
@@ -44,7 +44,7 @@ class SoundPipe:
         self._waiting.put(self._encoder.encode(chunk.samples))
 
     def end(self) -> None:
-        """Say that no more sound comes."""
+        """Note that no more sound comes."""
         self._waiting.put(None)
 
     async def taken(self) -> None:
@@ -52,7 +52,7 @@ class SoundPipe:
         await self._over
 
     def _write_all(self) -> None:
-        """Write, in the thread, what waits, until `end` or an error."""
+        """The thread's work: write the sound that waits, until `end` or an error."""
         fd = sys.stdout.fileno()
         error: OSError | None = None
         try:
@@ -65,7 +65,7 @@ class SoundPipe:
                         select.select([], [fd], [])
         except OSError as failure:
             error = failure
-        with suppress(RuntimeError):  # The loop has ended: nothing waits.
+        with suppress(RuntimeError):  # The loop has ended, so nothing waits for the thread.
             self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: OSError | None) -> None:
@@ -76,4 +76,4 @@ class SoundPipe:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
-            self._over.exception()  # Looked at, so that asyncio reports nothing: the next write or wait raises it.
+            self._over.exception()  # Read, so that asyncio does not log it: the next `write` or `taken` raises it.

@@ -1,4 +1,4 @@
-"""One sound of a prompt: asks for it, plays it while it comes, writes it to a file, and prints its figures."""
+"""Carries out one sound of a prompt: asks for it, plays it while it comes, writes it to a file, and prints its figures."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EXAMPLE = "rain on a tin roof"
 
 @dataclass(frozen=True, slots=True)
 class SoundOrder(HeardOrder):
-    """An order of the sound of a prompt. prompt: its words; - (standard input) until `checked` reads it. out: None: the sound is heard, or
-    written to a file named after the prompt."""
+    """An order for the sound that a prompt describes. prompt: its words; - (standard input) until `checked` reads it. out: None: the sound
+    is heard, or written to a file named after the prompt."""
 
     prompt: str
     out: Path | None
@@ -81,7 +81,7 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
         raise RequestError(f"{where.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
     with ExitStack() as files:
-        # Before anything is started or asked: a sound that cannot be kept is lost.
+        # Opened before anything is started or asked, because a sound that cannot be written would be lost.
         hearing = await listening(order, files)
         path = None if order.is_sound_piped else order.out
         if path is None and hearing.is_lost and not order.as_json:
@@ -124,7 +124,7 @@ def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     """The same sound at another rate, both in Hz. samples: [n] or [n, channels]; returns float32 of the same form. All frequencies that
     both rates can have stay as they are."""
     more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
-    padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one silent.
+    padded = np.pad(samples.astype(np.float64), more)  # To whole seconds, of which the last one is silent.
     count = len(padded) * new_hz // rate_hz
     whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
     resampled: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)

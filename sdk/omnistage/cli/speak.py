@@ -1,4 +1,4 @@
-"""One spoken answer: asks for it, shows it while it comes, writes its files, and prints its figures."""
+"""Carries out one spoken answer: asks for it, shows it while it comes, writes its files, and prints its figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of the files that `omnistage draw` writes."""
 
 LOOK_S = 5.0
-"""How long a router may take to list its pipelines after a refusal."""
+"""Seconds that a router may take to list its pipelines after a refusal."""
 
 DRAW = {
     "image": "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture.",
@@ -57,7 +57,7 @@ OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sou
 class Question(HeardOrder):
     """A question, or a text to speak. text: its words; - (standard input) until `checked` reads it. verbatim: speak the text instead of
     answering. timeline, captions: files to write. system: the instructions before the conversation. attached: media that come before the
-    text. parts: the same media, once `checked` has read them. schema: a file to read, until `checked`."""
+    text. parts: the same media, once `checked` has read them. schema: a file with a JSON schema, which `checked` reads."""
 
     text: str
     verbatim: bool
@@ -156,7 +156,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
 
 
 def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
-    """Lines for people about an answer: lost servers, why there is less than hoped for, and figures."""
+    """Yields lines for people about an answer: lost servers, why a part is missing, and figures."""
     for failover in done.failovers:
         yield sentence(failover, done.timing)
     if not question.verbatim:
@@ -171,8 +171,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
-    """The output, a key of DRAW, of the pipelines that may have been asked; empty if one of them does not only draw, or if the router does
-    not answer any more. pipeline: the one that was asked; empty: any."""
+    """What the asked pipelines draw: a key of DRAW; empty if one of them does not only draw, or if the router does not answer any more.
+    pipeline: the one that was asked; empty: the router chose."""
     with suppress(OmniError):
         asked = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in asked):
@@ -182,8 +182,8 @@ async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
 
 @contextmanager
 def _refusals(question: Question) -> Iterator[None]:
-    """Word a refusal of outputs by the option that asked for them: --out or --text-only, or --captions for the alignment. Routers and
-    stages word it by the protos."""
+    """A context that rewords a refusal of outputs: it names the option that asked for them (--out or --text-only, or --captions for the
+    alignment) in place of the protos' names."""
     try:
         yield
     except BadRequestError as error:

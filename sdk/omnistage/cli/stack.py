@@ -2,8 +2,8 @@
 when it is asked for. No process is left when the stack ends.
 
 Each process that serves has a keeper, which starts it again if it ends by itself, and gives it up after too many failed starts. A pipeline
-is out when the last process of one of its stages is given up; the owner of the stack may begin it again. Without a router the stack is
-broken, because nothing can be asked; without a gateway it goes on.
+is out when the last process of one of its stages is given up; the owner of the stack may begin it anew. If the router is given up, the
+stack is broken, because nothing can be asked; without a gateway it goes on.
 
 Every process holds the reading end of one pipe, the lifeline, and only this process has the writing end: if this process is killed, the
 pipe closes, and the others drain and exit by themselves.
@@ -34,7 +34,7 @@ KEPT_PORT = ("--kept-port", "true")
 """Arguments that tell a server that `Ports` keeps its port."""
 
 HTTP_PORT_TRIES = 20
-"""The gateway tries so many ports, from its own on, if they are taken. After a restart it listens at the same port again."""
+"""How many ports the gateway tries, from its own on, if they are taken. After a restart it listens at the same port as before."""
 
 FAILURES = frozenset({"lost", "failed", "given up"})
 """Events of a process (keeper.py) that make the logs worth keeping."""
@@ -45,8 +45,8 @@ Report = Callable[[str], None]
 
 class Servers:
     """Processes that do the same work: the replicas of a stage, the router, or the gateway. pipelines: names of the pipelines with this
-    stage; empty for router and gateway. is_vital: without the last of the processes the stack is broken. all: every planned process.
-    children: those that were not given up. keepers: a task for each process that serves."""
+    stage; empty for router and gateway. is_vital: when the last of the processes is given up, the stack is broken. all: every planned
+    process. children: the processes that were not given up. keepers: a task for each process that serves."""
 
     def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
         self.pipelines = frozenset(pipelines)
@@ -55,7 +55,7 @@ class Servers:
         self.children = list(children)
         self.keepers: list[asyncio.Task[None]] = []
         self.starting: asyncio.Task[None] | None = None
-        """The task that starts all of them, whichever pipeline asked first; done when each has served once. None: they are not to run."""
+        """The task that starts all of them, whichever pipeline asked first; done when each has served once. None: they need not run."""
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
@@ -67,9 +67,9 @@ class Stack:
     """The processes of a layout, from `start` to `stop`. In between, `address` is HOST:PORT of a router that serves or is just being
     started again; pipelines other than the first run only if they were begun.
 
-    log_folder: where the output of the processes goes; None: a temporary folder, which is kept only if something fails. verbose: the output
-    goes to stderr instead. report: called with the name of each process when it serves for the first time. tell: called with events of the
-    processes.
+    log_folder: gets the output of the processes; None: a temporary folder, which is kept only after a failure. verbose: the output goes to
+    stderr instead. report: called with the name of each process when it serves for the first time. tell: called with events of the
+    processes, see `keeper.Tell`.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Stack:
         self._begun: dict[str, asyncio.Task[None]] = {}
         """By pipeline: the task that starts it, which stays here when it is done. A pipeline that failed or is out has none."""
         self._gone: dict[str, asyncio.Future[StackError]] = {}
-        """By pipeline that was begun: gets the reason when it has failed or is out."""
+        """For each pipeline that was begun: a future, which gets the error when the pipeline has failed or is out."""
         self._outs: set[asyncio.Task[None]] = set()
         """Tasks that end the processes of pipelines that are out."""
-        self._lifeline: tuple[int, int] | None = None
+        self._lifeline: tuple[int, int] | None = None  # descriptors of its reading and writing end
         self._broken: asyncio.Future[StackError] | None = None
-        self._failed = False
+        self._failed = False  # whether to keep the logs
         self._environment = with_token(os.environ)
         self._ports = Ports()
 
@@ -113,7 +113,7 @@ class Stack:
             self._own_folder = OwnFolder("logs")
             self.log_folder = self._own_folder.path
         else:
-            sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left, as making an OwnFolder does.
+            sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
         try:
             await self._start()
         except BaseException as error:
@@ -128,7 +128,7 @@ class Stack:
 
     @property
     def http(self) -> str:
-        """HOST:PORT of the gateway; empty if there is none, or it was given up."""
+        """HOST:PORT of the gateway; empty: there is none, or it was given up."""
         return self._address_of(GATEWAY)
 
     def _address_of(self, front: str) -> str:
@@ -153,15 +153,15 @@ class Stack:
         return {name: serving.get(name, "") for name in self.names}
 
     async def broken(self) -> StackError:
-        """Wait until the stack cannot go on, and return why: no begun pipeline is left, or the router was given up."""
+        """Wait until the stack cannot go on, and return the error that says why: no begun pipeline is left, or the router was given up."""
         if self._broken is None:
             raise RuntimeError("broken() before start()")
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
         """Start a pipeline while others serve, and return when all its processes serve; a second caller waits for the same start. If it
-        fails, those of its processes that no other pipeline uses are ended, and it may be begun again. If the caller is cancelled, the
-        start goes on. Raises UnknownModelError and StackError."""
+        fails, its processes that no other pipeline uses are ended, and it may be begun anew. If the caller is cancelled, the start goes on.
+        Raises UnknownModelError and StackError."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:
@@ -169,8 +169,8 @@ class Stack:
         await self._has_begun(pipeline)
 
     async def gone(self, pipeline: str) -> StackError:
-        """Wait until a begun pipeline has failed or is out, and its own processes have ended, so that it may be begun again; returns why.
-        If it was the last pipeline, this waits for ever: the stack is broken then."""
+        """Wait until a begun pipeline has failed or is out and its own processes have ended, so that it may be begun anew; returns the
+        error that says why. If it was the last pipeline, this waits for ever, because then the stack is broken."""
         return await asyncio.shield(self._gone[pipeline])
 
     def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
@@ -179,7 +179,7 @@ class Stack:
         self._gone[pipeline] = asyncio.get_running_loop().create_future()
 
     async def _has_begun(self, pipeline: str) -> None:
-        """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled because one of its stages was
+        """Wait until a begun pipeline serves. Raises StackError if it fails, also if its start was cancelled, because one of its stages was
         given up."""
         start = self._begun[pipeline]
         task = asyncio.current_task()
@@ -191,7 +191,7 @@ class Stack:
             raise
 
     def kill(self) -> None:
-        """End every process now, whatever it does, and start none of them again; `stop` cleans up the rest."""
+        """End every process at once, whatever it does, and start none of them again; `stop` cleans up the rest."""
         for task in self._tasks:
             task.cancel()
         for child in self.children:
@@ -234,7 +234,7 @@ class Stack:
         for task in tasks:
             task.cancel()
         for task in tasks and (await asyncio.wait(tasks))[0]:
-            task.cancelled() or task.exception()  # Looked at, so that asyncio does not report it: the tasks that wait for it get it too.
+            task.cancelled() or task.exception()  # Read, so that asyncio does not log the error: the tasks that wait get it too.
         async with asyncio.TaskGroup() as ends:
             for child in servers.all:
                 ends.create_task(child.stop(self._layout.servers.grace_s))
@@ -243,8 +243,8 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Start the first pipeline, the router and the gateway at the same time. The router loads its code meanwhile, and looks for the
-        stages only when all of them serve: the end of a pipe tells it so. The gateway asks nothing before its first request."""
+        """Start the first pipeline, the router and the gateway at the same time. The router loads its code meanwhile, but looks for the
+        stages only when all of them serve; the end of a pipe is the sign for it. The gateway asks nothing before its first request."""
         self._make_children()
         *gateways, router = self._fronts
         first = self._layout.pipelines[0].name
@@ -304,7 +304,7 @@ class Stack:
         self._fronts.append(Servers([child], is_vital=True))
 
     def _own_addresses(self, router: str) -> tuple[str, ...]:
-        """Addresses that the gateway must not take: other processes of the stack have them, or will."""
+        """Addresses that the gateway must not take, because other processes of the stack have them, or will have them."""
         return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
     def _child(
@@ -315,8 +315,8 @@ class Stack:
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
 
     async def _begin(self, pipeline: str) -> None:
-        """Start a pipeline while the stack runs: wait until pipelines that are out have ended, fetch its models, and start its stages. If
-        it does not start, it is put out, and StackError is raised."""
+        """Start a pipeline while the stack runs: wait until the processes of pipelines that are out have ended, fetch the models, and start
+        the stages. If the pipeline does not start, it is put out, and StackError is raised."""
         layout = next(one for one in self._layout.pipelines if one.name == pipeline)
         while self._outs:
             await asyncio.wait(self._outs)
@@ -328,7 +328,7 @@ class Stack:
             raise
 
     async def _start_in_time(self, pipeline: str) -> None:
-        """Start the stages of a pipeline, with a time limit: other pipelines may wait for their turn. Raises StackError."""
+        """Start the stages of a pipeline, with a time limit, because other pipelines may wait for their start. Raises StackError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RESTART_LIMIT_S):
                 await self._start_stages(pipeline)
@@ -362,7 +362,7 @@ class Stack:
             raise failures.exceptions[0] from None
 
     async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
-        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: start_fd and words of `Child.start`."""
+        """Start a process, wait until it serves, and have it kept from then on. wait_fd, words: `start_fd` and `words` of `Child.start`."""
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
         await child.start(self._lifeline[0], wait_fd, words)
@@ -429,8 +429,8 @@ class Stack:
         return task
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
-        """End the stages that no begun pipeline uses, or that have no process left; then report the error to those who wait in `gone`. If
-        no pipeline is left, the stack is broken."""
+        """End the stages that no begun pipeline uses, or that have no process left; then report the error to the callers that wait in
+        `gone`. If no pipeline is left, the stack is broken."""
         for servers in self._stages:
             if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
                 await self._end(servers)
@@ -441,12 +441,12 @@ class Stack:
             each.set_result(error)
 
     def _break(self, error: StackError) -> None:
-        """Have `broken` return this error; the first one counts."""
+        """Have `broken` return this error, unless it has one already."""
         if self._broken is not None and not self._broken.done():
             self._broken.set_result(error)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """Handle the end of a keeper's task. If a bug ended it, its process is unwatched: the stack ends, with that error."""
+        """Handle the end of a keeper's task. If a bug ended it, nothing watches its process any more, so the stack ends with that error."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)

@@ -1,5 +1,5 @@
-"""The metrics of all processes of a stack on one Prometheus page. The processes' own pages are fetched for each request; each sample gets a
-label `process`."""
+"""Serves the metrics of all processes of a stack on one Prometheus page. For each request it fetches the page of each process, and adds a
+label `process` to each sample."""
 
 from __future__ import annotations
 
@@ -50,21 +50,22 @@ def serve_stack_metrics(address: str, addresses: Addresses) -> str:
 
 
 class StackCollector(Collector):
-    """Collects the metrics of all processes when the page is asked for. Only one look at the processes runs at a time."""
+    """Collects the metrics of all processes when the page is asked for. It fetches the pages only once at a time."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
         self._own = new_registry()
         self._one_at_a_time = threading.Lock()
-        self._looked_at = 0.0
+        self._looked_at = 0.0  # time.monotonic() of the last fetch
         self._last: dict[str, list[Metric] | None] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, "omnistage-metrics-fetcher")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield which processes answered, and each metric once, with the samples of all processes."""
+        """Yield a metric that says which processes answered, and each other metric once, with the samples of all processes."""
         came_at = time.monotonic()
         with self._one_at_a_time:
-            # If another caller's look began after this caller came, its result is new enough: a process that hangs delays each look.
+            # A fetch for another caller that began after this call is new enough; no second one, because a process that hangs delays each
+            # fetch.
             if self._looked_at < came_at:
                 self._looked_at = time.monotonic()
                 self._last = self._pages()
@@ -88,7 +89,7 @@ class StackCollector(Collector):
 
 
 def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
-    """The result of a fetch; None if it has not ended, and is given up."""
+    """The result of a fetch; None if it has not ended: then it is given up."""
     if not fetching.done():
         fetching.cancel()
         return None
@@ -104,7 +105,7 @@ def fetch_page(address: str) -> list[Metric] | None:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         is_page = answer.status == 200 and answer.length is not None and answer.length <= MAX_PAGE_BYTES
-        return _parse_page(answer.read()) if is_page else None  # A body that is shorter than its length raises.
+        return _parse_page(answer.read()) if is_page else None  # `read` raises if the body is shorter than its length.
     except (OSError, HTTPException, ValueError):
         return None
     finally:

@@ -28,8 +28,8 @@ EXAMPLES = {
 def medium(kind: str) -> bytes:
     """Read a picture, a sound or a film from standard input, to its end. kind: image, audio or video, from the name of the option.
 
-    On a terminal Ctrl-C ends a recording and not the command: the recorder before the pipe gets the signal too, and its output until then
-    is read. Raises RequestError if nothing comes, or more than a model takes.
+    On a terminal Ctrl-C ends a recording and not the command: the program that records into the pipe gets the signal too, and its output up
+    to then is read. Raises RequestError if nothing comes, or more than a model takes.
     """
     option, what = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
@@ -65,7 +65,7 @@ def _read(file: int, kind: str) -> bytes:
 def _await_first_byte(file: int, option: str) -> None:
     """Wait until a byte, or the end of the file, can be read. Raises RequestError if neither comes in time."""
     waiting = select.poll()
-    with suppress(PermissionError):  # A file of this kind cannot be waited for.
+    with suppress(PermissionError):  # The system cannot wait for a file of this kind.
         waiting.register(file, select.POLLIN)
     if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
         raise RequestError(

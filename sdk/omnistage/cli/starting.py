@@ -1,4 +1,4 @@
-"""Starts a stack, with a bar per process, and prints lines about its processes later."""
+"""Starts a stack, with a bar for each process, and later prints lines about its processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def start_stack(
     layout: Layout, log_folder: Path | None, verbose: bool, begun: Callable[[Stack], object] | None = None
 ) -> AsyncIterator[Stack]:
     """Start a stack, and stop it at the end of this block. A bar per process shows the start, on stderr if that is a terminal; the bars are
-    gone when the stack serves. From then on a line says which process was lost, and when it was back. begun: called with the stack before
-    it starts."""
+    gone when the stack serves. From then on a line says which process was lost, and another one when it serves again. begun: called with
+    the stack before it starts."""
     console = Notices()
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)

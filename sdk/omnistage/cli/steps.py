@@ -32,8 +32,8 @@ async def follow(events: AsyncGenerator[Event, None], screen: DrawingScreen, tak
 
 
 def report(facts: Mapping[str, object], figures: Sequence[str], steps: int, done: Done, *, as_json: bool) -> None:
-    """Print the result. as_json: one object for scripts, which begins with `facts`. Otherwise, for people: the servers that were lost, a
-    line that begins with `figures`, and the servers' remarks. steps: how many were done."""
+    """Print the result: with `as_json` one object for scripts, which begins with `facts`; else lines for people: the servers that were
+    lost, a line that begins with `figures`, and the servers' remarks. steps: how many were done."""
     if as_json:
         losses = [as_object(failover) for failover in done.failovers]
         end = {"e2e_s": round(done.timing.e2e_s, 6), "steps": steps or None, "seed": done.seed, "pipeline": done.pipeline}

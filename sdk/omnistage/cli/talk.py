@@ -46,7 +46,7 @@ class TalkSettings(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation. settings: those that the user gave, on the command line or in the chat. turns: questions and answers, oldest first,
+    """A conversation. settings: those that the user typed, on the command line or in the chat. turns: questions and answers, oldest first,
     in the client's form: `content` is a text, or a list of parts in which media are paths."""
 
     settings: TalkSettings = field(default_factory=lambda: TalkSettings())
@@ -54,8 +54,8 @@ class Talk:
 
     @classmethod
     def last(cls, settings: TalkSettings) -> Talk:
-        """The last conversation, to go on with. settings: those given now, which count more than the stored ones. Raises RequestError if
-        there is none, or it cannot be read."""
+        """The last conversation, to go on with. settings: typed now; they win over the stored ones. Raises RequestError if there is no
+        conversation, or it cannot be read."""
         path = state_folder() / LAST
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -98,8 +98,8 @@ class Talk:
         return gone
 
     def leave_out(self, field: str) -> str:
-        """Replace a file of an earlier turn, which a refusal names, by its name. field: of the refusal. Returns the name; empty if the
-        field names no such file."""
+        """Replace a file of an earlier turn that was refused by its name. field: the field that the refusal names. Returns the file's name;
+        empty if the field is that of no such file."""
         turn, number = place_of(field)
         if turn is None or number is None:
             return ""
@@ -117,7 +117,8 @@ class Talk:
             self.turns.pop()
 
     def forget_oldest(self) -> bool:
-        """Leave out the oldest question and its answer, so that the rest may fit; False if only the last question is left."""
+        """Leave out the oldest question and its answer, so that the rest may fit. Returns False if only the last question is left: it
+        stays."""
         if len(self.turns) < 3:
             return False
         del self.turns[:2]
@@ -157,7 +158,7 @@ def turn_text(turn: Mapping[str, Any]) -> str:
 
 
 def place_of(field: str) -> tuple[int | None, int | None]:
-    """The index of the turn, and of the part in it, that a field of a refusal names; None for both if it names no part."""
+    """(index of the turn, index of the part in it) that a field of a refusal names; (None, None) if it names no part."""
     found = _PART.match(field)
     return (int(found[1]), int(found[2])) if found else (None, None)
 
@@ -188,8 +189,8 @@ def _check_content(content: Any) -> str | list[dict[str, str]]:
 
 
 def _between(kind: type[float], least: float, most: float) -> Callable[[str], float]:
-    """Make a function that reads a number in these bounds from a text; it raises ValueError for any other text. kind: int for a whole
-    number."""
+    """Make a function that reads a number from `least` to `most` from a text; it raises ValueError for any other text. kind: int for a
+    whole number, else float."""
 
     def read(text: str) -> float:
         value = kind(text)
@@ -254,8 +255,7 @@ def is_command(first: str) -> bool:
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
-    """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that
-    tells the value now. Raises RequestError."""
+    """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that states the present value. Raises RequestError."""
     setting = SETTINGS[command]
     values = cast("dict[str, Any]", settings)
     if value == OFF:

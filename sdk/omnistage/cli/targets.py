@@ -22,7 +22,8 @@ from omnistage.host.addresses import host_and_port
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The abilities that a stack needs if it is started for a call. inputs, outputs: such as image and audio. kind: of its first stage."""
+    """The abilities that a stack needs if it is started for a call. inputs, outputs: such as image and audio. kind: of its first stage;
+    empty: any."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -38,8 +39,8 @@ def target_for(
     devices: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> Where:
-    """The router to ask, or the stack to start for this call. A stack is started if no router runs, or if devices, a checkpoint or the file
-    of a pipeline were typed. address, pipeline, api_key, devices: as typed. is_quiet: print no line about the choice.
+    """Returns the router to ask, or the stack to start for this call. A stack is started if no router runs, or if the user typed devices, a
+    checkpoint or the file of a pipeline. address, pipeline, api_key, devices: as typed. is_quiet: print no line about the choice.
 
     Raises an OmniError if there can be neither.
     """
@@ -56,7 +57,7 @@ def target_for(
         if is_shown:
             notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
-    # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
+    # Here an interrupt just ends the process: in the middle of an import it would give a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
     from omnistage.cli.pipelines import check_named, layout_for
 
@@ -71,8 +72,8 @@ def target_for(
 
 
 def _may_be_served(pipeline: str) -> bool:
-    """Whether a router may know a pipeline by this text. A DIR, FILE.yaml or OWNER/NAME can only be started. As in `serve`, the name of a
-    shipped pipeline counts more than a folder with that name."""
+    """Whether a router may know a pipeline by this text. A DIR, FILE.yaml or OWNER/NAME must be started. As in `serve`, a text that is the
+    name of a shipped pipeline and of a folder means the pipeline."""
     if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
         return False
     return not pipeline or not Path(pipeline).is_dir() or _is_shipped(pipeline)
@@ -99,7 +100,7 @@ async def check_target(address: str) -> None:
 
 def running() -> Found | None:
     """The router for a command that starts nothing: the one that the variable names, else one of this user where `omnistage serve` listens
-    by default; None if there is neither, or the variable turns that off."""
+    by default; None if there is neither, or if the variable turns the search off."""
     if is_off():
         return None
     if (router := named_router()) is not None:
@@ -133,7 +134,7 @@ def _elsewhere() -> str:
 
 
 async def _is_unknown(address: str) -> bool:
-    """Whether the host of an address is unknown. If the look-up takes too long, the host may be known: the connection will tell."""
+    """Whether the host of an address is unknown. False if the look-up takes too long: then the connection will show it."""
     try:
         async with asyncio.timeout(LOOKUP_S):
             return await is_unknown(address)

@@ -1,4 +1,4 @@
-"""The picture of one spoken answer: when each stage worked, when text and sound arrived, and when it was heard.
+"""Draws the timeline of one spoken answer: when each stage worked, when text and sound arrived, and when the sound was heard.
 
 The time axis is the client's clock, in seconds after t0, the moment of the question. The reports of the stages count from the moment when
 the chain was opened, which the client does not see. We take the latest moment at which it can have been opened: any later, and some output
@@ -32,10 +32,10 @@ PLAYED = ("#f2a93b", "#f7c46f")
 LOST = "#d92d20"
 LONGEST, LONGEST_WITH_LOSS = 3.0, 1.6
 """The time axis ends at this many times the duration of the answer: otherwise a long playback would squeeze the work of the stages. A text
-then tells how long the playback goes on."""
+then states how long the playback goes on."""
 CUT_ABOVE = 2.5
-"""The row of the buffer reaches up to this many times the highest level before a loss: a fast stack fills the buffer so much more
-afterwards that the loss would not be visible."""
+"""The row of the buffer reaches up to this many times the highest level before a loss: a fast stack fills the buffer so far afterwards that
+otherwise the loss would not be visible."""
 BAR, BUFFER, TICK, MARK, TITLE_WORDS, MARGIN = 0.5, 0.8, 0.14, 0.4, 40, 1.01
 MOST_TOLD = 3
 """Losses with a label and a sentence; further ones are drawn without words."""
@@ -43,7 +43,7 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the picture. name, note: written at its left; the note tells the amount of work."""
+    """A row of the picture. name, note: written to the left of it; the note states the amount of work."""
 
     name: str
     note: str
@@ -111,7 +111,7 @@ def opened_at(done: Done) -> float:
     bounds = []
     for stage in done.usage.stages:
         if any(_losses(done, stage)):
-            continue  # Its times count from the moment when it was opened again.
+            continue  # Skipped, because its times count from the moment when it was opened anew.
         bounds.append(done.timing.e2e_s - stage.total_s)
         arrivals = _arrivals(stage, done.timing)
         if arrivals:
@@ -120,7 +120,7 @@ def opened_at(done: Done) -> float:
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
-    """Yield the losses that made this stage open again: those of its own servers, of an earlier stage's, or of the router."""
+    """Yield the losses after which this stage was opened anew: of its own servers, of servers of an earlier stage, or of the router."""
     order = ["router", *(report.stage for report in done.usage.stages)]
     for failover in done.failovers:
         if failover.stage in order and order.index(failover.stage) <= order.index(stage.stage):
@@ -128,7 +128,7 @@ def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
 
 
 def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
-    """When the client got the output of a stage, in seconds after t0: for a stage that gives text or sound; for others it is empty."""
+    """The moments when the client got output of a stage, in seconds after t0; empty for a stage that gives neither text nor sound."""
     if "text" in stage.output_items:
         return [piece.arrival_s for piece in timing.text if piece.characters]
     if "audio" in stage.output_items:
@@ -137,7 +137,7 @@ def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
 
 
 def _draw_stages(axes: Axes, done: Done) -> None:
-    """Draw a row for each stage: work that was lost, the work that counted, and when its output arrived."""
+    """Draw a row for each stage: the work that was lost, the other work, and when its output arrived."""
     opened_s = opened_at(done)
     for y, stage in enumerate(done.usage.stages):
         begin_s = opened_s
@@ -184,8 +184,8 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
-    """Draw how much sound the player held and had not played yet, as an area over the time, with a dot at the lowest level after each loss.
-    top_s: seconds of sound at the top of the row. shown_s: the end of the time axis."""
+    """Draw how much sound the player held and had not played yet, as an area along the time axis, with a dot at the lowest level after each
+    loss. y: the row. top_s: seconds of sound at the top of the row. shown_s: the end of the time axis."""
     from matplotlib.patches import Rectangle
 
     base, scale = y + BUFFER / 2, BUFFER / top_s
@@ -214,8 +214,8 @@ def _most_held_s(levels: Sequence[BufferLevel], done: Done) -> float:
 
 
 def _lowest(levels: Sequence[BufferLevel], failover: Failover, timing: Timing) -> BufferLevel | None:
-    """The least sound that the player held between a loss and the next sound that arrived; None if it had not begun to play, or no more
-    sound came."""
+    """The lowest level of the player's buffer between a loss and the next sound that arrived; None if the player had not begun to play, or
+    no more sound came."""
     next_s = next((chunk.arrival_s for chunk in timing.audio if chunk.samples and chunk.arrival_s >= failover.arrival_s), None)
     began_s = next((chunk.start_s for chunk in play(timing.audio, START_BUFFER_S)), None)
     if next_s is None or began_s is None or began_s > failover.at_s:
@@ -257,7 +257,8 @@ def _marks(done: Done) -> list[Moment]:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) -> None:
-    """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows below them."""
+    """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows below the
+    labels."""
     for number, mark in enumerate(marks):
         top = -0.5 - MARK * (len(marks) - number)
         at_left = mark.at_s > 0.7 * shown_s

@@ -12,8 +12,8 @@ from omnistage.client.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place to ask. at: a router, or the stack to start for this call. api_key: None: there is no key. pipeline: the name to put into
-    each request; empty: the router chooses."""
+    """The router to ask, with key and pipeline. at: a router, or the stack to start for this call. api_key: None: there is no key.
+    pipeline: the name to put into each request; empty: the router chooses."""
 
     at: Found | Layout
     api_key: ApiKey | None = None

@@ -1,4 +1,4 @@
-"""Words errors for a shell and for a chat: by the options and commands that can be typed there."""
+"""Writes errors for a shell and for a chat, with the options and commands that can be typed there."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ UNSEEN = dict.fromkeys(ESCAPES)
 
 class Wrap:
     """Breaks a text between words. Lines stay one column short of the terminal's width: terminals differ in how they treat a cursor after
-    the last column. columns: the width of the terminal at the moment."""
+    the last column. columns: the present width of the terminal."""
 
     def __init__(self) -> None:
         self._column = 0
@@ -33,11 +33,11 @@ class Wrap:
 
     @property
     def unfinished(self) -> str:
-        """The last word, with the spaces before it, as long as the next piece may continue it; empty if no word is open."""
+        """The last word, with the spaces before it, if the next piece may continue it; empty if the text ends after a whole word."""
         return self._gap + self._word if self._word else ""
 
     def add(self, text: str, columns: int) -> str:
-        """Take the next piece. Returns the text to write now, after all that was written before."""
+        """Take the next piece of the text. Returns the text to write now, after all text that was written before."""
         limit = _limit(columns)
         tokens = TOKEN.findall(self._word + text.translate(UNSEEN))
         self._word = tokens.pop() if tokens and OPEN.fullmatch(tokens[-1]) else ""
@@ -52,7 +52,8 @@ class Wrap:
         return f"{written}\n" if self._column else written
 
     def _place(self, token: str, limit: int) -> str:
-        """The text to write for a finished token: a line break, a word with what stands before it, or nothing yet for spaces."""
+        """The text to write for a finished token: a line break; a word, with the gap before it; or an empty text for spaces, which wait.
+        limit: columns of a line."""
         if token == "\n":
             self._column, self._gap = 0, ""
             return "\n"
@@ -65,7 +66,7 @@ class Wrap:
         return begin + "".join(f"{line}\n" for line in full) + last
 
     def _begin(self, word: str, limit: int) -> str:
-        """The text to write before a word: the gap, or a line break if the word has no room on the line."""
+        """The text to write before a word: the gap, or a line break if the line has no room for the word."""
         gap, self._gap = self._gap, ""
         width = cell_len(gap)
         if self._column + width + cell_len(word) <= limit:
