@@ -21,13 +21,13 @@ LEFT = 499
 """The status in the log and in the metrics for a client that left before the answer had a status."""
 
 MOST_CHARACTERS = 128
-"""The log shows at most so many characters of a client's own words."""
+"""The most characters of a client's own words that the log shows."""
 
 
 class HttpAccount:
-    """The account of one request. endpoint: the route, without the parts that differ from call to call. client: the name of the client
-    in logs. client_request_id: the client's own name for the request. at_end: functions that are called when the request has ended, to
-    give back what it held."""
+    """The account of one request. endpoint: its route, without the parts that differ from call to call. client: the client's name in logs.
+    client_request_id: the client's own name for the request; None: it gave none. at_end: functions to call when the request has ended; they
+    free what it held."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -35,7 +35,7 @@ class HttpAccount:
         self.endpoint = ""
         self.client = ""
         self.client_request_id: str | None = None
-        self.status = 0
+        self.status = 0  # of HTTP; 0: no answer has begun
         self.reason = "OK"
         self.message: str | None = None
         self.field: str | None = None
@@ -51,7 +51,7 @@ class HttpAccount:
         self._done: Done | None = None
 
     def saw(self, event: Event) -> None:
-        """Note an event of the answer when it comes from the router."""
+        """Note an event of the answer; call it when the event comes from the router."""
         match event:
             case TextDelta():
                 self._ttft_s = self._ttft_s or self._now_s
@@ -83,11 +83,11 @@ class HttpAccount:
         self.reason = error.reason
         if error.status >= 500:
             self.message = error.message
-        else:  # The error's message may quote the request.
+        else:  # Without the error's message, which may quote the request.
             self.field = error.param and error.param[:MOST_CHARACTERS]
 
     def left(self) -> None:
-        """Note that the client has left, or that the gateway cut it off."""
+        """Note that the client has left, or that the gateway has closed its connection."""
         self.reason, self.message = "CANCELLED", None
         self.status = self.status or LEFT
 
@@ -97,12 +97,12 @@ class HttpAccount:
             self.client_request_id = name[:MOST_CHARACTERS] or None
 
     def began(self, status: int) -> None:
-        """Note that the first bytes of the answer are on their way."""
+        """Note that the first bytes of the answer are being sent. status: the HTTP status."""
         self.status = status
         self._first_byte_s = self._now_s
 
     def end(self, metrics: GatewayMetrics) -> None:
-        """Write the line of the log and the metrics. Called once."""
+        """Write the line of the log and the metrics. To be called once."""
         for release in self.at_end:
             release()
         total_s = self._now_s

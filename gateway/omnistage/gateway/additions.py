@@ -15,18 +15,18 @@ REPORTED = (
 
 
 def sound(chunk: AudioChunk) -> dict[str, Any]:
-    """How many seconds a player waits after the first sound so that it never runs dry (None: the server does not say), and the sample
-    rate."""
+    """Fields about a sound: how many seconds a player should wait after the first sound so that it never runs dry (None: the server does
+    not say), and the sample rate in Hz."""
     return {"prebuffer_s": chunk.prebuffer_s, "sample_rate_hz": chunk.sample_rate_hz}
 
 
 def failover(event: Failover) -> dict[str, Any]:
-    """The loss of a server that another one replaced."""
+    """Fields about the loss of a server that another one replaced."""
     return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
 
 
 def account(done: Done) -> dict[str, Any]:
-    """The server's account of an answer."""
+    """Fields of the server's account of an answer."""
     usage = done.usage
     times = {
         "queued_s": usage.queued_s,
@@ -42,7 +42,7 @@ def account(done: Done) -> dict[str, Any]:
 
 
 def unspoken_fields(usage: Usage) -> dict[str, Any]:
-    """How many characters of a text were not spoken, and the first of them."""
+    """Fields about the characters of a text that were not spoken: how many, and the first of them."""
     return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
 
 

@@ -1,4 +1,4 @@
-"""How an answer is sent: whole, or piece by piece; and how it ends when its client has left."""
+"""Sends an answer whole or piece by piece, and ends it when its client has left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[bytes, None]
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Headers by which no proxy on the way keeps pieces back."""
+"""Headers that forbid proxies on the way to hold pieces back."""
 
 EVENTS = "text/event-stream"
 
@@ -32,7 +32,7 @@ LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u202
 
 
 def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event. name: the kind of the event, if the interface has kinds."""
+    """The bytes of one server-sent event. name: the kind of the event; empty: events of this interface have no kind."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS).encode()
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
 
@@ -50,8 +50,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def begin_pieces(pieces: Pieces) -> Pieces:
-    """Wait for the first piece, and return all pieces. An error before the first piece is raised here, so that the answer can have its
-    status."""
+    """Wait for the first piece, and return all pieces. An error before the first piece is raised here, so that the answer can have the
+    error's status."""
     try:
         first = await anext(pieces)
     except StopAsyncIteration:
@@ -63,7 +63,7 @@ async def begin_pieces(pieces: Pieces) -> Pieces:
 
 
 async def _from(first: bytes, pieces: Pieces) -> Pieces:
-    """All pieces: `first`, then the others."""
+    """Yields `first`, then the other pieces."""
     try:
         if first:
             yield first
@@ -79,13 +79,13 @@ def as_error(failure: ApiError) -> bytes:
 
 
 Telling = Callable[[ApiError], bytes]
-"""Makes the last piece of a stream, which tells the client of an error."""
+"""Makes the last piece of a stream, which reports an error to the client."""
 
 
 async def stream_response(
     request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
 ) -> Response:
-    """A response that sends pieces as they come. An error before the first piece is raised; a later one is reported in a last piece.
+    """A response that sends pieces as they come. An error before the first piece is raised; a later error is reported in a last piece.
     fields: as in `of_omni`. telling: makes the last piece; None: the form of the answer cannot carry an error, so the connection is broken
     off."""
     account: HttpAccount = request.state.account
@@ -95,7 +95,7 @@ async def stream_response(
 
 
 async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
-    """The pieces; if an error ends them, it is noted in the account and reported by the piece that `telling` makes."""
+    """Yields the pieces. If an error ends them, notes it in the account, and yields the piece that `telling` makes of it."""
     try:
         async for piece in pieces:
             yield piece
@@ -110,7 +110,7 @@ async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str
 
 
 class BrokenOff(Exception):
-    """An answer failed after a part of it had been sent, and its form cannot carry an error: the connection is broken off."""
+    """Raised if an answer fails after a part of it was sent and its form cannot carry an error; then the connection is broken off."""
 
 
 class StreamedResponse(Response):
@@ -138,7 +138,7 @@ class StreamedResponse(Response):
 
     async def _send(self, send: Send) -> None:
         """Send the head of the response, every piece, and the end."""
-        # A response of unknown length has no Content-Length.
+        # No Content-Length, because the length is not known yet.
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         async for piece in self.pieces:

@@ -1,4 +1,4 @@
-"""The app: every endpoint, behind the guard."""
+"""Makes the app: every endpoint, with the guard in front of them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def _answer_failure(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    """Answer an error that nobody foresaw. Starlette raises the error again, for the guard."""
-    if isinstance(error, ClientDisconnect | BrokenOff):  # The client has left or is cut off: nobody reads an answer.
+    """Answer an error that no code expected. Starlette then raises the error, and the guard sees it."""
+    if isinstance(error, ClientDisconnect | BrokenOff):  # The client has left or was cut off, so nobody reads an answer.
         return Response(status_code=499)
     return _answer_error(request, BUG)
 

@@ -21,11 +21,11 @@ MOST_OPTIONS = 64
 MOST_SEED = (1 << 64) - 1
 
 LEAST_TOP_P = 1e-6
-"""Stands for OpenAI's 0, which takes the likeliest token alone."""
+"""Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
 
 
 def few(given: object, most: int) -> object:
-    """Return `given`. Refuses an object with more keys than `most`, before anything else looks at them."""
+    """Return `given`. Raises an error for an object with more than `most` keys, before other code looks at them."""
     if isinstance(given, dict) and len(given) > most:
         raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": most})
     return given
@@ -56,27 +56,27 @@ class StrictBody(Body):
 
 
 def seed_of(given: int) -> int:
-    """A seed that a pipeline takes: a seed below zero counts back from the largest one."""
+    """The seed to send to a pipeline, 0 or more: a seed below zero counts back from the largest seed, so -1 is the largest."""
     return given & MOST_SEED
 
 
 def top_p_of(given: float | None) -> float | None:
-    """A top_p that a pipeline takes: 0 becomes `LEAST_TOP_P`."""
+    """The top_p to send to a pipeline, which refuses 0: 0 becomes `LEAST_TOP_P`."""
     return None if given is None else max(given, LEAST_TOP_P)
 
 
 def _voice_name(given: object) -> object:
-    """The name of a voice, which may be given as an object with its id."""
+    """The name of a voice. given: the name, or an object with the name as `id`."""
     return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
 
 
 def _not_called(given: object) -> object:
-    """None for "none" and "auto", which change no answer if there are no tools; any other value as it is."""
+    """None for "none" and "auto", which change no answer because there are no tools; any other value unchanged."""
     return None if given in ("none", "auto") else given
 
 
 def value_of_json(given: object) -> object:
-    """A value from a form's field, which is JSON as a text; any other value as it is."""
+    """The value in a form's field, which is a text of JSON; any other value unchanged."""
     try:
         return from_json(given) if isinstance(given, str) else given
     except ValueError:
@@ -125,12 +125,12 @@ class DrawnBody(Body):
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """These options by name; None: not given."""
+        """These options by name; None: the request does not have the option."""
         return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
 
 def refuse(asked: Body, *names: str) -> None:
-    """Raises ApiError if one of these fields has a value: each would change the answer."""
+    """Raises ApiError if one of these fields has a value, because the value should change the answer and cannot."""
     for name in names:
         if getattr(asked, name) not in (None, [], {}, False):
             raise unsupported_error(name, "nothing here does that yet; leave it out")

@@ -53,7 +53,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _ask_all(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
-    """The events of each answer to a request; the router is asked when the first of them is read."""
+    """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     fetch = door.fetcher.of(visitor.account)
     turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
     voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
@@ -96,7 +96,7 @@ async def _completion(
 
 
 async def _note_text(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
-    """Yield the same events, and append those of text to `noted`."""
+    """Yield the same events, and append the events of text to `noted`."""
     try:
         async for event in events:
             if isinstance(event, TextDelta):
@@ -107,5 +107,5 @@ async def _note_text(events: Events, noted: list[TextDelta]) -> AsyncGenerator[E
 
 
 def _sound(answer: Answer, encoder: Encoder) -> str:
-    """The sound of a whole answer: a file in base64. Encoding it may take a while."""
+    """The sound of a whole answer, as a file in base64. It may take a while, so call it on a thread."""
     return base64.b64encode(encoder.whole(answer.audio.samples if answer.audio else np.empty(0, np.float32))).decode()

@@ -1,4 +1,4 @@
-"""From a chat request: the options for the client library, and the request's names of the fields that the library's errors name."""
+"""Makes of a chat request the options for the client library, and maps field names in the library's errors to the request's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME = (
     *("temperature", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens"),
     *("ignore_eos", "regex", "choice", "speed", "profile", "conversation_id", "background"),
 )
-"""Options that have the same name as their field."""
+"""Options whose name is also the name of the field."""
 
 OTHERWISE = {
     "outputs": "modalities",
@@ -22,11 +22,11 @@ OTHERWISE = {
     "json_schema": "response_format",
     "sample_rate_hz": "audio.format",
 }
-"""Options that have another name than their field."""
+"""The fields whose options have another name, and these names."""
 
 
 def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
-    """The options for the answer with this number. voice: as the pipeline knows it. Raises ApiError."""
+    """The options for the answer with this number, from 0. voice: the pipeline's name for it; None: the default. Raises ApiError."""
     options: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
     options |= {
         "pipeline": pipeline,

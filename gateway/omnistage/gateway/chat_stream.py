@@ -18,15 +18,14 @@ from omnistage.gateway.sound import RATE_HZ, new_encoder
 from omnistage.gateway.usage import chat_usage
 
 Keep = Callable[[str, str], int]
-"""Keeps the text of a sound (first argument) under a name; returns until when, as Unix time."""
+"""Called with (text of a sound, name): keeps the text under this name, and returns until when, as Unix time."""
 
 FINISHED = {"length": "length"}
 """OpenAI's names of the reasons that end an answer; every other reason is "stop"."""
 
 
 class ChatStream:
-    """Makes server-sent events of the answers to one request. frame: the fields that all chunks share. keep: stores the text of a sound,
-    see `Keep`."""
+    """Makes server-sent events of the answers to one request. frame: the fields that all chunks have. keep: see `Keep`."""
 
     def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
         self._asked = asked
@@ -35,7 +34,7 @@ class ChatStream:
         self._choices = [_Choice(asked, keep) for _ in range(asked.n or 1)]
 
     async def pieces(self, events: Numbered) -> Pieces:
-        """Yield server-sent events, to the last one. events: of all answers, each with the number of its answer."""
+        """Yield all server-sent events. events: (number of its answer, event), of all answers."""
         done: dict[int, Done] = {}
         async with aclosing(events):
             async for number, event in events:
@@ -69,18 +68,19 @@ class ChatStream:
         yield DONE
 
     def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
-        """A chunk for one answer. number: of the answer. rows: logprobs of the tokens in it."""
+        """A chunk for one answer, as a server-sent event. number: of the answer. reason: why the answer ended; None: it goes on. rows:
+        logprobs of the tokens in the chunk."""
         logprobs = {"content": rows, "refusal": None} if rows else None
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
     def _own_chunk(self, number: int, what: Mapping[str, Any]) -> bytes:
-        """A chunk with fields that only this gateway has, about the answer `number`. what: the fields."""
+        """A chunk with fields that OpenAI does not have, as a server-sent event. number: of the answer. what: the fields."""
         index = {"index": number} if len(self._choices) > 1 else {}
         return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
 
 
 class _Choice:
-    """One of the answers while it is streamed. Its methods return the `delta` of a chunk, or several."""
+    """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several."""
 
     def __init__(self, asked: ChatRequest, keep: Keep) -> None:
         self._keep = keep
@@ -90,7 +90,7 @@ class _Choice:
         self._encoder = new_encoder(asked.sound_format, RATE_HZ, "audio.format") if asked.is_spoken else None
         self._has_begun = False
         self.is_heard = False
-        """Whether some of the sound has come."""
+        """Whether any sound has come."""
 
     def first(self) -> dict[str, Any]:
         """The fields that only the first chunk has; empty for later chunks."""
@@ -108,14 +108,14 @@ class _Choice:
         return {**first, "audio": {**first.get("audio", {}), "transcript": event.text}}
 
     async def sound(self, event: AudioChunk) -> dict[str, Any]:
-        """The fields of a piece of sound; empty while the encoder keeps all of it for the next piece."""
+        """The fields of a piece of sound; empty if the encoder has no bytes yet and keeps the sound for the next piece."""
         assert self._encoder is not None, "sound came that nobody asked for"
         self.is_heard = True
         data = await self._encoder.grown(event.samples)
         return self._data(data) if data else {}
 
     async def end(self) -> list[dict[str, Any]]:
-        """The deltas of the last chunks: the rest of the sound, and until when its id stands for its text."""
+        """The deltas of the last chunks: the rest of the sound, and the time up to which its id can be sent in place of its text."""
         if self._encoder is None:
             return []
         rest = await self._encoder.finished()

@@ -1,4 +1,4 @@
-"""Several answers to one request, made at the same time."""
+"""Makes several answers to one request at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Events = AsyncGenerator[Event, None]
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
 MOST_WAITING = 16
-"""Most events that wait to be sent to the client; at so many the answers pause."""
+"""The most events that wait to be sent to the client; when so many wait, the answers pause."""
 
 
 async def collect_all(answers: Sequence[Events]) -> list[Answer]:
@@ -26,7 +26,7 @@ async def collect_all(answers: Sequence[Events]) -> list[Answer]:
 
 
 async def merge_events(answers: Sequence[Events]) -> Numbered:
-    """Yield events of all answers as they come, each with the number of its answer. If one answer fails, the others are cancelled and
+    """Yield (number of its answer, event) for the events of all answers, as they come. If one answer fails, the others are cancelled and
     its error is raised."""
     if len(answers) == 1:
         async with aclosing(answers[0]) as events:
@@ -56,12 +56,12 @@ async def collect_whole(events: Events) -> Answer:
 
 
 async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Event | Exception | None]]) -> None:
-    """Queue all events, and then None, or the error that ended them."""
+    """Put all events into the queue as (number, event), and at the end None, or the error that ended them, in place of an event."""
     try:
         async with aclosing(events):
             async for event in events:
                 await queue.put((number, event))
-    except Exception as error:  # The reader of the queue raises the error again.
+    except Exception as error:  # The reader of the queue raises the error.
         await queue.put((number, error))
     else:
         await queue.put((number, None))

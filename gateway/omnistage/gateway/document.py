@@ -1,4 +1,4 @@
-"""GET /openapi.json: all that the endpoints take and give, errors and streams too."""
+"""Makes GET /openapi.json, the description of what the endpoints take and return, errors and streams too."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ KEY_HEADERS = ("x-api-key", "api-key")
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The sender of a request. omni: asks the router with the sender's key. account: the account of the request. who: the sender's name,
-    under which things are kept for the sender."""
+    """The sender of a request. omni: asks the router with the sender's key. account: of the request. who: the sender's name, by which
+    films, texts and other data are kept apart."""
 
     omni: AsyncOmni
     account: HttpAccount
@@ -42,12 +42,12 @@ class Visitor:
 
 
 class Door:
-    """The objects that all endpoints share. Made on the event loop that serves. serves: whether requests are answered; False while the
-    gateway ends. running: how many requests run."""
+    """The objects that all endpoints share. It must be made on the event loop that serves. serves: whether requests are answered; False
+    while the gateway ends. running: how many requests run."""
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self.settings, self.metrics = settings, metrics
-        # A client over HTTP retries by itself, as OpenAI's clients do; no request waits here for a pipeline that starts.
+        # No retries, because clients over HTTP retry by themselves, as OpenAI's do; so no request waits here for a pipeline that starts.
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
         self.omni = AsyncOmni.over(connection, None, max_retries=0)
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
@@ -59,7 +59,7 @@ class Door:
         self.jobs = Jobs(self.omni, settings, metrics)
 
     async def open(self) -> None:
-        """Start, before any request is let in. Raises StartError."""
+        """Start the jobs of films; call it before any request comes. Raises StartError."""
         await self.jobs.open()
 
     async def close(self) -> None:
@@ -67,10 +67,10 @@ class Door:
         await self.omni.close()
 
     def visitor(self, headers: Headers, account: HttpAccount) -> Visitor:
-        """The sender of a request: known by a key, otherwise by the address in the account. Raises ApiError 401 if the key cannot be
-        one."""
+        """The sender of a request, named by the key in the headers, or without a key by the address in the account. Raises ApiError 401 for
+        a text that cannot be a key."""
         key = _key(headers)
-        # The address is hashed with a secret, so no key that a stranger sends can equal it.
+        # The address is hashed with a secret, so a stranger cannot send a key that gives the same name.
         name = key or self._hashed(network(account.client))
         if key:
             account.client = key_name(key)
@@ -81,7 +81,7 @@ class Door:
             raise ApiError(401, f"the API key {fault}", code="invalid_api_key") from None
 
     def _hashed(self, name: str) -> str:
-        """The hash of a name. All processes that share a folder of films make the same one, so each knows who asked for a film."""
+        """A hash of a name. All processes with the same folder of films make the same hash of it, so each knows who asked for a film."""
         return hmac.new(self.jobs.kept.secret, name.encode(), hashlib.sha256).hexdigest()
 
     def enter(self) -> None:
@@ -102,7 +102,7 @@ class Door:
         await self._idle.wait()
 
     def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
-        """Options of a call: those in `given` that are not None, the request's name, and the time that the answer may take."""
+        """Options of a call: the values of `given` that are not None, the request's name, and the time limit of the answer."""
         options = {name: value for name, value in given.items() if value is not None}
         return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **options}
 
@@ -127,12 +127,12 @@ def _key(headers: Headers) -> str | None:
 
 
 def key_name(key: str) -> str:
-    """A key's name in the router's log."""
+    """The name by which the router's log shows this key."""
     return f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def network(host: str) -> str:
-    """The network whose addresses count as one client: an IPv4 host alone, or the /64 network of an IPv6 host."""
+    """The name of the network whose addresses count as one client: an IPv4 address alone, or the /64 network of an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

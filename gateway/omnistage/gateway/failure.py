@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, with our reason and hint added."""
+"""Makes errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, with our reason and hint added."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_CHARACTERS = 2048
 """Most characters of a message."""
 
 REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
-"""The reason of an error that has none, by its status; for other statuses the reason is the code."""
+"""By status: the reason of an error that is made without one; for other statuses the reason is the code."""
 
 LIST = "GET /v1/models lists what there is."
 
@@ -64,7 +64,7 @@ class ApiError(Exception):
     """An answer that is an error.
 
     status: the HTTP status. message: what is wrong, for people. param: the field that is wrong, as the client wrote it; None: no single
-    field. code: the word that programs look for. reason: a name of `omnistage.v1.ErrorReason`; if empty, it follows from the status, or
+    field. code: the word that programs look for. reason: a name of `omnistage.v1.ErrorReason`; empty: REASONS has it by the status, or it
     is the code in capitals. hint: what to do. retry_after_s: seconds after which to ask again."""
 
     def __init__(
@@ -116,7 +116,7 @@ def invalid(param: str, what: str, hint: str = "") -> ApiError:
 
 
 def unsupported_error(param: str, why: str) -> ApiError:
-    """The error for a field that OpenAI's interface has and this one does not."""
+    """The error for a field that OpenAI's interface has and this one does not have. why: what users can do, or why it is missing."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
@@ -144,7 +144,7 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     if isinstance(error, RequestError):
         return ApiError(400, message, code=_code(error), **extra)
     if isinstance(error, DeadlineError):
-        # A retry would take as long, so OpenAI's clients are told not to retry.
+        # A retry would take as long, so this header says to OpenAI's clients not to retry.
         extra["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
         return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **extra)
     if isinstance(error, UnavailableError):
@@ -156,7 +156,7 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
 
 
 def wording(fields: Mapping[str, str]) -> Wording:
-    """How errors are worded over HTTP. fields: as in `of_omni`."""
+    """The Wording of errors over HTTP. fields: as in `of_omni`."""
     return Wording({"pipelines": "GET /v1/models", **fields}, lambda name, value: f'"{name}": "{value}"')
 
 
@@ -185,7 +185,7 @@ def _code(error: OmniError) -> str:
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
-    """The error for a body of the wrong form: its first missing field, or else its first fault."""
+    """The error for a body of the wrong form. It is about the first field that is missing, or else about the first fault."""
     first = min(error.errors(), key=lambda fault: fault["type"] != "missing" or len(_place(fault)) != 1)
     where = _place(first)
     param = path_of(where)
@@ -199,7 +199,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
 
 
 def _place(fault: Mapping[str, Any]) -> Sequence[object]:
-    """The place of a fault that pydantic found, without the part of the request that holds it."""
+    """The path of keys and indices to a fault that pydantic found, without its first word, such as "body"."""
     where: Sequence[object] = fault["loc"]
     return where[1:] if where and where[0] in ("body", "query", "path", "header") else where
 

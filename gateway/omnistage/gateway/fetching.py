@@ -1,5 +1,5 @@
-"""Fetches the media that a request names by URL: by https, and only from hosts that the gateway's settings name. An address inside the
-gateway's own network must be named itself: a name that leads there is refused."""
+"""Fetches the media that a request names by URL, by https and only from hosts that the gateway's settings name. An address inside the
+gateway's own network must be in the settings as an address: a host name that leads there is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 10.0
 """Seconds for all media of one request, counted from the first on."""
 
 REQUESTS = 4
-"""The fetched media of all requests may have so many times the most bytes of one request; they count until their requests have been
+"""All requests together may hold this many times the bytes that one request may fetch; bytes count until their request has been
 answered."""
 
 MOST_REDIRECTS = 3
@@ -32,7 +32,7 @@ HTTPS_PORT = 443
 
 class Fetcher:
     """Fetches media for all requests. hosts: the allowed hosts, NAME, ADDRESS, or either with :PORT; without a port, that of https.
-    most_bytes: for the media of one request."""
+    most_bytes: the largest size of all media of one request together."""
 
     def __init__(self, hosts: Sequence[str], most_bytes: int) -> None:
         self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
@@ -41,7 +41,8 @@ class Fetcher:
         self._trust: ssl.SSLContext | None = None
 
     def of(self, account: HttpAccount) -> Fetch:
-        """The function that fetches for one request; its media count against the limit until the request has ended."""
+        """The function that fetches for the request of this account. The bytes count in the limit of all requests until the request has
+        ended."""
         mine = _Mine(self._most_bytes, self._take)
         account.at_end.append(mine.release)
         return partial(self._fetch, mine)
@@ -53,7 +54,7 @@ class Fetcher:
         self._held_bytes += size
 
     async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
-        """The bytes at a URL, also if it redirects to another path of the same host. mine: counts the bytes. where: the field. Raises
+        """The bytes at a URL; it may redirect to other allowed URLs. mine: counts the bytes. where: the field with the URL. Raises
         ApiError."""
         place = _parse_url(url, where)
         self._check(place, where)
@@ -89,7 +90,7 @@ class Fetcher:
         address = await _address_of(place, where)
         if self._trust is None:
             self._trust = httpx2.create_ssl_context()
-        # Connect to the address that was checked: a second look-up of the name may give another one.
+        # Connect to the address that was checked, because a second look-up of the name may give another one.
         headers = {"Host": place.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
         async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
             request = client.build_request("GET", place.copy_with(host=address), headers=headers, extensions={"sni_hostname": place.host})
@@ -105,7 +106,7 @@ class Fetcher:
 
 
 class _Mine:
-    """Counts the bytes of media that one request has fetched. most: of this request. take: counts them for all requests."""
+    """Counts the bytes of media that one request has fetched. most: the largest allowed number. take: counts them for all requests."""
 
     def __init__(self, most: int, take: Callable[[int], None]) -> None:
         self._most, self._take = most, take
@@ -113,7 +114,8 @@ class _Mine:
         self._until: float | None = None
 
     def until(self) -> float:
-        """When the time for all of these media is over, by the clock of the event loop."""
+        """The moment, by the clock of the event loop, when the time for the media of this request is over; it begins with the first
+        call."""
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + LIMIT_S
         return self._until
@@ -131,7 +133,7 @@ class _Mine:
 
 
 async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
-    """The body of an answer, counted piece by piece. Raises ApiError if it is too large."""
+    """The body of an answer; its pieces are counted in `mine`. Raises ApiError if it is too large."""
     pieces: list[bytes] = []
     async for piece in answer.aiter_raw(65_536):
         mine.grow(len(piece), where)
@@ -140,7 +142,7 @@ async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
 
 
 async def _address_of(place: httpx2.URL, where: str) -> str:
-    """The address of the host. Raises ApiError for a name that leads into a network that is not public."""
+    """The IP address of the host. Raises ApiError for a host name that leads into a network that is not public."""
     named = _literal(place.host)
     if named is not None:
         return str(named)
@@ -178,7 +180,7 @@ def _authority(place: httpx2.URL) -> str:
 
 
 def _with_port(host: str) -> str:
-    """A host with the port of https, unless it has a port."""
+    """HOST:PORT, with the port of https if `host` has no port."""
     has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
     if has_port:
         return host

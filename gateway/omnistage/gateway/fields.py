@@ -1,4 +1,4 @@
-"""Names of fields: the names that the client library and the stages use, and those that an interface of the gateway uses instead."""
+"""Maps the names of fields that the client library and the stages use to the names that an interface of the gateway uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fields_of(said: str, others: Mapping[str, str]) -> dict[str, str]:
     others = {**dict.fromkeys(SAID, said), "pipeline": "model", "outputs": "model", **others}
     options = dict.fromkeys((*TOP, *MEDIA, *THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV, *DIFFUSION, *others))
     fields = {name: others.get(name, name) for name in options}
-    for field, name in OPTION_OF.items():  # By its full name in the contract, and by the last part, which stages use in sentences.
+    for field, name in OPTION_OF.items():  # Errors have the full name in the contract, or its last part.
         fields |= dict.fromkeys((field, field.rpartition(".")[2]), others.get(field, others.get(name, name)))
     # If a pipeline lacks a stage altogether, another pipeline has it, so the field to blame is the one that names the pipeline.
     return {**fields, **dict.fromkeys(STAGES, others["pipeline"])}

@@ -1,4 +1,4 @@
-"""A film while it is made: written piece by piece, and read by clients before it is whole."""
+"""Writes a film piece by piece while it is made, and lets clients read it before it is whole."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_PROGRESS = 99
 
 
 async def beside(call: Callable[..., T], *given: Any) -> T:
-    """Return the result of `call(*given)`, run on a thread. A caller that is cancelled still waits for its end, so that no later write
-    overtakes this one."""
+    """Return the result of `call(*given)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
+    later write overtakes this one."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(work)
@@ -37,8 +37,8 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
 
 
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
-    """The events of a film; the router is asked when the first of them is read. picture: the file of the picture to begin with. Raises
-    OmniError if the client library refuses the options."""
+    """The events of a film; the router is asked when the first of them is read. picture: bytes of the file of the first frame; None: there
+    is none. Raises OmniError if the client library refuses the options."""
     given: dict[str, Any] = {} if picture is None else {"image": picture}
     return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
 
@@ -52,7 +52,7 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
                 case Progress() if event.total:
                     job.progress = min(MOST_PROGRESS, 100 * event.done // event.total)
                 case VideoDelta():
-                    # A browser shows no film in pieces unless it knows the codecs.
+                    # Added, because a browser shows a film in pieces only if it knows the codecs.
                     job.media_type = f'{event.media_type}; codecs="{event.codecs}"' if event.codecs else event.media_type
                     job.frames += event.frames
                     yield event.data
@@ -63,13 +63,13 @@ async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_
 
 
 class Growing:
-    """A film's file at `path` while it is written. written: its bytes so far. readers: how many clients read it now."""
+    """A film's file at `path` while it is written. written: number of its bytes so far. readers: how many clients read it now."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
         self._changed = asyncio.Event()
-        self._attempt = 0
+        self._attempt = 0  # number of the present try
         self._is_whole = self._is_over = False
         self.written = self.readers = 0
 
@@ -82,8 +82,8 @@ class Growing:
         self._tell()
 
     async def reset(self, *, is_whole: bool) -> None:
-        """End one try to make the film. If the film is not whole, delete the file and break off its readers: the next try may give other
-        bytes."""
+        """End one try to make the film. If the film is not whole, delete the file and break off its readers, because the next try may give
+        other bytes."""
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.written = self._attempt + 1, 0
@@ -98,8 +98,8 @@ class Growing:
         self._tell()
 
     async def read(self) -> Pieces:
-        """Yield the whole file from its beginning to its end, as it grows. Raises ApiError if the film ends before its first byte, and
-        BrokenOff after that."""
+        """Yield the whole file from its beginning to its end, as it grows. If the film fails, raises ApiError before the first byte, and
+        BrokenOff later."""
         self.readers += 1
         descriptor = -1
         try:
@@ -107,12 +107,12 @@ class Growing:
                 await self._changed.wait()
             if self._file is None:
                 raise ApiError(409, "this video has ended meanwhile", code="not_ready", hint="GET /v1/videos/{id} says how it is.")
-            # A descriptor of its own: the file may be renamed, and the other descriptor closed, at any moment.
+            # Each reader has a descriptor of its own, because the file may be renamed, and the writer's descriptor closed, at any moment.
             descriptor, attempt, place = os.dup(self._file.fileno()), self._attempt, 0
             while True:
                 while place < self.written and attempt == self._attempt:
                     piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
-                    if not piece:  # Somebody has cut the file.
+                    if not piece:  # Another program has made the file shorter.
                         raise BrokenOff
                     place += len(piece)
                     yield piece
@@ -143,7 +143,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def facts_of(path: Path) -> tuple[int, int, float] | None:
-    """Width, height and frames a second of a film's file; None: this machine cannot look into it. Blocks."""
+    """(width, height, frames a second) of a film's file; None: this machine cannot read such files. Blocks."""
     if find_spec("av") is None:
         return None
     import av

@@ -171,8 +171,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
-    """What the asked pipelines draw: a key of DRAW; empty if one of them does not only draw, or if the router does not answer any more.
-    pipeline: the one that was asked; empty: the router chose."""
+    """The output that the asked pipelines draw, a key of DRAW; empty if one of them does not only draw, or if the router does not answer
+    any more. pipeline: the one that was asked; empty: the router chose."""
     with suppress(OmniError):
         asked = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in asked):

@@ -255,7 +255,8 @@ def is_command(first: str) -> bool:
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
-    """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that states the present value. Raises RequestError."""
+    """Set a setting. command: one of SETTINGS. value: the text after it; `off`: back to the default; empty: no change. Returns a line that
+    states the present value. Raises RequestError."""
     setting = SETTINGS[command]
     values = cast("dict[str, Any]", settings)
     if value == OFF:
