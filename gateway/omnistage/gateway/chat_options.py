@@ -22,7 +22,7 @@ OTHERWISE = {
     "json_schema": "response_format",
     "sample_rate_hz": "audio.format",
 }
-"""The fields whose options have another name, and these names."""
+"""By option: its field in the request, if that has another name."""
 
 
 def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:

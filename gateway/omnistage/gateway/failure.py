@@ -116,7 +116,7 @@ def invalid(param: str, what: str, hint: str = "") -> ApiError:
 
 
 def unsupported_error(param: str, why: str) -> ApiError:
-    """The error for a field that OpenAI's interface has and this one does not have. why: what users can do, or why it is missing."""
+    """The error for a field that OpenAI's interface has and this one does not have. why: the rest of the message."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 

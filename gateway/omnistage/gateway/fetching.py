@@ -54,7 +54,7 @@ class Fetcher:
         self._held_bytes += size
 
     async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
-        """The bytes at a URL; it may redirect to other allowed URLs. mine: counts the bytes. where: the field with the URL. Raises
+        """The bytes at a URL; it may redirect, but only on the same host. mine: counts bytes. where: field with the URL. Raises
         ApiError."""
         place = _parse_url(url, where)
         self._check(place, where)
@@ -114,8 +114,7 @@ class _Mine:
         self._until: float | None = None
 
     def until(self) -> float:
-        """The moment, by the clock of the event loop, when the time for the media of this request is over; it begins with the first
-        call."""
+        """When the time for the media of this request is over, by the clock of the event loop; the time begins with the first call."""
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + LIMIT_S
         return self._until

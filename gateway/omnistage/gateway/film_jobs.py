@@ -1,4 +1,4 @@
-"""Films as jobs: which jobs wait, which are being made, and how long each one is kept."""
+"""Runs films as jobs: decides which jobs wait, which are made, and how long each job is kept."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ MOST_KEPT = 1000
 """Most jobs that have ended, failed ones too; the oldest of them are deleted first."""
 
 SHARE = 0.75
-"""The largest part of all places for waiting and running jobs that one client may have."""
+"""The largest part of all waiting and running jobs that one client may have."""
 
 MOST_TRIES = 24
-"""Most tries of a film that found no server, with longer and longer pauses: seven minutes, in which a server can load its model again."""
+"""The most tries of a film if no server answers. The pauses between them grow; together they last seven minutes, in which a server can load
+its model."""
 RAN = 8
-"""A try counts as so many if the film was being made when its server was lost: the film itself may be the cause."""
+"""As how many tries it counts if the server was lost while it made the film: the film itself may be the cause."""
 
 AGAIN_S = 2.0
 """Seconds to pause before a retry if the error gives no delay; also the least seconds between two rounds of `Jobs.tidy`."""
@@ -66,9 +67,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(slots=True)
 class _Run:
-    """A job that waits or runs. omni: asks with the key of the client that sent the job; for a job from an earlier process, with the
-    job's `who` in place of the key. not_before: time of the event loop before which it must not begin. is_kept: whether the disk has the
-    job; before that it must not begin."""
+    """A job that waits or runs. omni: asks with the key of the client that sent the job; for a job from an earlier process, with the job's
+    `who` in place of the key. not_before: time of the event loop before which the job must not begin. is_kept: whether the job is on the
+    disk; before that it must not begin."""
 
     job: FilmJob
     omni: AsyncOmni
@@ -92,7 +93,7 @@ class Jobs:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Take up the jobs that an earlier process left. Raises StartError."""
+        """Read the jobs that an earlier process left, and go on with those that have not ended. Raises StartError."""
         self._store = store = await asyncio.to_thread(Store, self._settings.video_folder)
         for job in await asyncio.to_thread(store.jobs):
             self._jobs[job.id] = job
@@ -105,12 +106,12 @@ class Jobs:
 
     @property
     def kept(self) -> Store:
-        """The store of the jobs, from `open` on."""
+        """The store of the jobs; call it only after `open`."""
         assert self._store is not None
         return self._store
 
     async def close(self) -> None:
-        """Cancel all runs and close the store; the next process takes up the jobs that had not ended."""
+        """Cancel all runs and close the store; the next process goes on with the jobs that have not ended."""
         self._closes = True
         if self._store is None:
             return
@@ -126,7 +127,7 @@ class Jobs:
             await asyncio.to_thread(self._store.close)
 
     async def end_unwatched(self) -> None:
-        """Prepare the end of the process: no job begins any more, and running jobs whose growing file nobody reads are cancelled now."""
+        """Prepare the end of the process: begin no job any more, and cancel running jobs whose growing file no client reads."""
         self._closes = True
         tasks = [run.task for run in self._runs.values() if run.task is not None and not run.growing.readers]
         for task in tasks:
@@ -148,11 +149,11 @@ class Jobs:
         return job
 
     def expires_at(self, job: FilmJob) -> float | None:
-        """When the job is deleted, as Unix time; None if it has not ended."""
+        """Unix time at which the job will be deleted; None if it has not ended."""
         return None if job.ended_at is None else job.ended_at + self._settings.video_kept
 
     async def film(self, job: FilmJob) -> str:
-        """Path of the file of a completed film. Raises ApiError 404 if somebody has removed the file."""
+        """Path of the file of a completed film. Raises ApiError 404 if another program has removed the file."""
         path = self.kept.film(job)
         if not await asyncio.to_thread(path.is_file):
             await self._lose(job)
@@ -160,12 +161,12 @@ class Jobs:
         return str(path)
 
     async def _lose(self, job: FilmJob) -> None:
-        """Note that the file of a completed film is gone: the job counts as failed."""
+        """Note that the file of a completed film is gone, so that the job counts as failed."""
         job.size_bytes = 0
         await self._end(job, "failed", {"code": "file_lost", "message": LOST})
 
     def growing(self, job: FilmJob) -> Growing | None:
-        """The growing file of a job that waits or runs; None for others."""
+        """The growing file of a job that waits or runs; None for other jobs."""
         run = self._runs.get(job.id)
         return None if run is None else run.growing
 
@@ -176,8 +177,8 @@ class Jobs:
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
     async def add(self, job: FilmJob, omni: AsyncOmni, picture: bytes | None) -> None:
-        """Take a new job, which begins when its turn comes. omni: asks with the client's key. picture: the file of the picture to begin
-        with. Raises ApiError if too many jobs wait or run, or the disk has no room."""
+        """Store a new job, and let it wait for its begin. omni: asks with the client's key. picture: bytes of the file of the first frame;
+        None: there is none. Raises ApiError if too many jobs wait or run, or the disk has no room."""
         by_client = Counter(run.job.who for run in self._runs.values())
         most = self._settings.video_jobs
         if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
@@ -198,14 +199,14 @@ class Jobs:
         self._fill()
 
     async def delete(self, job: FilmJob) -> None:
-        """Delete a job, and end its run. Raises ApiError if the disk or the database does not let it go; then the client still has the
-        job, as one that has ended."""
-        run = self._runs.pop(job.id, None)  # Now, so that a run that was cancelled does not begin again.
+        """Delete a job, and end its run. Raises ApiError if the disk or the database fails; then the client still has the job, as one that
+        has ended."""
+        run = self._runs.pop(job.id, None)  # Removed first, so that the cancelled run does not begin anew.
         if run is not None:
             if run.task is not None:
                 run.task.cancel()
                 await asyncio.gather(run.task, return_exceptions=True)
-            run.growing.end()  # After its last write.
+            run.growing.end()  # Only now, after its last write.
             self._metrics.films_ended.labels("deleted", "CANCELLED").inc()
         try:
             await self._remove(job)
@@ -218,8 +219,8 @@ class Jobs:
             self._fill()
 
     async def _remove(self, job: FilmJob) -> None:
-        """Remove a job from the store, then from memory. Raises OSError, sqlite3.Error; then the job stays, so that its bytes count and
-        it can be removed later."""
+        """Remove a job from the store, then from memory. Raises OSError, sqlite3.Error; then the job stays, so that its bytes are counted
+        and it can be removed later."""
         async with self._writing:
             await beside(self.kept.remove, job)
             self._jobs.pop(job.id, None)
@@ -234,8 +235,8 @@ class Jobs:
         return run
 
     def _fill(self) -> None:
-        """Begin as many jobs as may run: of those whose time has come, the oldest of the client that has the fewest running. A timer
-        calls this again when the time of the next one comes."""
+        """Begin as many jobs as may run. Each time it chooses, among the jobs whose `not_before` has passed, the oldest job of the client
+        with the fewest running jobs. A timer calls this at the next `not_before`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -255,7 +256,7 @@ class Jobs:
         self._count()
 
     async def _make(self, run: _Run) -> None:
-        """Run a job until it has ended, or waits for another try."""
+        """Run one try of a job; then the job has ended, or waits for another try."""
         job, begun = run.job, time.perf_counter()
         try:
             await self._try(run)
@@ -293,7 +294,7 @@ class Jobs:
         log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **facts)
 
     async def _try(self, run: _Run) -> None:
-        """Ask the router once for the film, and write its bytes. Raises OmniError, ApiError, OSError."""
+        """Ask the router once for the film, and write its bytes into the growing file. Raises OmniError, ApiError, OSError."""
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
@@ -316,7 +317,7 @@ class Jobs:
             await run.growing.reset(is_whole=job.size_bytes > 0)
 
     async def _look_into(self, job: FilmJob, film: Path) -> None:
-        """Copy a whole film's size and length from its file into its job."""
+        """Read the size and length of a whole film from its file into its job."""
         facts = await asyncio.to_thread(facts_of, film)
         if facts is not None:
             width, height, rate_hz = facts
@@ -324,7 +325,7 @@ class Jobs:
             job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
     async def _make_room(self, size: int) -> None:
-        """Delete the oldest films until so many bytes more fit. Raises ApiError if that is not enough."""
+        """Delete the oldest films until `size` more bytes fit. Raises ApiError if that is not enough."""
         most = self._settings.video_bytes
         while sum(job.size_bytes for job in self._jobs.values()) + size > most:
             oldest = next((job for job in self._jobs.values() if job.status == "completed"), None)
@@ -346,7 +347,7 @@ class Jobs:
         self._over.set()
 
     async def _put(self, job: FilmJob) -> None:
-        """Store a job's state. If that fails, only this process knows the state, and the next one asks for the film again."""
+        """Store a job's state. If that fails, only this process knows the state, and the next process makes the film anew."""
         async with self._writing:
             if job.id not in self._jobs:
                 return
@@ -358,7 +359,7 @@ class Jobs:
     # Tidying -----------------------------------------------------------------------------------------------------------------------
 
     async def tidy(self) -> None:
-        """Run for ever: delete expired jobs as they expire, and the oldest when there are too many."""
+        """Run for ever: delete jobs when they expire, and the oldest jobs when there are too many."""
         while True:
             over = [job for job in self._jobs.values() if job.is_over]
             for number, job in enumerate(over):
@@ -387,8 +388,8 @@ def new_job(who: str, **given: Any) -> FilmJob:
 
 
 def pause_s(error: OmniError, job: FilmJob) -> float | None:
-    """Count a try that failed with `error` in the job. Returns the seconds to pause before the next try; None if the film has failed for
-    good."""
+    """Count a failed try in the job. error: of the try. Returns the seconds to pause before the next try; None: no further try, the film
+    has failed."""
     if not isinstance(error, UnavailableError):
         return None
     if isinstance(error, StageLostError | RouterLostError):
@@ -401,7 +402,7 @@ def pause_s(error: OmniError, job: FilmJob) -> float | None:
 
 
 def _unwritten(job: FilmJob, what: str, error: OSError | sqlite3.Error) -> ApiError:
-    """The refusal of a job that the disk or the database did not take. what: keep or delete."""
+    """The error for a job that could not be kept or deleted. what: "keep" or "delete". error: of the disk or the database."""
     log.warning("film.not_kept" if what == "keep" else "film.not_removed", job=job.id, why=str(error))
     code, hint = _code_of(error), "Ask again; if it fails again, whoever runs the gateway has to look into its --video-folder."
     if code == "disk_full":

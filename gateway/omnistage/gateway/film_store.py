@@ -1,4 +1,4 @@
-"""The folder of the films: a row of SQLite for each job, and the files of its film."""
+"""Stores films in a folder: a row of SQLite for each job, and the files of its film."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from omnistage.host.errors import StartError
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
 VERSION = 1
-"""Version of the tables: another one is refused, so that no gateway loses data that it does not understand."""
+"""Version of the tables. Tables of another version are refused, so that no gateway loses data that it does not understand."""
 
 DATABASE, LOCK = "jobs.sqlite3", ".lock"
 
 BUSY_S = 5.0
-"""Seconds to wait while another program holds the database."""
+"""Seconds to wait while another program has locked the database."""
 
 ENDS = {media_type: ending.removeprefix(".") for ending, media_type in MEDIA_TYPES.items()}
 """The suffix of a file, by its media type."""
@@ -42,9 +42,10 @@ CREATE TABLE secret (value BLOB NOT NULL);
 
 @dataclass(slots=True)
 class FilmJob:
-    """One film. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture: whether the
-    folder has a picture for it to begin with. size, seconds: as clients see them: WIDTHxHEIGHT and a number, or auto. progress: percent.
-    tries: counts lost servers, see `film_jobs`. ended_at: Unix time. frames, size_bytes: of the part of the film that exists."""
+    """One film, as a job. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture:
+    whether the folder has a picture to begin with. size, seconds: texts as clients see them: WIDTHxHEIGHT and a number, or auto. progress:
+    percent. tries: how often no server made it, see `film_jobs`. ended_at: Unix time; None: not ended. frames, size_bytes: of the part that
+    is made."""
 
     id: str
     who: str
@@ -71,7 +72,7 @@ class FilmJob:
 
 
 class Store:
-    """The folder of one gateway, held until `close`. Methods block; several threads may call them at once."""
+    """The folder of one gateway, which no other process can use until `close`. Methods block; several threads may call them at once."""
 
     def __init__(self, folder: str) -> None:
         """folder: if empty, a new one, which `close` deletes. Raises StartError."""
@@ -88,7 +89,7 @@ class Store:
             raise StartError(f"cannot keep films in {self.folder}: {error}; name another --video-folder") from error
 
     def _prepare(self) -> bytes:
-        """Make the tables if they are missing. Returns the secret from which all processes with this folder make the same names of
+        """Make the tables if they are missing. Returns the secret with which all processes with this folder make the same names of
         visitors."""
         (self.folder / DATABASE).chmod(0o600)
         run = self._database.execute
@@ -106,7 +107,7 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove growing films, which will be made anew, and files that belong to no job."""
+        """Remove unfinished films, which will be made anew, and files that belong to no job."""
         known = {job.id for job in self.jobs()}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
@@ -127,7 +128,7 @@ class Store:
             self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {or_update}", row)
 
     def put_new(self, job: FilmJob, picture: bytes | None) -> None:
-        """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""
+        """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then neither is stored."""
         try:
             if picture is not None:
                 _write(self.file(job, BEGINNING), picture)
@@ -138,7 +139,7 @@ class Store:
 
     def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
-        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # First: a full disk has no room for the database's own writes.
+        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # Files first, because a full disk has no room for the database's own writes.
             self.remove_file(job, end)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
@@ -163,7 +164,7 @@ class Store:
 
 
 def _hold(folder: Path) -> int:
-    """A descriptor that holds the folder for this process. Raises OSError if another process holds it."""
+    """A descriptor with a lock on the folder. Raises OSError if another process has the lock."""
     held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""POST /v1/videos and the other calls for films, which are jobs, in the shape of OpenAI's interface of that name."""
+"""POST /v1/videos and the other calls for films, which are jobs, in the shape of OpenAI's interface for videos."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 """The first and the last byte of a range; either may be empty."""
 
 DRAWN_SEEDS = 10**9
-"""A drawn seed is below this number, as those of a router are: people type it again, and JavaScript reads it exactly."""
+"""A seed that the gateway draws is below this number, like those of a router: people can type it, and JavaScript reads it exactly."""
 
 AUTO = "auto"
 """Shown as size or length while the model chooses them; a whole film shows its own."""
@@ -148,7 +148,7 @@ async def _create_job(door: Door, request: Request, asked: FilmRequest, referenc
         media_type=asked.format and MEDIA_TYPES[asked.format],
         **asked.drawn,
     )
-    del options["timeout_s"]  # The time limit begins when the job does.
+    del options["timeout_s"]  # The time limit begins only when the job begins.
     with in_words_of(FIELDS):  # The router is not asked yet, but the client library already refuses wrong options.
         _check(options)
         await ask_for_film(visitor.omni, asked.prompt, picture, options).aclose()
@@ -169,7 +169,7 @@ async def _create_job(door: Door, request: Request, asked: FilmRequest, referenc
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Refuse options that no model takes when the job is sent, instead of when its turn comes. Raises BadRequestError."""
+    """Raises BadRequestError for options that no model takes, so that the client learns it now and not when the job begins."""
     for name in options.keys() & NUMBERS:
         if fault := fault_of(OPTIONS[name], options[name]):
             raise BadRequestError.of(name, fault)
@@ -184,12 +184,12 @@ async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> byte
 
 
 async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool) -> Response:
-    """The response with the file of a film. is_streamed: whether the client also takes a growing file. Raises ApiError."""
+    """The response with the file of a film. is_streamed: whether the client also accepts a file that still grows. Raises ApiError."""
     if job.status == "failed":
         hint = f"GET /v1/videos/{job.id} says why."
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
     growing = door.jobs.growing(job)
-    if growing is None or job.status == "completed":  # The file is in its place before the job is called completed.
+    if growing is None or job.status == "completed":  # A completed job has its whole file already.
         path = await door.jobs.film(job)
         check_range(request, job.size_bytes)
         return FileResponse(path, media_type=job.media_type, headers=FILE_HEADERS)
@@ -203,7 +203,8 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
 
 
 def check_range(request: Request, size: int) -> None:
-    """Refuse a range that is malformed, or begins after the end of a file of `size` bytes. Raises ApiError 400 or 416."""
+    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file. size: of the file in
+    bytes."""
     header = request.headers.get("range")
     if header is None:
         return

@@ -1,4 +1,4 @@
-"""Bodies that are forms, with files and fields, or JSON."""
+"""Reads bodies that are forms, with files and fields, or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM, JSON = "multipart/form-data", "application/json"
 
 MOST_FIELDS = 64
 FIELD_BYTES = 1 << 20
-"""Most bytes of a field that is not a file."""
+"""The most bytes of a field that is not a file."""
 
 PIECE_BYTES = 1 << 20
 
@@ -55,7 +55,7 @@ async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | 
 
 
 def validate_body(kind: type[B], body: object) -> B:
-    """The body as this type. Raises RequestValidationError, which the app answers."""
+    """The body as an object of the class `kind`. Raises RequestValidationError, which the app answers."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -63,7 +63,7 @@ def validate_body(kind: type[B], body: object) -> B:
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield the body in pieces, so that other requests go on while a large form is parsed, and no second copy of it is made."""
+    """Yield the body in pieces without a second copy, so that other requests go on while a large form is parsed."""
     for place in range(0, len(body), PIECE_BYTES):
         yield body[place : place + PIECE_BYTES]
         await asyncio.sleep(0)

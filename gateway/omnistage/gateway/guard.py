@@ -1,4 +1,5 @@
-"""The guard that every request passes first: who may call, how large a body may be, and the one line of the log at the end."""
+"""Guards all endpoints: checks first who may call and how large a body may be, and writes one line of the log at the end of each
+request."""
 
 from __future__ import annotations
 
@@ -37,21 +38,21 @@ BODIES_SHARE = 0.75
 """The largest part of `BODIES_BYTES` for one host, or one IPv6 network."""
 
 MAX_PARTS = 262_144
-"""Most signs of JSON's syntax in a body: each may become an object. The largest conversation allowed has a tenth of them; the rest is for
-signs in its texts, which may be JSON themselves."""
+"""The most characters of JSON's syntax in a body, because each may become an object. The largest allowed conversation needs a tenth of
+them; the others may be in its texts, which may be JSON themselves."""
 
 LARGE_BYTES = 1 << 20
 """A body of more bytes is parsed on a thread, so that the event loop goes on."""
 
 PART_BYTES = 96
-"""Bytes of memory that each such sign counts for."""
+"""Bytes of memory that are counted for each of these characters."""
 
 LINE_BYTES = 4
 """Bytes of a header line in addition to its name and its value."""
 
 PROBES = frozenset({"/health", "/ready"})
-"""Paths that are answered under any name of this host, such as its IP address, whatever hosts are allowed: the answers tell a stranger
-nothing."""
+"""Paths that are answered under any name of this host, such as its IP address, whatever hosts are allowed, because the answers have no
+secrets."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a browser shows their answers to no page of another host."""
@@ -67,8 +68,8 @@ BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal"
 
 
 class HttpGuard:
-    """The outermost app. It passes requests on to `app` with their whole body. In `scope["state"]` it puts the account, the parsed JSON,
-    and, below /v1, the visitor."""
+    """The outermost app. It passes requests on to `app` when their whole body has come. Into `scope["state"]` it puts the account, the
+    parsed JSON, and, for paths below /v1, the visitor."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -123,7 +124,7 @@ class HttpGuard:
             account.end(self._door.metrics)
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app` so that its answers carry the headers that let pages of allowed origins read them."""
+        """Wrap `app` so that its answers have the headers with which browsers let pages of allowed origins read them."""
         if not self._origins:
             return app
         return CORSMiddleware(
@@ -141,7 +142,7 @@ class HttpGuard:
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
-            # A proxy on the way may go by the other length, and take the bytes after it for another client's request.
+            # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
             closing = {"Connection": "close"}
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
         path = request.scope["path"]
@@ -153,8 +154,8 @@ class HttpGuard:
             raise ApiError(503, "this gateway is ending", code="draining", reason="DRAINING", retry_after_s=1.0)
 
     def _check_host(self, host: str) -> None:
-        """Raises ApiError if the request calls this gateway by another host's name. Such a name can resolve to this machine, and a
-        browser would count a page of that host as ours."""
+        """Raises ApiError if the request calls this gateway by another host's name. Such a name can resolve to this machine; then a browser
+        would let that host's page read our answers."""
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not self._hosts or name in self._hosts or (self._is_local and name.endswith(".localhost")):
             return
@@ -162,8 +163,8 @@ class HttpGuard:
         raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
 
     def _check_origin(self, request: Request) -> None:
-        """Raises ApiError for requests of other hosts' pages. Simple requests, which a browser sends without a preflight, carry Origin,
-        or in some browsers only Sec-Fetch-Site."""
+        """Raises ApiError for requests of other hosts' pages. A browser sends simple requests without asking first (no preflight); they
+        have the header Origin, or in some browsers only Sec-Fetch-Site."""
         headers = request.headers
         origin = headers.get("origin", "").lower()
         if not origin:
@@ -177,8 +178,8 @@ class HttpGuard:
 
     @contextmanager
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """Yield the body, not yet read; its memory counts against `BODIES_BYTES` until the block ends. host: the client that the bytes are
-        counted for. Raises ApiError."""
+        """Yield the body, not yet read; its memory is counted in `BODIES_BYTES` until the block ends. host: the client for which bytes are
+        counted. Raises ApiError."""
         limit = self._door.settings.max_message_bytes
         length = headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdecimal() else 0
@@ -201,8 +202,8 @@ class HttpGuard:
 
 
 class _Body:
-    """Reads and measures a body before anything parses it. most: its largest allowed size in bytes. taken: bytes of memory that it has been
-    counted for. json: its parsed value; None unless it is JSON."""
+    """Reads and measures a body before anything parses it. most: its largest allowed size in bytes. taken: bytes of memory that were
+    counted for it. json: its parsed value; None: it is no JSON."""
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
         """take: called with a number of further bytes of memory that the body needs; raises ApiError if there is no room."""
@@ -211,8 +212,8 @@ class _Body:
         self.json: Any = None
 
     async def read(self, receive: Receive) -> Receive:
-        """Read the whole body. Returns a `receive` that gives the app the body and then tells when the client leaves. Raises ApiError,
-        ClientDisconnect."""
+        """Read the whole body. Returns a `receive` of ASGI, which gives the app the body, and later the message that the client has left.
+        Raises ApiError, ClientDisconnect."""
         pieces: list[bytes] = []
         size, more = 0, True
         until = time.monotonic() + BODY_LIMIT_S
@@ -251,7 +252,7 @@ class _Body:
 
 
 class _Answer:
-    """Sends an answer and notes in the account when it begins."""
+    """Sends an answer, and notes its begin in the account."""
 
     def __init__(self, account: HttpAccount, send: Send) -> None:
         self._account, self._send = account, send
@@ -266,12 +267,12 @@ class _Answer:
 
 
 async def _look_at(look: Callable[[bytes], T], body: bytes) -> T:
-    """Return `look(body)`. A large body is looked at on a thread, so that other requests go on."""
+    """Return `look(body)`. For a large body `look` runs on a thread, so that other requests go on."""
     return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
 
 
 def _parts(body: bytes) -> int:
-    """The number of signs of JSON's syntax in a body, see `MAX_PARTS`."""
+    """The number of characters of JSON's syntax in a body, see `MAX_PARTS`."""
     return sum(map(body.count, (b",", b":", b"[", b"{")))
 
 

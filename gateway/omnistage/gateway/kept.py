@@ -1,4 +1,4 @@
-"""Values that are kept for a while under names that nobody can guess: pictures behind URLs, the texts of earlier sounds."""
+"""Keeps values for a while under names that nobody can guess: pictures with URLs, the texts of earlier sounds."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ExpiringCache(Generic[T]):
         self._bytes = 0
 
     def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
-        """Keep a value. size: its bytes. prefix: of its name, if it is a new one. name: its name, from `new_name`, if that was given out
-        before. Returns its name, and until when it is kept, as Unix time. A value larger than all that may be kept is dropped at once."""
+        """Keep a value. size: its bytes. name: its name, from `new_name`; empty: make one that begins with `prefix`. Returns (its name,
+        Unix time until which it is kept). A value of more than `most_bytes` is dropped at once."""
         self._clear(size)
         name, expires_at = name or new_name(prefix), time.time() + self._kept_s
         self._entries[name] = _Entry(value, size, expires_at)
@@ -51,7 +51,7 @@ class ExpiringCache(Generic[T]):
         return None if entry is None else entry.value
 
     def _clear(self, size: int) -> None:
-        """Drop values that have expired, and then the oldest until `size` bytes more fit."""
+        """Drop values that have expired, and then the oldest values until `size` more bytes fit."""
         now = time.time()
         while self._entries and (self._bytes + size > self._most_bytes or next(iter(self._entries.values())).expires_at <= now):
             _, entry = self._entries.popitem(last=False)

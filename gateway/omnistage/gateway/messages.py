@@ -1,4 +1,5 @@
-"""Turns of the client library from messages as OpenAI's clients write them. They never make the gateway read a file of this machine."""
+"""Makes turns of the client library from messages as OpenAI's clients write them. No message makes the gateway read a file of this
+machine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 PARTS = ("text", *URLS, "input_audio", "refusal")
-"""The kinds of parts that clients may send. The library knows more kinds, which name files: they are for users of this machine."""
+"""The kinds of parts that clients may send. The library has more kinds, which name files; they are only for users of this machine."""
 
 MAX_PARTS = 4096
 """Most parts of all messages together: no router takes more."""
@@ -22,14 +23,13 @@ KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_
 """The keys that a message may have."""
 
 Said = Callable[[str], str | None]
-"""The text of an earlier sound, by the sound's id; None: this client knows no such sound."""
+"""Returns the text of an earlier sound, by the sound's id; None: this client has heard no such sound."""
 
 Turn = dict[str, Any]
 
 
 async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch) -> list[Turn]:
-    """The turns for these messages, with the media at their web URLs fetched. said: finds the text of an earlier sound. Raises ApiError,
-    BadRequestError."""
+    """The turns for these messages. The media at web URLs are fetched. said: see `Said`. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
 
@@ -37,7 +37,7 @@ async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fet
 async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
     """The same turns, with the bytes in place of each web URL. names: the client's name of each turn. Raises ApiError, BadRequestError."""
     characters = sum(map(_characters, turns))
-    if characters > MAX_TEXT_CHARACTERS:  # The client library refuses it too, but reads all of it several times before that.
+    if characters > MAX_TEXT_CHARACTERS:  # Refused here, because the client library reads all of it several times before it refuses it.
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
     if sum(len(turn["content"]) for turn in turns if isinstance(turn["content"], list)) > MAX_PARTS:
         raise BadRequestError.of("request", f"has too many parts; at most {MAX_PARTS} are allowed")
@@ -94,7 +94,7 @@ def _check_thought(thought: object, role: object, where: str) -> None:
 
 
 def _earlier_text(audio: object, where: str, said: Said) -> str:
-    """The text of an earlier answer, by the id of its sound; if the client sends the answer back whole, the text is in it."""
+    """The text of an earlier answer: found by the id of its sound, or, if the client sends back the whole `audio`, contained in that."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
         raise invalid(f"{where}.id", "is missing")
@@ -108,14 +108,14 @@ def _earlier_text(audio: object, where: str, said: Said) -> str:
 
 
 def _check_part(part: object, where: str) -> None:
-    """Raises ApiError if the part's kind is not one that a client may send."""
+    """Raises ApiError if clients may not send parts of this kind."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in PARTS:
         raise invalid(f"{where}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
 
 
 async def _fetch_part(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
-    """The part as it is, or, if it has a web URL, the medium there. Raises ApiError, BadRequestError."""
+    """The part unchanged, or, if it has a web URL, a part with the fetched medium. Raises ApiError, BadRequestError."""
     kind = part["type"]
     if kind not in URLS:
         return part

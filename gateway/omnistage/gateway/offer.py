@@ -1,4 +1,4 @@
-"""The router's pipelines, as they were a moment ago, and the other names that clients may use for them."""
+"""Lists the router's pipelines, as they were a moment ago, and resolves other names that clients may use for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.client.listing import Pipeline
 from omnistage.gateway.failure import LIST, ApiError
 
 FRESH_S = 1.0
-"""Seconds in which the router is not asked again, even if it did not answer."""
+"""Seconds for which the last list is used, or the last error, before the router is asked anew."""
 
 LIST_LIMIT_S = 5.0
 
@@ -23,7 +23,7 @@ MOST_NAMED = 32
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the endpoint that uses it. has: whether a
+    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the path that needs it. has: returns whether a
     pipeline has it."""
 
     name: str
@@ -56,7 +56,7 @@ class Offer:
         self._asking: asyncio.Task[None] | None = None
 
     async def pipelines(self) -> list[Pipeline]:
-        """All pipelines, also those that start. Raises OmniError if the router does not answer."""
+        """All pipelines, also those that are still starting. Raises OmniError if the router does not answer."""
         if self._asking is None and time.monotonic() - self._asked_at >= FRESH_S:
             self._asking = asyncio.create_task(self._ask(), name="omnistage-offer")
         if self._asking is not None:  # All waiting callers share one call; a caller that leaves does not end it for the others.
@@ -78,8 +78,8 @@ class Offer:
     async def pipeline(self, name: str) -> Pipeline:
         """The pipeline of this name. Raises ApiError 404, which lists the pipelines that exist.
 
-        A name that is known does not cause another call to the router: that would be a call before each answer, and the router itself
-        refuses a pipeline that is gone.
+        If the name is in the last list, the router is not asked for a new one: that would be a call before each answer, and the router
+        itself refuses a pipeline that is gone.
         """
         found = self._find(name)
         if found is None:
@@ -110,7 +110,7 @@ class Offer:
     async def chat_pipeline(self, model: str) -> str:
         """The name of the pipeline that answers for a model. Raises ApiError: 404, or 400 if the pipeline does not answer."""
         found = await self._resolved(model)
-        if found is None:  # The name is one for speech or for pictures.
+        if found is None:  # OpenAI uses this name for speech or for pictures.
             raise self._unknown(model)
         return self._able(found, ANSWER).name
 
@@ -136,7 +136,8 @@ class Offer:
         raise ApiError(400, f"model: {found.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
-        """The voice that a name stands for; None: the pipeline's default. An unknown name stays as it is: the pipeline refuses it."""
+        """The voice that a name stands for; None: the pipeline's default. An unknown name is returned unchanged, and the pipeline refuses
+        it."""
         if voice is None or voice not in self._voice_names:
             return voice
         has_it = any(voice in one.voices for one in await self.pipelines())

@@ -56,7 +56,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # A browser asks each time, and the ETag tells it that nothing changed.
+    "Cache-Control": "no-cache",  # A browser asks each time, and by the ETag it gets 304 if nothing changed.
 }
 
 

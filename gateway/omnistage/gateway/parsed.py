@@ -1,4 +1,4 @@
-"""Routes that take the body as the guard has parsed it, and do not parse it again."""
+"""Makes routes that use the body as the guard has parsed it, and do not parse it a second time."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ FIELDS = fields_of(
 """The field of this interface, by the name that the client library and the stages use."""
 
 FILES_BYTES = 64 << 20
-"""Most bytes of all pictures that URLs name."""
+"""The most bytes of all pictures that have URLs."""
 
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}
 """The answer in our document."""
@@ -61,7 +61,7 @@ Made = Literal["image_generation", "image_edit"]
 
 @dataclass(frozen=True, slots=True)
 class _PictureFile:
-    """A picture that a URL names."""
+    """A picture that can be fetched at a URL. data: its file."""
 
     data: bytes
     media_type: str
@@ -107,8 +107,8 @@ async def _answer_drawing(
     guides: Mapping[str, bytes | str],
     edit: Edit | None = None,
 ) -> Response:
-    """Draw, and answer whole or as a stream. files: keeps pictures for URLs. guides: the mask and the control image, bytes or URLs, by
-    field. edit: has the pictures to draw from; None: there are none."""
+    """Draw, and answer with the whole or as a stream. files: keeps pictures for URLs. guides: by field, the mask and the control image, as
+    bytes or URLs. edit: has the pictures to draw from; None: there are none."""
     _check(asked)
     visitor = visitor_of(request)
     given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
@@ -182,7 +182,7 @@ def _check_size(answer: Answer) -> None:
 
 
 def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -> Response:
-    """The response with all pictures: as URLs if `keep` is given, else in base64."""
+    """The response with all pictures: as URLs from `keep`, or, if that is None, in base64."""
     data = [_entry(picture, asked, keep) for picture in answer.pictures]
     first = answer.pictures[0] if answer.pictures else None
     body = {
@@ -213,8 +213,8 @@ def _format(picture: Picture) -> str:
 
 
 async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made) -> Pieces:
-    """Yield the server-sent events. Each finished picture waits until the next one, or the end, has come: the event of the last picture
-    also carries the usage of all."""
+    """Yield the server-sent events. A finished picture is sent when the next one, or the end, has come, because the event of the last
+    picture also has the usage of all."""
     shown, finished = 0, None
     async with aclosing(events):
         async for event in events:
@@ -240,7 +240,7 @@ async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, ma
 
 
 def _completed_event(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
-    """The event of a finished picture. usage: of all pictures, in the last event."""
+    """The event of a finished picture. usage: of all pictures, for the last event; None: for other events."""
     return _event(f"{made}.completed", {**_picture_fields(picture, asked), "usage": picture_usage(usage)})
 
 

@@ -1,4 +1,4 @@
-"""The body of an edit: a form with files, or JSON with data: URLs."""
+"""Reads the body of an edit: a form with files, or JSON with data: URLs."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def url_of(reference: PictureReference, where: str) -> str:
 
 
 async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
-    """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched: the library would take any
-    other text for a path. pictures: bytes or URLs, by field. Raises ApiError."""
+    """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched, because the library would read
+    any other text as a path. pictures: bytes or URLs, by field. Raises ApiError."""
     ready = list(pictures.values())
     for n, (field, given) in enumerate(pictures.items()):
         if isinstance(given, str) and given[:5].lower() != "data:":

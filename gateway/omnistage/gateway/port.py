@@ -1,4 +1,4 @@
-"""The port of the gateway: uvicorn with the start and end of a server process, and limits on the resources that connections may take."""
+"""Listens at the gateway's port: uvicorn with the start and end of a server process, and limits on the resources of connections."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class HttpListener:
         self._dating: asyncio.Task[None] | None = None
 
     def bind(self) -> str:
-        """Bind the first free port, from that of --address on, and return its address. Raises the StartError of the first port."""
+        """Bind the first free port, counted up from that of --address, and return HOST:PORT. Raises the StartError of the first port if
+        none is free."""
         _check_descriptors()
         host, port = host_and_port(self._settings.address)
         for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
@@ -118,11 +119,11 @@ class HttpListener:
         self._socket.listen(BACKLOG)
 
     async def say(self, *, serves: bool) -> None:
-        """Note whether the gateway answers, or refuses requests because it is ending."""
+        """Set whether the gateway answers requests, or refuses them because it is ending."""
         self._door.serves = serves
 
     async def close(self, *, is_broken: bool) -> None:
-        """Accept no more, and give running requests `STOP_LIMIT_S` seconds. is_broken: break their answers off at once."""
+        """Accept no more connections, and give running requests `STOP_LIMIT_S` seconds. is_broken: break their answers off at once."""
         if self._dating is not None:
             self._dating.cancel()
         if self._server is None or not self._server.started:
@@ -181,7 +182,7 @@ class _Events(h11.Connection):
 
 
 def _protocol(door: Door) -> type[H11Protocol]:
-    """The class of a gateway's connections, which together count the connections of each host."""
+    """Makes the class of a gateway's connections, which counts the connections of each host."""
     most = most_connections()
     by_host: Counter[str] = Counter()
 
@@ -201,7 +202,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().connection_made(transport)
             host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
-                self.connections.discard(self)  # At once: connections that come in the same turn find its place free.
+                self.connections.discard(self)  # Removed at once, so that connections that come in the same turn of the loop find its place free.
                 transport.abort()
                 return
             transport.max_size = READ_BYTES  # asyncio's name for the most bytes of one read.
@@ -229,7 +230,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Answer bytes that are no HTTP, in the form of all errors."""
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer is under way; an error cannot replace it.
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer has begun, so an error cannot be sent in its place.
                 self.transport.abort()
                 return
             text = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"

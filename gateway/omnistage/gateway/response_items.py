@@ -1,4 +1,4 @@
-"""The items of a response's input become turns, as chat has them."""
+"""Makes turns, as chat has them, from the items of a response's input."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "inp
 
 
 def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
-    """The turns; and the names for errors: by the client library's name of a turn or its content, such as conversation[1], its name in the
-    body, such as input[0]. Raises ApiError."""
+    """(the turns, names for errors). The names: by the client library's name of a turn or its content, such as conversation[1], the name in
+    the body, such as input[0]. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
     if asked.instructions:

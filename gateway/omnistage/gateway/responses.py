@@ -77,7 +77,7 @@ async def _ask(door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: 
 
 
 async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
-    """The response, once the answer is whole."""
+    """The whole response, when all events have come."""
     async with aclosing(events):
         async for event in events:
             making.take(event)
@@ -93,7 +93,7 @@ def _reasoning_text(text: str) -> dict[str, Any]:
 
 
 class _Making:
-    """A response while it is made: one message with one text, and before it an item with the thoughts, if there are any."""
+    """A response while it is made: one message with one text, and, before it, an item with the thoughts if there are any."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
@@ -146,7 +146,7 @@ class _Making:
         return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
 
     def _changes(self, event: Event) -> Changes:
-        """The events that the next event of the answer leads to."""
+        """The server-sent events for the next event of the answer."""
         if not self._has_begun:
             yield "response.created", {"response": self.response}
             yield "response.in_progress", {"response": self.response}
@@ -166,7 +166,7 @@ class _Making:
                 pass
 
     def _begin_answer(self) -> Changes:
-        """Begin the message, unless it has begun; the thoughts are complete then."""
+        """Begin the message, unless it has begun, and complete the thoughts."""
         if self._is_answering:
             return
         self._is_answering = True
@@ -209,8 +209,8 @@ class _Making:
 
     @property
     def _has_message(self) -> bool:
-        """Whether the response has a message. After thoughts it has none before the message begins, and never one if the answer reached
-        its most tokens while the model thought."""
+        """Whether the response has a message. After thoughts it has none until the message begins, and none at all if the limit of tokens
+        ended the answer while the model was thinking."""
         return not self._thought or self._is_answering or any(self._said) or self._status == "completed"
 
     @property

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class GatewayServer:
-    """The gateway as `process.serve` runs it. It serves as soon as it listens; /ready tells whether the router does too."""
+    """The gateway as `process.serve` runs it. It serves as soon as it listens; /ready says whether the router serves too."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -32,7 +32,7 @@ class GatewayServer:
         log.info("gateway.bound", address=address, router=self._door.settings.router, keys="any")
 
     async def start(self) -> None:
-        """Start, and take up films that an earlier process left."""
+        """Start to listen, and go on with films that an earlier process left."""
         await self._door.open()
         self.lasting.start("omnistage-films", self._door.jobs.tidy())
 
@@ -50,7 +50,7 @@ class GatewayServer:
             log.warning("drain.cut", answers=self._door.running)
 
     def fail(self) -> None:
-        """Nothing to do: the listener breaks off the running answers."""
+        """Does nothing, because the listener breaks off the running answers."""
 
     async def close(self) -> None:
         await self.lasting.close()

@@ -24,7 +24,7 @@ KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MO
 """Names that have a meaning by default, by their setting; an empty value: the router or the pipeline chooses."""
 
 NO_NAME = "-"
-"""The value that takes a known name away."""
+"""The value that removes a name of KNOWN."""
 
 
 class GatewaySettings(ServerSettings):
@@ -106,6 +106,6 @@ class GatewaySettings(ServerSettings):
     @field_validator("model_names", "voice_names")
     @classmethod
     def _with_known(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """The known names with those of the setting, which may add names, change them, or take them away."""
+        """The names in KNOWN, changed by the setting, which may add names, change their meaning, or remove them."""
         assert info.field_name is not None
         return {name: to for name, to in {**KNOWN[info.field_name], **given}.items() if to != NO_NAME}

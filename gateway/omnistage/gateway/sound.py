@@ -1,4 +1,4 @@
-"""Sound in the formats that OpenAI's interface knows."""
+"""Encodes sound in the formats of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ second."""
 
 
 async def encode_sound(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
-    """Yield an answer's events, with pieces of a sound file, none of them empty, in place of its sound. form: the format's name. param:
+    """Yield an answer's events, but in place of its sound the pieces of a sound file, none of them empty. form: the format's name. param:
     as in `new_encoder`."""
     encoder: Encoder | None = None
     async with aclosing(events):
@@ -72,7 +72,7 @@ async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 
 class _Form(Protocol):
-    """Turns samples into bytes, which can be played wherever they are broken off."""
+    """Turns samples into bytes, which can be played at any moment as far as they go."""
 
     def encode(self, samples: Samples) -> bytes: ...
 
@@ -80,15 +80,15 @@ class _Form(Protocol):
 
 
 class Encoder:
-    """Turns samples into the bytes of a file, or raw samples; they can be played wherever they are broken off. Calls must come one after
-    the other. is_light: whether encoding takes almost no time."""
+    """Turns samples into the bytes of a file, or into raw samples; the bytes can be played at any moment as far as they go. Calls must not
+    overlap. is_light: whether encoding takes almost no time."""
 
     def __init__(self, form: _Form, *, is_light: bool) -> None:
         self._form, self._is_light = form, is_light
 
     def encode(self, samples: Samples) -> bytes:
-        """The next bytes of the file, perhaps none yet. samples: float32 [n] or [n, channels], full scale 1. May use the processor for
-        milliseconds."""
+        """Take the next samples, and return the next bytes of the file, perhaps none yet. samples: float32 [n] or [n, channels], full scale
+        1. May use the processor for milliseconds."""
         return self._form.encode(samples)
 
     def finish(self) -> bytes:
@@ -102,11 +102,11 @@ class Encoder:
         return head + body[len(head) :]
 
     async def grown(self, samples: Samples) -> bytes:
-        """`encode`, on a thread if it takes the processor."""
+        """Do `encode`, on a thread unless `is_light`."""
         return self.encode(samples) if self._is_light else await asyncio.to_thread(self.encode, samples)
 
     async def finished(self) -> bytes:
-        """`finish`, on a thread if it takes the processor."""
+        """Do `finish`, on a thread unless `is_light`."""
         return self.finish() if self._is_light else await asyncio.to_thread(self.finish)
 
 
@@ -160,7 +160,7 @@ class _LibavForm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, sample_rate_hz: int) -> None:
-        """Raises RequestError if the rate cannot be, NotAvailableError if the package av is missing."""
+        """Raises RequestError for a rate that the format cannot have, NotAvailableError if the package av is missing."""
         if sample_rate_hz and sample_rate_hz not in self.rates_hz:
             possible = ", ".join(map(str, self.rates_hz))
             hint = "Ask for one of these sample rates."
@@ -179,8 +179,8 @@ LIBAV = {
 
 
 class _Libav:
-    """Writes one file with FFmpeg's libraries: at the rate of the samples, or at the highest rate of the format if it does not have that
-    one. The library is loaded with the first samples, on a thread, because that takes a tenth of a second."""
+    """Writes one file with FFmpeg's libraries, at the rate of the samples, or at the highest rate of the format if it does not have that
+    rate. The libraries are loaded when the first samples come, on a thread, because that takes a tenth of a second."""
 
     def __init__(self, form: _LibavForm, sample_rate_hz: int, channels: int) -> None:
         self._form, self._rate_hz, self._channels = form, sample_rate_hz, channels

@@ -1,4 +1,4 @@
-"""The state of the gateway, for those who watch it."""
+"""Shows the state of the gateway to programs that watch it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of the sounds of the last hour: in a conversation a client may give the id of a sound in place of its text."""
+"""Keeps the texts of the sounds of the last hour, because in a conversation a client may send the id of a sound in place of its text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Transcripts:
         self._kept: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
 
     def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        """Keep a text for the client `who`. Returns its name, and until when it is kept, as Unix time. name: its name if that was given
-        out before; empty: a new one."""
+        """Keep a text for the client `who`. Returns (its name, Unix time until which it is kept). name: its name if the client has it
+        already; empty: make a new one."""
         return self._kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, who: str, name: str) -> str | None:

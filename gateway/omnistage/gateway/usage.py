@@ -1,4 +1,4 @@
-"""The cost of an answer in tokens, in the shapes of OpenAI's interface."""
+"""Makes the cost of an answer in tokens, in the shapes of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def speech_usage(usage: Usage) -> dict[str, int]:
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
-    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None if another event carries
-    the numbers; these are then 0."""
+    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None: all numbers are 0, because
+    another event has them."""
     prompt_tokens = (usage.prompt_tokens if usage else None) or 0
     return {
         "input_tokens": prompt_tokens,
