@@ -13,10 +13,10 @@ from omnistage.gateway.failure import invalid, unsupported_error
 MAX_MESSAGES = 1024
 
 MAX_KEYS = 128
-"""Most keys of an object whose fields are validated."""
+"""The most keys of an object whose fields are validated."""
 
 MOST_OPTIONS = 64
-"""Most options of one pipeline alone."""
+"""The most options of one pipeline alone."""
 
 MOST_SEED = (1 << 64) - 1
 

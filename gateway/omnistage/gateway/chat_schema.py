@@ -12,7 +12,7 @@ from omnistage.gateway.failure import invalid
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_TEXTS = 1024
-"""Most texts that an answer can be chosen from."""
+"""The most texts that an answer can be chosen from."""
 
 
 def _list_of(given: object) -> object:

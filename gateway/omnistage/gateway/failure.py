@@ -37,7 +37,7 @@ RETRY_AFTER_S = 1.0
 """Seconds to pause before a retry if the error gives no delay."""
 
 MOST_CHARACTERS = 2048
-"""Most characters of a message."""
+"""The most characters of a message."""
 
 REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
 """By status: the reason of an error that is made without one; for other statuses the reason is the code."""

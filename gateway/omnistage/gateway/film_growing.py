@@ -19,7 +19,7 @@ from omnistage.gateway.film_store import FilmJob
 T = TypeVar("T")
 
 PIECE_BYTES = 1 << 18
-"""Most bytes of a piece that is read."""
+"""The most bytes of a piece that is read."""
 
 MOST_PROGRESS = 99
 """Percent that a film shows at most before it is whole."""

@@ -40,7 +40,7 @@ FIELDS = fields_of(
 """The field of this interface, by the name that the client library and the stages use."""
 
 MOST_KEPT = 1000
-"""Most jobs that have ended, failed ones too; the oldest of them are deleted first."""
+"""The most jobs that have ended, failed ones too; the oldest of them are deleted first."""
 
 SHARE = 0.75
 """The largest part of all waiting and running jobs that one client may have."""

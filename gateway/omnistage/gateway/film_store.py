@@ -139,7 +139,7 @@ class Store:
 
     def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
-        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # Files first, because a full disk has no room for the database's own writes.
+        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # Files first: a full disk has no room for the database's own writes.
             self.remove_file(job, end)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))

@@ -32,7 +32,7 @@ BODY_LIMIT_S = 60.0
 """Seconds in which a body must arrive."""
 
 BODIES_BYTES = 256 << 20
-"""Most bytes of memory for all bodies that are being read or worked on, with their values as objects of Python."""
+"""The most bytes of memory for all bodies that are being read or worked on, with their values as objects of Python."""
 
 BODIES_SHARE = 0.75
 """The largest part of `BODIES_BYTES` for one host, or one IPv6 network."""

@@ -17,7 +17,7 @@ PARTS = ("text", *URLS, "input_audio", "refusal")
 """The kinds of parts that clients may send. The library has more kinds, which name files; they are only for users of this machine."""
 
 MAX_PARTS = 4096
-"""Most parts of all messages together: no router takes more."""
+"""The most parts of all messages together: no router takes more."""
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
 """The keys that a message may have."""

@@ -18,7 +18,7 @@ FRESH_S = 1.0
 LIST_LIMIT_S = 5.0
 
 MOST_NAMED = 32
-"""Most pipelines that a message lists."""
+"""The most pipelines that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)

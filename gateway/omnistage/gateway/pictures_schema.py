@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 from omnistage.gateway.body import Body, DrawnBody, Ignored, value_of_json
 
 MOST_PICTURES = 8
-"""Most pictures of one answer, layers not counted."""
+"""The most pictures of one answer, layers not counted."""
 MOST_GIVEN = 16
-"""Most pictures to draw from."""
+"""The most pictures to draw from."""
 MOST_SIGMAS = 1000
 
 

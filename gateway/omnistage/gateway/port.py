@@ -24,7 +24,7 @@ from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 
 HEAD_BYTES = 32 << 10
-"""Most bytes of a request line and its headers."""
+"""The most bytes of a request line and its headers."""
 
 HEAD_LIMIT_S = 10.0
 """Seconds in which the head of a request must arrive, and the rest of a body that was refused."""
@@ -202,7 +202,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().connection_made(transport)
             host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
-                self.connections.discard(self)  # Removed at once, so that connections that come in the same turn of the loop find its place free.
+                self.connections.discard(self)  # At once, so that connections in the same turn of the loop find its place free.
                 transport.abort()
                 return
             transport.max_size = READ_BYTES  # asyncio's name for the most bytes of one read.
@@ -230,7 +230,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Answer bytes that are no HTTP, in the form of all errors."""
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer has begun, so an error cannot be sent in its place.
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer has begun, and an error cannot replace it.
                 self.transport.abort()
                 return
             text = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"

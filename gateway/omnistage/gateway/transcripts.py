@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnistage.gateway.kept import ExpiringCache
 
 TRANSCRIPTS_BYTES = 16 << 20
-"""Most bytes of all texts."""
+"""The most bytes of all texts."""
 
 ENTRY_BYTES = 512
 """Bytes that an entry counts for in addition to its text: they bound the number of empty texts too."""

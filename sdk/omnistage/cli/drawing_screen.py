@@ -20,7 +20,7 @@ from omnistage.host.terminal import stream_below
 
 BAR_CELLS = 24
 TOLD_PARTS = 4
-"""Most lines of progress in a file or pipe."""
+"""The most lines of progress in a file or pipe."""
 
 ROWS_BESIDE = 3
 """Rows of the window that stay free below a picture."""

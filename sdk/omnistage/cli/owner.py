@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from omnistage.client.errors import OmniError, StackError
 
 MAX_LINE_BYTES = 4096
-"""Most bytes of a request: the name of a pipeline."""
+"""The most bytes of a request: the name of a pipeline."""
 
 
 class Owner:

@@ -14,7 +14,7 @@ from unicodedata import category, east_asian_width, normalize
 from omnistage.client.errors import RequestError
 
 MOST_COLUMNS = 28
-"""Most columns of a name without its ending: "wrote " and the name fit on a line of a narrow terminal."""
+"""The most columns of a name without its ending: "wrote " and the name fit on a line of a narrow terminal."""
 
 OTHERWISE = "picture"
 """Name for a prompt without letters."""

@@ -29,7 +29,7 @@ LOOK_S = 5.0
 """Pages that take longer are left out: a scraper gives up after 10 s by default."""
 
 MAX_PAGE_BYTES = 8 << 20
-"""Most bytes of one process's page; ours have some 20 KiB."""
+"""The most bytes of one process's page; ours have some 20 KiB."""
 
 FETCHERS = 64
 

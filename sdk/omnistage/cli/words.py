@@ -8,7 +8,7 @@ from omnistage.client.errors import RequestError
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
 MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
-"""Most bytes of a text: a character has at most four in UTF-8."""
+"""The most bytes of a text: a character has at most four in UTF-8."""
 
 
 def words(typed: str, example: str = "What is a kite?") -> str:

@@ -15,10 +15,10 @@ LONGEST_S = 600.0
 """The most seconds of sound in a player. At 24,000 samples a second a millisecond takes 48 bytes, and a third more as base64."""
 
 MOST_PICTURE_BYTES = 32 << 20
-"""Most bytes of all pictures that are shown together."""
+"""The most bytes of all pictures that are shown together."""
 
 MOST_FILM_BYTES = 32 << 20
-"""Most bytes of all films that are shown together."""
+"""The most bytes of all films that are shown together."""
 
 FILM_TYPES = ("video/webm", "video/mp4")
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")

@@ -13,7 +13,7 @@ from omnistage.client.errors import ProtocolError
 from omnistage.v1 import chunk_pb2, tensor_pb2
 
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
-"""Most bytes of one chunk, in all its parts together; our stages put 1 MiB, or one row, into a chunk."""
+"""The most bytes of one chunk, in all its parts together; our stages put 1 MiB, or one row, into a chunk."""
 
 DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
