@@ -68,8 +68,7 @@ class ChatStream:
         yield DONE
 
     def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
-        """A chunk for one answer, as a server-sent event. number: of the answer. reason: why the answer ended; None: it goes on. rows:
-        logprobs of the tokens in the chunk."""
+        """A chunk for one answer, as a server-sent event. number: of the answer. reason: why it ended; None: it goes on. rows: logprobs."""
         logprobs = {"content": rows, "refusal": None} if rows else None
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 

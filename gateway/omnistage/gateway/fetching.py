@@ -41,8 +41,7 @@ class Fetcher:
         self._trust: ssl.SSLContext | None = None
 
     def of(self, account: HttpAccount) -> Fetch:
-        """The function that fetches for the request of this account. The bytes count in the limit of all requests until the request has
-        ended."""
+        """The function that fetches for one request; until the request has ended its bytes count in the limit of all requests."""
         mine = _Mine(self._most_bytes, self._take)
         account.at_end.append(mine.release)
         return partial(self._fetch, mine)

@@ -46,8 +46,8 @@ SHARE = 0.75
 """The largest part of all waiting and running jobs that one client may have."""
 
 MOST_TRIES = 24
-"""The most tries of a film if no server answers. The pauses between them grow; together they last seven minutes, in which a server can load
-its model."""
+"""The most tries of a film if no server answers. The pauses between them grow; they last seven minutes, in which a server can load its
+model."""
 RAN = 8
 """As how many tries it counts if the server was lost while it made the film: the film itself may be the cause."""
 

@@ -44,8 +44,7 @@ CREATE TABLE secret (value BLOB NOT NULL);
 class FilmJob:
     """One film, as a job. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture:
     whether the folder has a picture to begin with. size, seconds: texts as clients see them: WIDTHxHEIGHT and a number, or auto. progress:
-    percent. tries: how often no server made it, see `film_jobs`. ended_at: Unix time; None: not ended. frames, size_bytes: of the part that
-    is made."""
+    percent. tries: how often no server made it. ended_at: Unix time, or None. frames, size_bytes: of the part that is made."""
 
     id: str
     who: str

@@ -203,8 +203,7 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
 
 
 def check_range(request: Request, size: int) -> None:
-    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file. size: of the file in
-    bytes."""
+    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file of `size` bytes."""
     header = request.headers.get("range")
     if header is None:
         return

@@ -1,5 +1,4 @@
-"""Guards all endpoints: checks first who may call and how large a body may be, and writes one line of the log at the end of each
-request."""
+"""Guards all endpoints: first checks who calls and how large the body is, and at the end of each request writes a line of the log."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from omnistage.client.events import TextDelta
 
 
 def logprobs_of(delta: TextDelta, count: int) -> list[dict[str, Any]]:
-    """A row for each token of a piece of text; no rows if the model gives no logprobs. count: how many of the likeliest tokens each row
-    lists."""
+    """A row for each token of a piece of text; no rows if the model gives no logprobs. count: how many likeliest tokens a row lists."""
     tokens = len(delta.logprobs)
     pieces, tops = delta.pieces or (b"",) * tokens, delta.top_logprobs or ((),) * tokens
     return [

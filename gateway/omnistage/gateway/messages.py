@@ -1,5 +1,4 @@
-"""Makes turns of the client library from messages as OpenAI's clients write them. No message makes the gateway read a file of this
-machine."""
+"""Makes turns of the client library from messages as OpenAI's clients write them. No message makes the gateway read a file."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ class Offer:
         raise ApiError(400, f"model: {found.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
-        """The voice that a name stands for; None: the pipeline's default. An unknown name is returned unchanged, and the pipeline refuses
-        it."""
+        """The voice that a name stands for; None: the pipeline's default. An unknown name stays, and the pipeline refuses it."""
         if voice is None or voice not in self._voice_names:
             return voice
         has_it = any(voice in one.voices for one in await self.pipelines())

@@ -78,8 +78,8 @@ class HttpListener:
         self._dating: asyncio.Task[None] | None = None
 
     def bind(self) -> str:
-        """Bind the first free port, counted up from that of --address, and return HOST:PORT. Raises the StartError of the first port if
-        none is free."""
+        """Bind the first free port, counted up from that of --address, and return HOST:PORT. If none is free, raises the StartError of the
+        first."""
         _check_descriptors()
         host, port = host_and_port(self._settings.address)
         for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):

@@ -22,7 +22,7 @@ def _few(given: object) -> object:
 
 
 def _messages_of(given: object) -> object:
-    """A text as a list with one message of the user; any other value as it is."""
+    """A text as a list with one message of the user; any other value unchanged."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 

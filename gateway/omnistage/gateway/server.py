@@ -58,7 +58,7 @@ class GatewayServer:
 
 
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
-    """Serve until told to stop. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
+    """Serve until a signal stops the process. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
     # These loggers have a line for every request and form that cannot be parsed, so any client could fill the log; the guard logs failures.
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -38,7 +38,7 @@ MEDIA_TYPES = {
 
 RAW = ("pcm", "pcm16")
 LIGHT = (*RAW, "wav")
-"""Formats that hold samples as they are: encoding costs nothing."""
+"""Formats that hold unchanged samples, so that encoding takes almost no time."""
 
 OPUS_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
 AAC_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)

@@ -1,5 +1,4 @@
-"""The `omnistage` command, also run as `python -m omnistage.cli`. This module handles interrupts and missing packages before any other
-module."""
+"""The `omnistage` command, also run as `python -m omnistage.cli`. It handles interrupts and missing packages before anything else."""
 
 from __future__ import annotations
 

@@ -320,8 +320,7 @@ class ChatSession:
 
     @contextmanager
     def _stop_keys(self, stop: Callable[[], object]) -> Iterator[None]:
-        """A context in which Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. If the lines come from a pipe, it does
-        nothing."""
+        """A context in which Enter and Ctrl-C call `stop`, and other keys go to `typed_ahead`. With lines of a pipe it does nothing."""
         if not is_typed():
             yield
             return
@@ -393,8 +392,7 @@ class ChatSession:
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
-        """Set the pipeline that answers from now on. name: `off`: the router chooses; empty: only list the pipelines. Raises
-        RequestError."""
+        """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
             for one in await self._all_pipelines():
                 now = "" if self._pipeline != one.name else " (now)"
@@ -452,8 +450,7 @@ class ChatSession:
                 self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
     def _save(self, name: str) -> None:
-        """Write a file of this name: the words of the conversation (.txt, .md, .json), or else the sound of the last answer. Raises
-        RequestError."""
+        """Write this file: the words of the conversation (.txt, .md, .json), or else the sound of the last answer. Raises RequestError."""
         if not name:
             raise RequestError("/save needs the name of a file", hint=f"Give {OTHERS['/save']}.")
         path = Path(name).expanduser()

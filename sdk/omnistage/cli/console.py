@@ -41,5 +41,5 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 
     def _clean(self, text: str) -> str:
-        """Make a text harmless for a terminal; a pipe or a file gets every character as it is."""
+        """Make a text harmless for a terminal; a pipe or a file gets every character unchanged."""
         return escape_text(text) if self.is_terminal or isinstance(super().file, Guarded) else text

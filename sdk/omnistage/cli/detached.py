@@ -85,9 +85,8 @@ def _new_log_folder() -> Path:
 
 
 def stop(address: str | None, *, every: bool, is_now: bool) -> None:
-    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port alone; None: the only stack
-    that there is. every: end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does
-    not end."""
+    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack. every:
+    end all stacks. is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
     stacks = all_served()
     for served in stacks if every and stacks else [choose_stack(stacks, address)]:
         _stop(served, is_now)

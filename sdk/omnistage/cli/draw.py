@@ -121,7 +121,7 @@ def draw(
 
 
 def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
-    """Read [STAGE=]DEV words into devices by stage. Raises BadParameter, also if a router was typed, for which they mean nothing."""
+    """Read [STAGE=]DEV words into devices by stage. Raises BadParameter, also if a router was typed, because its devices are fixed."""
     if device and address is not None:
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     from omnistage.cli.layout import by_stage

@@ -210,8 +210,8 @@ async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, ver
 
 @contextmanager
 def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
-    """A context that rewords refusals by what was typed: for a wrong side it names --size if `sized`, and for a missing picture it adds a
-    hint unless `has_images`."""
+    """A context that rewords refusals: for a wrong side it names --size if `sized`; for a missing picture it adds a hint unless
+    `has_images`."""
     try:
         yield
     except BadRequestError as error:

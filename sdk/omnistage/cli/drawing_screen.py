@@ -1,5 +1,4 @@
-"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews on a terminal with 24 bits of
-colour.
+"""Shows the progress of a drawing: not at all, in a few lines, or live on a terminal, with small previews if it has 24 bits of colour.
 
 Everything goes to stderr, and the drawing goes on even if nobody reads it.
 """

@@ -1,5 +1,4 @@
-"""Makes the environment of a stack's processes: the launcher's, without keys of clients, and with a token that only these processes
-know."""
+"""Makes the environment of a stack's processes: the launcher's, without keys of clients, and with a token that only they know."""
 
 from __future__ import annotations
 

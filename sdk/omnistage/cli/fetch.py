@@ -1,5 +1,4 @@
-"""Fetches checkpoints to this machine, with a bar: a family's own checkpoint, which is downloaded and converted once, or one at a hub, by
-its name."""
+"""Fetches checkpoints to this machine, with a bar: a family's own, which is downloaded and converted once, or one at a hub, by name."""
 
 from __future__ import annotations
 
@@ -72,9 +71,8 @@ def pull(text: str) -> Path:
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
-    """The folder of a checkpoint. text: a folder, or the name of a checkpoint at a hub, which is fetched first; if it can be both, it is
-    the folder. option: where it was typed, for errors. Raises BadRequestError for a text that is neither, and the errors of `pull` and of
-    `check`."""
+    """The folder of a checkpoint. text: a folder, or the name of a checkpoint at a hub, which is fetched first; a folder is preferred.
+    option: where it was typed, for errors. Raises BadRequestError for a text that is neither, and the errors of `pull` and of `check`."""
     folder, notices = Path(text), Notices()
     name = hub_name(text)
     if folder.is_dir():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""The path to the description of a film: the names of boxes, each inside the box before it, and how many bytes come before the boxes
-inside."""
+"""The path to the description of a film: names of boxes, each inside the one before, and how many bytes come before its inner boxes."""
 SIDES_AT = 24
 """Offset of width and height in a sample entry of a film."""
 

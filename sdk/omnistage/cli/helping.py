@@ -73,8 +73,7 @@ def _in_our_words() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A command whose help shows an argument by its name alone, without a Python type such as <str>, and whose errors have the words of all
-    others."""
+    """A command whose help shows an argument by its name alone, without a Python type such as <str>, and whose errors are in our words."""
 
     context_class = _Context
 

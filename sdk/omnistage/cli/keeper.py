@@ -19,7 +19,7 @@ MAX_FAILED_STARTS = 5
 """After this many failed starts in a row a process is given up."""
 
 RESTART_LIMIT_S = 900.0
-"""Time limit of one restart; a process that is not ready then is taken to hang, and is killed."""
+"""Time limit of one restart; a process that is not ready then counts as hung, and is killed."""
 
 Tell = Callable[[str, str], None]
 """Called with an event of a process, which is lost, ended, restarted, failed or given up, and a text that begins with the name of the

@@ -51,7 +51,7 @@ class Listening:
             self._pipe.write(chunk)
 
     def stop(self) -> None:
-        """Silence the player, at once and for good."""
+        """Silence the player, at once and for ever."""
         if self._player is not None:
             self._player.stop()
 

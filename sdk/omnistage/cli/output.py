@@ -108,8 +108,7 @@ class GrowingFile(OutputFile):
 
 
 def _draft_for(place: Path) -> OwnFile:
-    """A draft in the folder of `place`. If the folder may not be changed, but the file in it may, the draft is among the temporary
-    files."""
+    """A draft in the folder of `place`, or among the temporary files if the folder may not be changed, but the file in it may."""
     try:
         if not place.exists():
             return OwnFile(place.parent, 0o666)

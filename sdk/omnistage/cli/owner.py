@@ -18,12 +18,10 @@ MAX_LINE_BYTES = 4096
 
 
 class Owner:
-    """The pipes to the owner. is_there: whether there is an owner, which waits for a line. is_private: whether it has a lifeline and may
-    ask for pipelines."""
+    """The pipes to the owner. is_there: whether an owner waits for a line. is_private: whether it has a lifeline, to ask for pipelines."""
 
     def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
-        """ready_fd: descriptor to which lines of JSON are written. lifeline_fd: descriptor from which requests are read. -1: there is no
-        such pipe."""
+        """Descriptors: to ready_fd lines of JSON are written, from lifeline_fd requests are read. -1: there is no such pipe."""
         self.is_there = ready_fd >= 0
         self.is_private = lifeline_fd >= 0
         self._ready_fd = ready_fd

@@ -164,7 +164,7 @@ def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLay
         return _layout(wanted.source, None, choice)
 
     def judge(folder: Path) -> None:
-        """Check a checkpoint of which all but the weights is there. Raises the errors that can be known by then."""
+        """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
         pipeline = _of_checkpoint(folder, wanted, choice)
         among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
         has_weights = any(family.marks for family in among.values())

@@ -56,7 +56,7 @@ def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
 
 
 def _contract() -> list[Path]:
-    """The .proto files of the contract: in a wheel they are beside the stubs, in a checkout in protos/. Raises FileNotFoundError if an
+    """The .proto files of the contract: in a wheel in the folder of the stubs, in a checkout in protos/. Raises FileNotFoundError if an
     install lacks them."""
     found = sorted(_INSTALLED.glob("*.proto")) or sorted(_CHECKOUT.glob("*.proto"))
     if not found:

@@ -174,8 +174,7 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
 
 
 def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
-    """A table, or, if a word does not fit into its column, lines for each row. names: of the columns. whole: names of columns that are not
-    wrapped."""
+    """A table, or lines for each row if a word does not fit into its column. names: of the columns. whole: columns that are not wrapped."""
     table = Table(box=None, header_style="dim")
     for name in names:
         table.add_column(name, no_wrap=name in whole)
@@ -217,8 +216,7 @@ def _several(replicas: Sequence[Replica]) -> bool:
 
 
 def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
-    """A table of servers with these columns. If there are several pipelines and no column for their names, each name stands above its
-    servers."""
+    """A table of servers with these columns. Without a column for several pipelines, the name of each stands above its servers."""
     table = Table(box=None, header_style="dim")
     for name in columns:
         table.add_column(name, no_wrap=True)
@@ -234,7 +232,7 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 
 def _cells(replica: Replica) -> dict[str, str]:
     """All cells of a server's row, by column."""
-    # A lost server's values are unknown, and its process has probably ended; a server that is starting has told nothing yet.
+    # A lost server's values are unknown, and its process has probably ended; a server that is starting has not reported yet.
     pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),

@@ -122,7 +122,7 @@ def _write(place: Path, sound: SoundSoFar, kind: str) -> None:
 
 def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     """The same sound at another rate, both in Hz. samples: [n] or [n, channels]; returns float32 of the same form. All frequencies that
-    both rates can have stay as they are."""
+    both rates can have stay unchanged."""
     more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
     padded = np.pad(samples.astype(np.float64), more)  # To whole seconds, of which the last one is silent.
     count = len(padded) * new_hz // rate_hz

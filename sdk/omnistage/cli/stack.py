@@ -31,7 +31,7 @@ from omnistage.host.addresses import host_and_port
 from omnistage.models.common.owned import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
-"""Arguments that tell a server that `Ports` keeps its port."""
+"""Arguments by which a server knows that `Ports` keeps its port."""
 
 HTTP_PORT_TRIES = 20
 """How many ports the gateway tries, from its own on, if they are taken. After a restart it listens at the same port as before."""
@@ -198,8 +198,8 @@ class Stack:
             child.kill_now()
 
     async def stop(self) -> None:
-        """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From here on
-        nothing is started again."""
+        """First end the processes that clients ask, so that running answers can finish, then all stages; wait for each. From now on nothing
+        is started again."""
         tasks = self._tasks
         for task in tasks:
             task.cancel()

@@ -117,8 +117,7 @@ class Talk:
             self.turns.pop()
 
     def forget_oldest(self) -> bool:
-        """Leave out the oldest question and its answer, so that the rest may fit. Returns False if only the last question is left: it
-        stays."""
+        """Leave out the oldest question and its answer, so that the rest may fit. Returns False if only the last question is left."""
         if len(self.turns) < 3:
             return False
         del self.turns[:2]

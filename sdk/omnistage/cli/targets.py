@@ -22,8 +22,8 @@ from omnistage.host.addresses import host_and_port
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The abilities that a stack needs if it is started for a call. inputs, outputs: such as image and audio. kind: of its first stage;
-    empty: any."""
+    """The abilities that a stack started for a call needs. inputs, outputs: such as image and audio. kind: of its first stage; empty:
+    any."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]

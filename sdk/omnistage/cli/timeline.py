@@ -257,8 +257,7 @@ def _marks(done: Done) -> list[Moment]:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) -> None:
-    """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows below the
-    labels."""
+    """Draw a dashed line for each mark. Each label has a height of its own, so that labels never meet. rows: number of rows."""
     for number, mark in enumerate(marks):
         top = -0.5 - MARK * (len(marks) - number)
         at_left = mark.at_s > 0.7 * shown_s

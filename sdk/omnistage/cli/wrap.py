@@ -52,8 +52,8 @@ class Wrap:
         return f"{written}\n" if self._column else written
 
     def _place(self, token: str, limit: int) -> str:
-        """The text to write for a finished token: a line break; a word, with the gap before it; or an empty text for spaces, which wait.
-        limit: columns of a line."""
+        """The text to write for a finished token: a line break, a word with its gap, or "" for spaces, which wait. limit: columns of a
+        line."""
         if token == "\n":
             self._column, self._gap = 0, ""
             return "\n"

@@ -18,8 +18,8 @@ async def beside(work: Callable[[], T], name: str) -> T:
 
 
 def on_thread(work: Callable[[], T], name: str) -> futures.Future[T]:
-    """Start `work` on a daemon thread. Several callers may wait for the future, each by `asyncio.wrap_future`; a caller that is cancelled
-    does not end the work."""
+    """Start `work` on a daemon thread. Several callers may wait for the future, each by `asyncio.wrap_future`; a cancelled one does not end
+    the work."""
     future: futures.Future[T] = futures.Future()
     future.set_running_or_notify_cancel()  # From now on no caller can cancel the future, so it always gets a result.
 

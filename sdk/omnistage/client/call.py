@@ -73,8 +73,7 @@ class Call:
         self._has_output = False
         """Whether the caller has got a part of the answer, so that the answer must not begin anew."""
         self._has_begun = False
-        """Whether the private stack was asked to start the pipeline. Its router may refuse for a moment longer; then the call only
-        pauses."""
+        """Whether the private stack was asked to start the pipeline. If its router still refuses, the call only pauses."""
         self._patience: Limit | None = None
         """The time limit of the wait for a pipeline that is starting; it runs from the first refusal on. None: no refusal yet."""
         self._search: Limit | None = None
@@ -105,8 +104,7 @@ class Call:
             await ready
 
     def _ready_again(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Return a wait for the moment when a router can be asked again. error: of the last attempt; if it is final, its exception is
-        raised."""
+        """Return a wait until a router can be asked again. error: of the last attempt; if it is final, its exception is raised."""
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)

@@ -1,5 +1,4 @@
-"""Makes messages of the contract from turns as people and other clients write them: first it checks their form, later it reads their
-media."""
+"""Makes messages from turns as people and other clients write them: first it checks their form, later it reads their media."""
 
 from __future__ import annotations
 

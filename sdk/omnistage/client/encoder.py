@@ -214,8 +214,7 @@ class _Sink:
         return new
 
     def write(self, data: Any) -> int:
-        """Write at the present position; returns the number of bytes. Bytes after the old end are new; others are corrections, made in
-        `head`."""
+        """Write at the present position; returns the number of bytes. Bytes after the old end are new; others correct `head`."""
         written = bytes(data)
         self._new += written[max(self._size - self._place, 0) :]
         if self._place < HEAD_BYTES:

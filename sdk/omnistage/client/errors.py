@@ -165,7 +165,7 @@ class StartingError(UnavailableError):
 
 
 class StageLostError(UnavailableError):
-    """A server behind the router is gone and no other took over. `stage`: its kind, empty if not known."""
+    """A stage server is gone and no other one has replaced it. `stage`: its kind, empty if not known."""
 
     ADVICE = "{servers} shows which servers are up; ask again when the stage is back."
 
@@ -221,7 +221,7 @@ class StackError(OmniError):
 
 
 class PlayerLostError(OmniError):
-    """The player of the sound could not be started, ended or hung. The answer goes on all the same, unheard."""
+    """The player of the sound could not be started, ended or hung. The answer goes on, unheard."""
 
     ADVICE = "OMNISTAGE_PLAYER names another player, or none for silence; the answer can be written to a file."
 
@@ -364,8 +364,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
 
 
 def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
-    """The error for a message that gRPC found too large. Unlike the error of a full server with the same code, it comes again at each
-    retry."""
+    """The error for a message that gRPC found too large. A retry does not help, unlike with a full server."""
     details = error.details() or ""
     if RECEIVED_HERE in details:
         return ProtocolError(details, code=error.code())

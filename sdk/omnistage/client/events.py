@@ -15,7 +15,7 @@ from omnistage.client.playback import Timing, figures
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that the model could have chosen. logprob: natural log of its probability. piece: its text in UTF-8, perhaps a part of a
+    """A token that the model could have chosen. logprob: natural log of its probability. piece: its text in UTF-8, maybe a part of a
     character."""
 
     token_id: int
@@ -100,8 +100,8 @@ class SpokenWord:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """When the next words are spoken, if the pipeline can tell and the call asks for it: `outputs=["text", "audio", "alignment"]`. It comes
-    no later than their sound."""
+    """When the next words are spoken, if the pipeline can report it and the call asks for it: `outputs=["text", "audio", "alignment"]`. It
+    comes no later than their sound."""
 
     words: tuple[SpokenWord, ...]
     arrival_s: float
@@ -230,8 +230,7 @@ class Usage:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Number of tokens of the whole prompt: its text, its media, and the text that the model puts around them. None: the server does
-        not say."""
+        """Number of tokens of the prompt: text, media, and the text that the model puts around them. None: the server does not say."""
         return next((report.prompt_tokens for report in self.stages if report.prompt_tokens is not None), None)
 
     @property

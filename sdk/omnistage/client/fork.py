@@ -28,8 +28,7 @@ held_off = threading.RLock()
 
 
 def use() -> None:
-    """Note that this process uses gRPC; call it before any object of gRPC or the loop thread is made. Raises ForkedError in a child whose
-    parent has used gRPC."""
+    """Note that this process uses gRPC; call it before objects of gRPC or the loop thread are made. Raises ForkedError as `check`."""
     check()
     _process.uses_grpc = True
 

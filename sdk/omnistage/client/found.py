@@ -1,5 +1,4 @@
-"""Finds the running router for a caller who names none: the router that a variable names, or that at the address where `omnistage serve`
-listens.
+"""Finds the running router for a caller who names none: one that a variable names, or one where `omnistage serve` listens.
 
 Any user of this machine can take a port, so a stranger may listen there. The router is asked only if the kernel says that all who listen
 there are of the same user as this process, or of root."""

@@ -1,5 +1,4 @@
-"""The thread with the event loop on which the sync client runs its calls: one per process, shared by every `Omni`, and ended with the last
-of them.
+"""Runs the sync client's calls on a thread with an event loop: one per process, shared by every `Omni`, ended with the last.
 
 Every wait here has an end. Functions that the garbage collector calls wait for nothing, because it may run on any thread, also on the
 loop's own, whatever locks that thread holds.

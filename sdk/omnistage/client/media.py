@@ -221,8 +221,8 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
 
 
 def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
-    """Read to the end. read: called with a number of bytes, returns at most that many. name: as in Medium. Raises BadRequestError if it
-    returns no bytes object, or more in all than a request holds."""
+    """Read to the end. read: returns at most the number of bytes it is given. name: as in Medium. Raises BadRequestError for no bytes or
+    too many."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)

@@ -13,7 +13,7 @@ class Readable(Protocol):
 
 
 class PillowImage(Protocol):
-    """A picture of Pillow; it is sent as PNG or TIFF, every pixel as it is."""
+    """A picture of Pillow; it is sent as PNG or TIFF, every pixel unchanged."""
 
     @property
     def mode(self) -> str: ...

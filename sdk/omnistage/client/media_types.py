@@ -35,8 +35,7 @@ _MARKS: tuple[tuple[int, bytes, tuple[str, ...]], ...] = (
     (4, b"moov", ("video/quicktime", "audio/mp4")),
     (4, b"mdat", ("video/quicktime", "audio/mp4")),
 )
-"""Rows of (offset, bytes, media types that a file with these bytes at this offset may have). A container has several: it may hold sound
-alone."""
+"""Rows of (offset, bytes, media types that a file with these bytes at this offset may have). A container may hold sound alone."""
 
 _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"mif1"), ("image/heic",)),

@@ -70,8 +70,7 @@ Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLoss:
-    """A connection that broke in the middle of an answer. address: of the router. reason: why it broke. at_s: when, in seconds after the
-    reader's t0."""
+    """A connection that broke during an answer. address: of the router. reason: why it broke. at_s: when, in seconds after t0."""
 
     address: str
     reason: str
@@ -81,8 +80,7 @@ class ConnectionLoss:
 class Reader:
     """Makes the events of one answer from the messages of its connections: of the first, and of the next one if that is lost.
 
-    t0: time.perf_counter() at the call. due: names of ports. If none of them has had an item when the answer ends, `read` raises an
-    error."""
+    t0: time.perf_counter() at the call. due: names of ports. If none of them has an item at the end, `read` raises an error."""
 
     def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
@@ -279,8 +277,8 @@ class Reader:
         return Picture(data, image.media_type, chunk.first, image.layer, preview_step, arrival_s)
 
     def _finish(self, usage: omni_pb2.Usage, arrival_s: float) -> Done:
-        """The event `Done`. Raises ProtocolError if an output has not ended, NotSpokenError or RequestError if no port in `due` has an
-        item."""
+        """The event `Done`. Raises ProtocolError if an output has not ended, NotSpokenError or RequestError if all ports in `due` are
+        empty."""
         started = self._received.started
         if started is None or not self.is_started:
             raise ProtocolError("the account came before the start of the answer")

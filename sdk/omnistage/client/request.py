@@ -256,8 +256,7 @@ def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -
 
 
 def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, media: list[Medium]) -> int:
-    """Read a picture that a drawing starts from into the request, as `Unread` describes. read: returns the picture. place: the empty field
-    for it."""
+    """Read a picture that a drawing starts from, as `Unread` describes. read: returns the picture. place: the empty field for it."""
     part = read()
     place.CopyFrom(part.media)
     return len(part.media.data)

@@ -100,8 +100,7 @@ class Together:
         return [answer for answer in answers if answer is not None]
 
     def _note_answer(self, turn: int) -> None:
-        """Note an answer. turn: in which its text was asked. The room grows if that is the present turn, and no answer has to come
-        first."""
+        """Note an answer. turn: in which its text was asked. The room grows if that is the present turn and `_calm` is 0."""
         self._until = None
         if self._calm:
             self._calm -= 1
@@ -137,8 +136,7 @@ def _is_refused(task: asyncio.Task[Answer]) -> bool:
 
 
 def _first(errors: Mapping[int, OmniError], answers: Sequence[Answer | None]) -> OmniError:
-    """The error of the first text that failed, with `answers` set: for each text its answer, or None if it failed. errors: by the text's
-    number."""
+    """The error of the first text that failed, with `answers` set: for each text its answer, or None if it failed. errors: by number."""
     number = min(errors)
     others = f", and {len(errors) - 1} more failed" if len(errors) > 1 else ""
     error = errors[number]

@@ -1,5 +1,4 @@
-"""Streams files that are too large for a request: the request has only the name of a port for each, and the pieces follow while it is
-answered."""
+"""Streams files that are too large for a request: the request names a port for each, and the pieces follow while it is answered."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Writes errors in the words of the place where the user reads them: Python here, a shell and a chat in `cli.wording`, HTTP in
-`gateway.failure`.
+"""Writes errors in the words of the user's interface: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`.
 
 An error has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a
 shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault, with the contract's names of

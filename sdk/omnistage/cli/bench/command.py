@@ -150,8 +150,7 @@ def bench(
 
 
 def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, drawn: object) -> None:
-    """Raises BadParameter for options that exclude each other. sound, drawn: true values if an option for sound, or for pictures, was
-    typed."""
+    """Raises BadParameter for options that exclude each other. sound, drawn: true if an option for sound, or for pictures, was typed."""
     if say + draw + text_only > 1:
         raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
     if sound and (text_only or draw):

@@ -157,7 +157,6 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
 
 
 def per_token_s(pieces: list[TokenArrival]) -> float | None:
-    """Seconds per token from the first arrival to the last; the tokens of the first message do not count. None if one message had all
-    tokens."""
+    """Seconds per token from the first arrival to the last, without the tokens of the first message. None if there was only one message."""
     later = sum(piece.tokens for piece in pieces[1:])
     return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None

@@ -47,7 +47,7 @@ class Summary:
     def of(cls, level: Level, objectives: Objectives | None) -> Summary:
         """The figures of a level that has been measured. objectives: for `request_goodput`; None: that is None too."""
         answers = _answers(level.samples)
-        wall_s = max(level.wall_s, 1e-9)  # A level without a request has taken no time.
+        wall_s = max(level.wall_s, 1e-9)  # A level without a request lasts 0 s, and 0 cannot be a divisor.
         good = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s
         return cls(
             load=level.load,
