@@ -143,7 +143,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def facts_of(path: Path) -> tuple[int, int, float] | None:
-    """(width, height, frames a second) of a film's file; None: this machine cannot read such files. Blocks."""
+    """Returns (width, height, frames a second) of a film's file; None: this machine cannot read such files. Blocks."""
     if find_spec("av") is None:
         return None
     import av

@@ -21,8 +21,8 @@ PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "inp
 
 
 def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
-    """(the turns, names for errors). The names: by the client library's name of a turn or its content, such as conversation[1], the name in
-    the body, such as input[0]. Raises ApiError."""
+    """Returns (the turns, names for errors). The names: by the client library's name of a turn or its content, such as conversation[1], the
+    name in the body, such as input[0]. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
     if asked.instructions:

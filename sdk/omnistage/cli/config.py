@@ -232,7 +232,7 @@ def _word(path: Path, name: str, value: Any) -> str:
 
 
 def _pair(word: str) -> tuple[str, str]:
-    """(stage, value) of a [STAGE=]VALUE word; the stage "" stands for all stages."""
+    """Returns (stage, value) of a [STAGE=]VALUE word; the stage "" stands for all stages."""
     stage, equals, value = word.partition("=")
     return (stage, value) if equals else ("", word)
 

@@ -66,7 +66,7 @@ def remarks(done: Done) -> Iterator[str]:
 
 
 def seed_told(done: Done) -> str | None:
-    """The seed in words; None if every other seed would have given the same answer, so that nobody needs it."""
+    """The seed in words; None if every other seed would have given the same answer, so it is not needed."""
     return None if done.drew is False else f"seed {done.seed}"
 
 

@@ -40,8 +40,8 @@ class MentionedFile:
 
 
 def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
-    """(the file that was typed after /image, /audio or /video, the words after its path). kind: the command without its slash. typed: the
-    rest of the line. Raises BadRequestError if there is no file of that kind."""
+    """Returns (the file that was typed after /image, /audio or /video, the words after its path). kind: the command without its slash.
+    typed: the rest of the line. Raises BadRequestError if there is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
     quoted = [first.end()] if first is not None and typed[0] in "'\"" else []
@@ -54,8 +54,8 @@ def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
 
 
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
-    """(the files that a message names, its words). From the words paths at the beginning and the end are removed; other paths become the
-    names of the files."""
+    """Returns (the files that a message names, its words). Paths at the beginning and the end are removed from the words; other paths
+    become the names of the files."""
     if (alone := _media_file(text)) is not None:
         return [alone], ""
     files, words = list[MentionedFile](), list[str]()

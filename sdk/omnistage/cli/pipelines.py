@@ -91,7 +91,7 @@ def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLa
 
 
 def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
-    """(the options, no lines); if packages of the gateway are missing, (the options without a gateway, a line that says so)."""
+    """Returns (the options, no lines); if packages of the gateway are missing, (the options without a gateway, a line that says so)."""
     missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
     if not missing:
         return servers, []
@@ -107,7 +107,7 @@ def fetch_own(pipeline: PipelineLayout) -> None:
 
 
 def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
-    """(the pipelines to serve, a line about each default pipeline that is left out)."""
+    """Returns (the pipelines to serve, a line about each default pipeline that is left out)."""
     typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
@@ -118,7 +118,7 @@ def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
-    """(the default pipelines that can be served here; for each other default pipeline, by name, a line that says why it is left out)."""
+    """Returns (the default pipelines that can be served here, by name a line for each other one that says why it is left out)."""
     lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
     left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
@@ -157,7 +157,7 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str],
 
 
 def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """The layout of a pipeline. Its checkpoint is fetched first, as far as it is missing. is_alone: the stack has no other pipeline, so all
+    """The layout of a pipeline. The missing parts of its checkpoint are fetched first. is_alone: the stack has no other pipeline, so all
     settings must fit this one."""
     typed = wanted.checkpoint
     if not typed:

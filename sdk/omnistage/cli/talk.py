@@ -157,7 +157,7 @@ def turn_text(turn: Mapping[str, Any]) -> str:
 
 
 def place_of(field: str) -> tuple[int | None, int | None]:
-    """(index of the turn, index of the part in it) that a field of a refusal names; (None, None) if it names no part."""
+    """Returns (index of the turn, index of the part in it) that a field of a refusal names; (None, None) if it names no part."""
     found = _PART.match(field)
     return (int(found[1]), int(found[2])) if found else (None, None)
 

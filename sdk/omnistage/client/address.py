@@ -73,7 +73,7 @@ def _host(text: str) -> str:
 
 
 async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The IP addresses of a host, given as a name or an address. Raises OSError for an unknown host."""
+    """The IP addresses of a host. host: its name, or an IP address. Raises OSError for an unknown host."""
     with suppress(ValueError):
         return [ipaddress.ip_address(host)]
     infos = await asyncio.get_running_loop().getaddrinfo(host, None)

@@ -67,8 +67,7 @@ class Launcher:
                 os.close(fds.pop())
 
     def say(self, line: bytes) -> bool:
-        """Write a line into the lifeline; returns False if it is closed, or the launcher has ended. Only one thread may call this at a
-        time."""
+        """Write a line into the lifeline; returns False if it is closed, or the launcher has ended. One thread at a time may call this."""
         # A child forked now would not find the lifeline in its list, would not close it, and so would keep the launcher running.
         with fork.held_off:
             try:

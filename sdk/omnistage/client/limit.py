@@ -73,6 +73,6 @@ class Limit:
         return self._cut_short(named) if time.perf_counter() < self._until - EARLY_S else self.passed()
 
     def _cut_short(self, named: DeadlineError) -> DeadlineError:
-        """The error for a call that was ended by another time limit than ours. named: the error from `from_rpc_error`."""
+        """The error for a call that another time limit has ended. named: the error from `from_rpc_error`."""
         message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {named.message}"
         return DeadlineError(message, hint=HINT_CUT_SHORT, code=named.code)

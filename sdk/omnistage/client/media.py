@@ -221,8 +221,8 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
 
 
 def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
-    """Read to the end. read: returns at most the number of bytes it is given. name: as in Medium. Raises BadRequestError for no bytes or
-    too many."""
+    """Read to the end. read: returns at most the number of bytes it is given. name: as in Medium. Raises BadRequestError if that is no
+    bytes, or too many."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
@@ -355,7 +355,7 @@ _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or 
 
 
 def _forms(kind: str) -> str:
-    """The forms in which media of a kind can be given, in words."""
+    """The forms of objects that are accepted for media of a kind, in words."""
     more = {
         "image": ", or an image of Pillow (Image.fromarray makes one)",
         "audio": ", or (samples, rate_hz)",

@@ -1,4 +1,4 @@
-"""The types in which a picture, a sound or a film can be given."""
+"""The types of objects that are accepted as a picture, a sound or a film."""
 
 from __future__ import annotations
 

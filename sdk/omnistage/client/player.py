@@ -131,7 +131,7 @@ class Player:
 
     @property
     def lost(self) -> PlayerLostError | None:
-        """The error if the player ended by itself or hangs, so that nothing more is heard; None: it plays. The answer goes on."""
+        """The error if the player ended by itself or hangs, so that nothing more is heard; None: no such fault. The answer goes on."""
         over = self._feed.over
         error = over.exception() if over.done() else None
         return error if isinstance(error, PlayerLostError) else None

@@ -388,8 +388,8 @@ def _is_list(value: object) -> bool:
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set the fields of `message` that are both given and in `names`. If there is no such name, the message stays absent from the request,
-    which asks for the pipeline's defaults. Raises BadRequestError."""
+    """Set each field of `message` that is in `names` and has a value in `given`. If no field has one, the message stays absent from the
+    request, and the pipeline uses its defaults. Raises BadRequestError."""
     for name in names:
         if name not in given:
             continue

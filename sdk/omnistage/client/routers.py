@@ -93,7 +93,7 @@ class Routers:
             hint = f"Give more time: {{timeout_s}}. {UnavailableError.ADVICE}" if timeout_s < SHORT_S else ""
             message = f"no server answers at {where} (waited {timeout_s:g} s)"
             raise UnavailableError(message, hint=hint, code=grpc.StatusCode.UNAVAILABLE) from None
-        # Checked after the connection was made, because another process may listen there by then.
+        # Checked after the connection was made, because meanwhile another process may have begun to listen there.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
             hint = f"If you trust it, name it: {{address={address}}}."
             raise UnavailableError(f"who listens at {address} by now is another user of this machine, or nobody", hint=hint)

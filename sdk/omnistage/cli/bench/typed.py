@@ -59,7 +59,7 @@ def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
 
 
 def span_of(option: str, text: str, most: int) -> NumberRange:
-    """The range in a text such as 100, or 100-900, within 1 to `most`."""
+    """The range in a text such as 100, or 100-900; its numbers must be from 1 to `most`. option: for errors."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
