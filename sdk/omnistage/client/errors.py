@@ -2,20 +2,28 @@
 
 ::
 
-    OmniError                  code, reason, hint, metadata, and a note with the hint ├── RequestError           the request cannot be done
-    as it was asked; asking again will not help │   ├── BadRequestError    fields: which field is bad and why │   ├── UnknownModelError  no
-    such pipeline, model or voice │   ├── NotAvailableError  understood, but not offered on this platform or by this server │   └──
-    NotSpokenError     nothing of the text could be spoken ├── UnavailableError       retry_delay_s: nobody answers there now; asking again
-    later may help │   ├── OverloadedError    all places are taken │   ├── StartingError      pipeline: it is not ready yet │   ├──
-    StageLostError     stage: a stage server is gone and no other one replaced it │   └── RouterLostError    the connection to the router
-    broke, and the answer could not go on elsewhere ├── DeadlineError          the time limit passed (also a TimeoutError) ├──
-    CancelledError         the answer was cancelled │   ├── SupersededError    the same request was asked again elsewhere │   └──
-    StalledError       this client did not read for longer than the server waits ├── ProtocolError          a gap, a repeat or a cut in the
-    stream: a bug, or a server of another version ├── ServerError            the server failed in a way that it did not expect ├──
-    StackError             log: a private stack did not start, or ended ├── PlayerLostError        what played the sound ended or hung; the
-    answer is whole ├── ClosedError            the client was closed before this call ├── ForkedError            this process was forked
-    from one that had used the client └── WrongLoopError         called on an event loop that the client does not belong to, or on its own
-    thread
+    OmniError                  code, reason, hint, metadata, and a note with the hint
+    ├── RequestError           the request cannot be done as it was asked; asking again will not help
+    │   ├── BadRequestError    fields: which field is bad and why
+    │   ├── UnknownModelError  no such pipeline, model or voice
+    │   ├── NotAvailableError  understood, but not offered on this platform or by this server
+    │   └── NotSpokenError     nothing of the text could be spoken
+    ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
+    │   ├── OverloadedError    all places are taken
+    │   ├── StartingError      pipeline: it is not ready yet
+    │   ├── StageLostError     stage: a stage server is gone and no other one replaced it
+    │   └── RouterLostError    the connection to the router broke, and the answer could not go on elsewhere
+    ├── DeadlineError          the time limit passed (also a TimeoutError)
+    ├── CancelledError         the answer was cancelled
+    │   ├── SupersededError    the same request was asked again elsewhere
+    │   └── StalledError       this client did not read for longer than the server waits
+    ├── ProtocolError          a gap, a repeat or a cut in the stream: a bug, or a server of another version
+    ├── ServerError            the server failed in a way that it did not expect
+    ├── StackError             log: a private stack did not start, or ended
+    ├── PlayerLostError        what played the sound ended or hung; the answer is whole
+    ├── ClosedError            the client was closed before this call
+    ├── ForkedError            this process was forked from one that had used the client
+    └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
 
 Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
 `RetryInfo` fill it. A status without our details comes from gRPC itself or from a proxy on the way: the code picks the class and the hint,
