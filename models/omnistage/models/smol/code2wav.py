@@ -3,9 +3,9 @@
 A chunk ends at the end of a phrase or where the schedule says. The schedule depends only on the frame index, so the samples do not depend
 on how the rows arrive.
 
-Phrases do not touch each other, so a session that goes on begins with the phrase of its first sample. In that phrase the running phase of
-the pulses is needed from the beginning, the net only from a little before the sample: its state after a chunk depends only on the end of
-that chunk.
+Phrases do not touch each other, so a session that goes on begins with the phrase of its first sample. There the phase of the pulses is
+computed from the beginning of the phrase, the net only from a little before the sample, because its state after a chunk depends only on the
+end of that chunk.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ Samples = NDArray[np.float32]
 CODE_REVISION = "2"
 """Raise it with every change of the code that changes the samples."""
 NOISE_SEED = 0
-"""The seed of all speech: no listener tells one noise from another, and equal features sound alike whatever the seed."""
+"""The seed of all speech: nobody can hear whether two noises differ, so another seed would change nothing that is heard."""
 SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
 FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
 LOOKAHEAD_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
-"""Rows after a row that its samples depend on: 15, or 0.375 s of speech; none beyond the end of the phrase."""
+"""How many rows after a row its samples depend on: 15 (0.375 s of speech), or fewer at the end of a phrase."""
 CONTEXT_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
-"""Rows before a row that its samples depend on, besides the running phase: 14; none before the beginning of the phrase."""
+"""How many rows before a row its samples depend on, apart from the phase of the pulses: 14, or fewer at the beginning of a phrase."""
 MAX_PHRASE_ROWS = 4096
 WARM_UP_ROWS = 150
-"""3.75 s."""
+"""Rows of the phrase that is decoded to warm up: 3.75 s of speech."""
 _FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
-"""5 ms at both ends of a phrase: the rest of a sound there would click."""
+"""Factors for the first 5 ms of a phrase and, reversed, the last 5 ms: a sound that began or ended at once would click."""
 SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.LATENCY: (4, 8, 16, 32),
     Profile.BALANCED: (8, 16, 32),
     Profile.QUALITY: (16, 32, 64),
     Profile.OFFLINE: (128,),
 }
-"""Rows of the first chunk of a session, the second and so on; the last size is repeated. 8 rows are 0.2 s."""
+"""By profile: how many rows the first chunk of a session has, the second and so on; later chunks have the last number. 8 rows are 0.2 s."""
 
 
 def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
@@ -87,9 +87,9 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
 
 
 class _Phrase:
-    """Turns the rows of one phrase into samples. first_row: index of its first row in the session. rows: number of its rows. wanted: the
-    row of the phrase from which on samples are wanted: samples before it may be anything; with wanted >= rows the phrase only counts its
-    rows."""
+    """Turns the rows of one phrase into samples. seed: seed of the noise. first_row: index of its first row in the session. rows: number of
+    its rows. wanted: the first row of the phrase whose samples are needed. Samples of earlier rows may be wrong; with wanted >= rows, the
+    rows are only counted, and nothing is computed."""
 
     def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
         self.first_row = first_row
@@ -98,14 +98,14 @@ class _Phrase:
         self.received = 0  # Rows that have come.
         self.given = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
-        self._pushed = 0  # Rows that were turned into samples, except the lookahead.
-        self._whole = False  # Whether the last row was pushed as the last one.
+        self._pushed = 0  # Rows that the net has got. Their samples are made, except those of the lookahead.
+        self._whole = False  # Whether the net has got the end of the phrase.
         self._seed = seed
-        self._next_frame = first_row * FRAMES_PER_ROW
+        self._next_frame = first_row * FRAMES_PER_ROW  # Index, in the session, of the frame of the next spectrum.
         self._device = net.head.weight.device
         self._spectra = SpectrumStream(net)
         self._train = PulseTrain()
-        self._pulses = torch.zeros(0, spectrum.BINS, dtype=torch.complex64)
+        self._pulses = torch.zeros(0, spectrum.BINS, dtype=torch.complex64)  # Pulses of frames whose spectra are not made yet.
         self._overlap = OverlapAdd()
         self._samples = torch.zeros(0)  # Made and not yet returned.
 
@@ -124,10 +124,10 @@ class _Phrase:
         return min(self.given + rows + LOOKAHEAD_ROWS, self.rows)
 
     def take(self, rows: int) -> Samples:
-        """The next rows * SAMPLES_PER_ROW samples, faded at both ends of the phrase. The rows that they need must have come."""
+        """Return the samples of the next `rows` rows, SAMPLES_PER_ROW each, faded at both ends of the phrase. See `needs`."""
         needed = self.needs(rows)
         last = needed == self.rows
-        # The last row of a phrase that is broken off may be pushed before that is known.
+        # If a phrase is broken off, its last row may have been pushed before: then an empty push ends the phrase.
         if needed > self._pushed or (last and not self._whole):
             self._push(self._next_rows(needed - self._pushed), last)
             self._whole = last
@@ -152,7 +152,7 @@ class _Phrase:
         f0 = rows[:, F0].reshape(-1)
         pulses = torch.cat([self._pulses, self._train.push(f0, last)])
         if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
-            # Only the phase of the pulses in the wanted samples depends on these rows.
+            # The wanted samples depend on these rows only by the phase of the pulses, so the net skips them.
             count = self._spectra.skip(len(f0))
             spectra = torch.zeros(count, spectrum.BINS, dtype=torch.complex64)
         else:
@@ -174,17 +174,17 @@ class _Phrase:
 
 @dataclass(slots=True)
 class WaveSession:
-    """Turns the rows of one session into chunks of samples. It starts no thread: its caller calls `step` while `ready` is true.
-    first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them."""
+    """Turns the rows of one session into chunks of samples, without a thread: the caller calls `step` while `ready()` is true. schedule: a
+    value of SCHEDULES. first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them."""
 
     net: SpectrumNet
     seed: int
     schedule: tuple[int, ...]
     first_sample: int = 0
     _phrases: deque[_Phrase] = field(default_factory=deque)
-    _begun: bool = False
-    _received: int = 0
-    _given: int = 0
+    _begun: bool = False  # Whether a row of the first whole phrase has come.
+    _received: int = 0  # Index, in the session, of the next row to come.
+    _given: int = 0  # Index, in the session, of the first row whose samples were not returned.
     _silent: bool = True
 
     @property
@@ -193,7 +193,7 @@ class WaveSession:
         return self._silent
 
     def feed(self, first: int, rows: Array) -> None:
-        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). first: index of the first. Raises BadRequest for impossible rows."""
+        """Copy the next rows, [n, FEATURE_WIDTH] float32. first: session index of the first. Raises BadRequest for impossible rows."""
         own = np.array(rows, np.float32)
         if not np.isfinite(own).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
@@ -276,7 +276,7 @@ def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
 
 
 class SmolCode2Wav:
-    """Implements `Code2WavModel`. Build it with `load_code2wav`. threads: torch threads of the one thread that computes."""
+    """The default Code2Wav, a `Code2WavModel`. Build it with `load_code2wav`. threads: number of torch threads of its computing thread."""
 
     def __init__(self, net: SpectrumNet, info: ModelInfo, threads: int) -> None:
         self._net = net
@@ -292,7 +292,7 @@ class SmolCode2Wav:
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
-        """Always 0: only the rows show where the phrase of a sample begins. A caller that has the sound knows it from `Sound.needs`."""
+        """Always 0, because only the rows show where the phrase of a sample begins. With the sound, `Sound.needs` says it."""
         return 0
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
@@ -333,7 +333,7 @@ class SmolCode2Wav:
 
 
 def load_code2wav(folder: Path, options: LoadOptions | None = None) -> SmolCode2Wav:
-    """Load from a folder `code2wav` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or another model's."""
+    """Load from a folder `code2wav` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or of another model."""
     options = options or LoadOptions()
     read_config(folder, "hibari-code2wav")
     net = SpectrumNet()

@@ -19,9 +19,9 @@ MAX_PHONEMES = 400
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read. normal: words that the lexicon reads one by one. phonemes: their sounds, a letter each; empty if there is nothing
-    to say. starts: the place in `phonemes` of each word, and of the end. borders, unspoken: see SpokenText. Unspoken characters mean
-    something and got neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
+    """How a text is spoken. normal: the words that are looked up in the lexicon. phonemes: their sounds, one letter for each; empty if
+    nothing is spoken. starts: the index in `phonemes` at which each word begins, then the index of the end. borders, unspoken: see
+    SpokenText. Unspoken characters have a meaning but no sound and no pause: letters of other scripts, emoji, signs without a word."""
 
     normal: str
     phonemes: str
@@ -32,8 +32,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class SpokenRun:
-    """Words of a text that sound together. begin, end: the words, as the text is split at spaces. first, last: the letters of its phonemes
-    at which they sound. `end` and `last` are exclusive."""
+    """Words of a text that are spoken as one. begin, end: indices of the words, as the text is split at spaces. first, last: indices of
+    their letters in `Reading.phonemes`. `end` and `last` are exclusive."""
 
     begin: int
     end: int
@@ -71,7 +71,7 @@ class Phonemizer:
         return Reading(normal, phonemes, starts, read.borders, read.unspoken)
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield parts of at most MAX_PHONEMES phonemes: ids with a pad first and last, and for each id but the pads its letter's place."""
+        """Yield parts of at most MAX_PHONEMES letters: their ids, with a pad first and last, and the index of the letter of each id."""
         for begin, part in _parts(phonemes):
             places = [place for place, letter in enumerate(part, begin) if letter in self._symbols]
             yield [PAD, *(self._symbols[phonemes[place]] for place in places), PAD], places
@@ -89,7 +89,7 @@ class Phonemizer:
 
 
 def _parts(phonemes: str) -> Iterator[tuple[int, str]]:
-    """Yield pieces of at most MAX_PHONEMES letters, each with its place; cut at spaces if there are any."""
+    """Yield pieces of at most MAX_PHONEMES letters, each after the index of its first letter; cut at spaces if there are any."""
     begin = 0
     while len(phonemes) - begin > MAX_PHONEMES:
         space = phonemes.rfind(" ", begin + 1, begin + MAX_PHONEMES)

@@ -22,7 +22,7 @@ MIN_WORDS = 2
 MAX_WORDS = 24
 MAX_CHARACTERS = 200
 LOOK_BACK = 20
-"""Spaces that are tried for a cut in a text that is too long, beginning with the last."""
+"""How many spaces are tried for a cut in a text that is too long, beginning with the last."""
 
 _CLOSERS = "\"'”’)]}»"
 _OPENERS = "(\"'“‘["
@@ -34,7 +34,7 @@ a an the of to in on at by for from with as is are was were be and or but that w
 _FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
 _OTHER_SHORTS = frozenset(("etc", "al"))
 _UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "max", "avg"))
-"""Those abbreviations that end a sentence before a capital letter."""
+"""Abbreviations that, unlike the others, end a sentence if a capital letter follows."""
 _GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS
 _NUMERAL = re.compile(r"[IVXLivxl]+,?")
 _RANGE_BEGINS = re.compile(
@@ -56,9 +56,9 @@ class Pause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Text to be spoken in one breath, without line breaks. places: places of its characters in the whole text, as PlainText gives them;
-    empty for a phrase that comes from no text. A straight mark after a digit that ends a quotation of an earlier phrase is written as a
-    closing one, so that it is not taken for inches."""
+    """Text to be spoken in one breath, without line breaks. pause: the rest after it. places: the place of each character in the whole
+    text, see Placed; empty for a phrase that comes from no text. A straight quotation mark after a digit is written as a closing mark if
+    it ends a quotation of an earlier phrase, so that it is not read as inches."""
 
     text: str
     pause: Pause
@@ -146,7 +146,7 @@ class PhraseCutter:
         return character.islower() or character in "=×+<>≤≥≈" or (stem in _UNITS and character.isdecimal())
 
     def _is_long_after(self, word: str) -> bool:
-        """Whether to cut here although there is no punctuation: never within words that are read as one, such as a number and its unit."""
+        """Whether to cut after this word without punctuation; never within words that are read as one, such as a number and its unit."""
         more = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
         return more >= 0 and not is_open(self._text) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
 
@@ -184,7 +184,7 @@ def _may_go_on(word: str, before: str) -> bool:
 
 
 def _goes_on(word: str) -> bool:
-    """Whether a word that ends with a full stop is an abbreviation, an initial or the number of a list item, whatever follows."""
+    """Whether the sentence goes on after this word, whatever follows: an abbreviation, an initial, the number of a list item."""
     if not word.endswith("."):
         return False
     stem = word[:-1].lstrip(_OPENERS)

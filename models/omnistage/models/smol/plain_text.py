@@ -31,7 +31,7 @@ Placed = tuple[str, int]
 
 
 class PlainText:
-    """The converter of one text. `feed` returns the characters that are certain by then; `flush` returns the rest."""
+    """Converts one Markdown text. `feed` returns the characters whose reading is certain by then, `flush` returns the rest."""
 
     def __init__(self) -> None:
         self._out: list[Placed] = []
@@ -40,16 +40,16 @@ class PlainText:
         self._filled = False  # Whether the table cell has text.
         self._state: Callable[[str], None] = self._line_start  # Reads the next character.
         self._mark = ""  # The beginning of a line whose kind is not clear yet.
-        self._mark_at = 0
-        self._break = ""  # Before the next line: "\n" a line break, "" that or a space, " " nothing more.
+        self._mark_at = 0  # Place of its first character.
+        self._break = ""  # Put out before the next line: "\n" a line break, "" a line break or a space as the line decides, " " nothing.
         self._fence = ""  # The marks that opened a code block.
         self._row = False  # Whether the line is a table row.
         self._heading = False
         self._last = ""  # The last character put out.
         self._run = ""  # Equal marks (* _ ~ `) in a row, not ended yet.
         self._run_at = -1  # Place of the last of them.
-        self._held = ""  # Held back until it is clear whether they are a link or tag.
-        self._held_at = 0
+        self._held = ""  # Characters that are held back until it is clear whether they are a link or tag.
+        self._held_at = 0  # Place of the first of them.
 
     def feed(self, text: str) -> list[Placed]:
         """Read more of the text; returns the characters that are certain now."""
@@ -74,7 +74,7 @@ class PlainText:
         return out
 
     def _replay(self, text: str, at: int) -> None:
-        """Read characters again that were held back; the first of them stands at place `at`."""
+        """Read characters that were held back. at: the place of the first of them."""
         now = self._at
         for self._at, character in enumerate(text, at):
             self._state(character)
@@ -119,7 +119,7 @@ class PlainText:
             self._new_line(structure=True)
             self._heading = mark[0] == "#"
             self._mark = ""
-            # "- [ ] task" and "- # heading": the rest is a line start again, whose own break has been made.
+            # The rest of "- [ ] task" or "- # heading" is read like the beginning of a line; the break before it was put out.
         elif _QUOTE.fullmatch(mark):
             self._mark = ""
         elif not self._may_grow(mark):
@@ -203,7 +203,7 @@ class PlainText:
             self._put(character)
 
     def _put(self, text: str, before: int = 0) -> None:
-        """Put out a text. before: how many characters before the last one read it stands."""
+        """Put out a text. before: by how many characters its place is before the place of the character that was read last."""
         self._out += [(character, self._at - before) for character in text]
         self._last = text[-1]
         if not text[-1].isspace():
@@ -246,7 +246,7 @@ class PlainText:
             self._put(",", self._at - self._put_at)
 
     def _escaped(self, character: str) -> None:
-        """Read the character after a backslash: a punctuation mark is only itself there."""
+        """Read the character after a backslash: there a punctuation mark is text, and no Markdown."""
         self._state = self._body
         if character.isalnum() or character.isspace():
             self._state(character)
@@ -322,7 +322,7 @@ class PlainText:
 
 
 class AsGiven:
-    """Does the work of PlainText for a text that is no Markdown: every character stands for itself; only lines are joined as there."""
+    """Does the work of PlainText for a text that is no Markdown: it keeps every character, and joins lines as PlainText does."""
 
     def __init__(self) -> None:
         self._at = -1  # Place of the last character read.
@@ -338,7 +338,7 @@ class AsGiven:
         return out
 
     def flush(self) -> list[Placed]:
-        """The text ends here."""
+        """The text ends here: the list is empty, because nothing was held back."""
         return []
 
     def _placed(self, character: str) -> Iterator[Placed]:
@@ -353,7 +353,7 @@ class AsGiven:
 
 
 def _between(held: str, first: int) -> Iterator[slice]:
-    """The parts of a text, from a place on, that are not the beginning of a link, a picture or a tag."""
+    """Yield the parts of a text, from index `first` on, that are not the opening marks of a link, a picture or a tag."""
     for opener in _OPENERS.finditer(held, first):
         yield slice(first, opener.start())
         first = opener.end()

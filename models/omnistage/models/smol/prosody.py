@@ -36,7 +36,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Phonemes and their lengths. ids: [n] int64. text: text features, [n, 192]. durations: [n] int64, rows. first, end: kept rows."""
+    """Phonemes and their lengths. ids: [n] int64. text: text features, [n, 192]. durations: [n] int64, rows. first, end: rows to keep."""
 
     ids: Tensor
     text: Tensor
@@ -56,7 +56,7 @@ class Timed:
 
 
 class ProsodyNet(nn.Module):
-    """Predicts the length of each phoneme, and pitch and energy of every frame."""
+    """Predicts the length of each phoneme, and pitch and energy of every frame. symbols: number of phoneme ids. heads: attention heads."""
 
     def __init__(self, symbols: int, heads: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ProsodyNet(nn.Module):
 
 
 class FeatureNet(nn.Module):
-    """All of the Talker's weights. `pn` and `m.text` are the names in the original graph."""
+    """All of the Talker's weights; symbols, heads: as in ProsodyNet. `pn` and `m.text` are the names in the original graph."""
 
     def __init__(self, symbols: int, heads: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class FeatureNet(nn.Module):
 
     @torch.inference_mode()
     def forward(self, timed: Timed) -> Tensor:
-        """Rows of these phonemes, [t, FEATURE_WIDTH] float32, t >= n."""
+        """Make the kept rows of these phonemes, [timed.count, FEATURE_WIDTH] float32."""
         phoneme = torch.repeat_interleave(torch.arange(len(timed.ids)), timed.durations)
         # The contour net was trained on phrases with all of their silence: silence is cut off after the net, not before.
         f0, energy = self.pn.contour(timed.text[phoneme])

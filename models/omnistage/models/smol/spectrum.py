@@ -60,7 +60,7 @@ class SpectrumStream:
 
     @torch.inference_mode()
     def push(self, frames: Tensor, last: bool) -> Tensor:
-        """Take the next frames [n, IN_WIDTH]; returns spectra [m, 5 * BINS] up to LOOKAHEAD frames before their end, or to it if `last`."""
+        """Take frames [n, IN_WIDTH]; return new complete spectra [m, 5 * BINS]: up to LOOKAHEAD frames before the end, all if `last`."""
         rows = self._net.dec_in(self._extend(0, frames, last))
         for index, block in enumerate(self._net.dec, start=1):
             rows = cast(ConvNeXtBlock, block).inner(self._extend(index, rows, last))
@@ -68,8 +68,8 @@ class SpectrumStream:
         return out
 
     def skip(self, count: int) -> int:
-        """Go on as if `count` frames had been pushed, but compute nothing; the first ones must be at least LOOKAHEAD. Returns how many
-        spectra they would have given. Spectra from LOOKAHEAD frames after them on equal those of a stream that got all frames."""
+        """Go on as if `count` frames had been pushed, but compute nothing. If nothing came before, `count` must be at least LOOKAHEAD.
+        Returns how many spectra `push` would have returned. Spectra are right from LOOKAHEAD frames after the skipped frames on."""
         half = KERNEL // 2
         fresh = self._kept[0].shape[0] == half
         self._kept = [kept.new_zeros(KERNEL - 1, kept.shape[1]) for kept in self._kept]

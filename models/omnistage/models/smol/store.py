@@ -1,4 +1,4 @@
-"""The place of the default model on this machine, and the way it gets there."""
+"""Fetches and converts the default model, once for this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPACE = 700 << 20
 
 
 def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
-    """The converted default model: a folder with `thinker`, `talker` and `code2wav`, fetched and converted first if it is not in the cache.
+    """The folder of the default model, with `thinker`, `talker` and `code2wav`: fetched and converted first if it is not in the cache.
 
     Safe to call from several processes at once. Raises FetchError, which says what to do.
     """
@@ -48,7 +48,7 @@ def _revision() -> str:
 
 
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
-    """Write the three stages. The packages that read the originals are imported here: a machine that has the model needs neither."""
+    """Write the three stages. The packages that read the originals are imported here, so a machine that has the model needs none."""
     try:
         from omnistage.models.smol.thinker_convert import convert_thinker
         from omnistage.models.smol.voice_convert import convert_voice

@@ -54,13 +54,13 @@ SILENCE = {
     Pause.SENTENCE: Silence(before=2, after=10),
     Pause.PARAGRAPH: Silence(before=2, after=16),
 }
-"""In rows of 25 ms. The net puts the silence of a lone phrase around each phrase; within a text the rests are shorter."""
+"""By the rest after a phrase: rows of 25 ms. The net puts the silence of a lone phrase around each, too long within a text."""
 FIRST_PHRASE = Phrase("This is a zorbling, and that was the first of all the sentences that are spoken here.", Pause.SENTENCE)
 """Spoken to warm up, and for the revision; one of its words is in no lexicon, so that the net for such words is loaded."""
 
 
 class SmolTalker:
-    """Implements `TalkerModel`. Build it with `load_talker`. threads: torch threads of the one thread that computes."""
+    """The default Talker, a `TalkerModel`. Build it with `load_talker`. threads: number of torch threads of its computing thread."""
 
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, info: ModelInfo, threads: int) -> None:
         self._net = net
@@ -73,8 +73,7 @@ class SmolTalker:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
-        """Raises BadRequest for a voice that this model does not have. The speed needs no check: the model can speak at all speeds that the
-        contract allows."""
+        """Raises BadRequest for a voice that this model does not have. The model can speak at all speeds that the contract allows."""
         choose_voice(self.info.voices, request.voice, "talker.voice")
         return request
 
@@ -132,15 +131,15 @@ class _Part:
 
 
 class _Speech:
-    """The speech of one text, and how far it is. wanted: the first wanted item of each port; a phrase before it gets only its times."""
+    """The speech of one text, and how far it is. wanted: by port, number of the first wanted item; earlier phrases get only times."""
 
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, wanted: Wanted) -> None:
         self._net = net
         self._phonemizer = phonemizer
         self._request = request
         self._wanted = wanted
-        self._rows = 0  # Rows of the speech so far.
-        self._words = 0  # Words of the alignment so far.
+        self._rows = 0  # Number of the rows of the speech so far.
+        self._words = 0  # Number of the words of the alignment so far.
         self.finish_reason = FinishReason.STOP
 
     @property
@@ -181,7 +180,7 @@ class _Speech:
         return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[skipped:]), unspoken)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
-        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: rows of it that may be spoken."""
+        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: limit of rows of the phrase."""
         first = max(self._wanted[FEATURES] - begun, 0) if FEATURES in self._wanted else count
         if first >= count:
             return _NO_ROWS
@@ -189,7 +188,7 @@ class _Speech:
 
 
 def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:
-    """The rows of the phrase in which each phoneme sounds, by the place of its letter: the first row, and the row after the last."""
+    """By the index of each phoneme's letter: the first row of the phrase in which it sounds, and the row after the last."""
     sounds, begun = dict[int, tuple[int, int]](), 0
     for timed, places in parts:
         begins = [begun + row for row in timed.begins()]
@@ -240,7 +239,7 @@ def _with_full_stop(phrase: Phrase) -> str:
 
 
 def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
-    """Load from a folder `talker` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or another model's."""
+    """Load from a folder `talker` that `convert_voice` wrote. Raises BadCheckpoint if it is incomplete or of another model."""
     options = options or LoadOptions()
     config = read_config(folder, "hibari-talker")
     with torch.device("meta"):  # Takes no memory: `load_weights` checks the sizes.

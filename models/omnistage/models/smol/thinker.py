@@ -37,8 +37,8 @@ from omnistage.models.options import LoadOptions
 DEFAULT_SYSTEM = (
     "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."
 )
-"""The system turn of a conversation that has none: the answer is heard, not read. Found by trying: a model of this size follows few words.
-With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
+"""The system turn of a conversation that has none, found by trying: the answer is heard, and a model of this size follows only few words.
+With the marks around it, it has 32 tokens, a page of the engine, which keeps full pages from one request to the next."""
 
 KV_CACHE_BYTES = 512 << 20
 _CODE_REVISION = "6"
@@ -50,7 +50,7 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer(Tokenized):
-    """begun: the answer with its history, and the request to the engine; None for text that is verbatim or was finished before."""
+    """An answer to be made. begun: the answer with its history, and the request to the engine; None for text that is given or finished."""
 
     begun: tuple[AnswerAssembler, SequenceRequest] | None
 
@@ -67,7 +67,7 @@ class SmolTokenizer(TextTokenizer):
 
 
 class SmolThinker(EngineThinker[PreparedAnswer]):
-    """Implements `ThinkerModel`. Build it with `load_thinker`. context: most tokens of prompt and answer together."""
+    """The default Thinker, a `ThinkerModel`. Build it with `load_thinker`. context: how many tokens prompt and answer together may have."""
 
     tokenizer: SmolTokenizer
 
@@ -109,8 +109,8 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
 
 
 def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
-    """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights. The KV
-    cache holds at least one full context; memory is used as it is touched."""
+    """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, also if one full context
+    does not fit into the KV cache, or ValueError for weights of a wrong shape."""
     options = options or LoadOptions()
     torch.set_num_threads(options.threads)
     decoder = read_decoder(folder, choose_dtype(options), torch.device(options.device))

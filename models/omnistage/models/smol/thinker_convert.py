@@ -55,7 +55,7 @@ _WEIGHTS_SHARE = 0.6
 
 def convert_thinker(gguf: Path, out: Path, progress: Callable[[float], None] | None = None) -> None:
     """Write config.json, generation_config.json, model.safetensors (bfloat16), tokenizer.json and tokenizer_config.json into `out`. gguf:
-    SmolLM2-135M-Instruct, any quantisation. out: an existing, empty folder. progress: called with 0..1. Raises ValueError for a file that
+    SmolLM2-135M-Instruct, any quantisation. out: an existing, empty folder. progress: called with 0 to 1. Raises ValueError for a file that
     is not a Llama, or whose tensors are not a Llama's."""
     from gguf import GGUFReader
 

@@ -1,5 +1,5 @@
-"""One-off conversion of the voice: the quantised ONNX graph of hibari-tts to the float32 weights of our Talker and Code2Wav. Only this file
-needs the package `onnx`. Run by the store when the default model is fetched."""
+"""Converts the voice: the quantised ONNX graph of hibari-tts becomes the float32 weights of the Talker and Code2Wav. Only this file needs
+the package `onnx`. The store runs it once, when it fetches the default model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODER = ("m.dec", "m.head.")
 
 def convert_voice(graph: Path, vocabulary: Path, talker: Path, code2wav: Path) -> None:
     """Write config.json and model.safetensors of both stages into the existing empty folders. graph: `hibari/assets/hibari.onnx`.
-    vocabulary: `hibari/assets/vocab.json`, phoneme letter -> id. Raises ValueError if the graph is not the one this was written for."""
+    vocabulary: `hibari/assets/vocab.json`, phoneme letter -> id. Raises ValueError if the graph has unexpected weights."""
     from safetensors.numpy import save_file
 
     weights = read_graph(graph)
@@ -67,5 +67,5 @@ def read_graph(path: Path) -> Weights:
 
 
 def _own_name(name: str) -> str:
-    """The name within Code2Wav, where the decoder alone is a module of its own."""
+    """The name of a weight in its stage: names of the decoder lose "m.", because Code2Wav has nothing but the decoder."""
     return name.removeprefix("m.") if name.startswith(DECODER) else name

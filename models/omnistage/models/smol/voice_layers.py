@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 class DepthwiseConv(nn.Module):
     """A convolution over time with one filter a channel, without padding: [rows, channels] -> [rows - reach, channels], at least 0 rows.
-    Written as a sum of shifted rows: it is faster than the general convolution at these sizes, and a row of the result has the same bits in
-    any number of rows."""
+    It adds shifted rows: that is faster than the general convolution at these sizes, and a row of the result has the same bits in any
+    number of rows."""
 
     def __init__(self, channels: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
 
 
 class AttentionLayer(nn.Module):
-    """A Transformer layer with the norms before attention and MLP: [n, channels] -> [n, channels]."""
+    """A Transformer layer with the norms before attention and MLP: [n, channels] -> [n, channels]. hidden: width of the MLP."""
 
     def __init__(self, channels: int, hidden: int, heads: int) -> None:
         super().__init__()

@@ -23,9 +23,9 @@ HOP = 300
 WINDOW = 1200
 _OVERLAP = WINDOW // HOP
 LOOKAHEAD = 2
-"""Frames after a frame that its samples depend on, because the windows overlap."""
+"""How many frames after a frame its samples depend on, because the windows overlap."""
 LOOKBEHIND = 1
-"""Frames before a frame that its samples depend on."""
+"""How many frames before a frame its samples depend on."""
 _LOWEST_HZ = 40.0
 _HIGHEST_HZ = 11000.0
 _HANN = torch.hann_window(WINDOW)
@@ -53,7 +53,7 @@ class PulseTrain:
         self._place = place.astype(np.float32)  # Places of a frame's samples, 0..1 between the middles of two frames.
 
     def push(self, f0_hz: NDArray[np.float32], last: bool) -> Tensor:
-        """Take f0 of the next frames, [n], n >= 1 in the first call; returns the complete spectra, complex64 [m, BINS]."""
+        """Take f0 of the next frames, [n], n >= 1 in the first call; return the spectra that are complete now, complex64 [m, BINS]."""
         if self._f0.size == 0:
             self._f0 = f0_hz[:1]
         known = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
@@ -66,7 +66,7 @@ class PulseTrain:
         self._samples = samples[count * HOP :]
         if not count:
             return torch.zeros(0, BINS, dtype=torch.complex64)
-        # A unit cosine then peaks at 1, so that exp(lh) is the magnitude of a harmonic.
+        # This scale gives a cosine of amplitude 1 a peak of 1, so exp(lh) is the magnitude of a harmonic.
         spectra: Tensor = torch.fft.rfft(samples.unfold(0, WINDOW, HOP)[:count] * (_HANN / (WINDOW / 4)))
         return spectra
 
@@ -80,7 +80,7 @@ class PulseTrain:
         f0 = np.concatenate([before * (1 - u[:half]) + here * u[:half], here * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
         voiced = f0 > _LOWEST_HZ
         f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
-        # f0 summed over samples, in float64 over the whole phrase: the same bits wherever it is cut. Over the sample rate it is turns.
+        # f0 is summed in float64 from the beginning of the phrase, so cuts change no bit. The sum / SAMPLE_RATE_HZ is a number of turns.
         sums = np.cumsum(np.concatenate([[self._f0_sum], f0.astype(np.float64)]))[1:]
         self._f0_sum = float(sums[-1])
         angle = (sums / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
@@ -96,11 +96,11 @@ class OverlapAdd:
 
     def __init__(self) -> None:
         self._sum = torch.zeros(_OVERLAP - 1, HOP)  # Samples to which further windows add.
-        self._norm = torch.zeros(_OVERLAP - 1, HOP)  # The squares of the windows over them.
-        self._skip = _OVERLAP // 2  # Hops of the first window before the phrase, still to be dropped.
+        self._norm = torch.zeros(_OVERLAP - 1, HOP)  # The sum of the squared windows at each of them.
+        self._skip = _OVERLAP // 2  # Hops before the phrase, where the first window begins, that are still to be dropped.
 
     def push(self, spectra: Tensor, last: bool) -> Tensor:
-        """Take the next spectra, complex64 [m, BINS]; returns float32 samples, up to LOOKAHEAD frames before the end unless `last`."""
+        """Take the next spectra, complex64 [m, BINS]; return new float32 samples: up to LOOKAHEAD frames before the end, all if `last`."""
         count = spectra.shape[0]
         total = torch.cat([self._sum, torch.zeros(count, HOP)])
         norm = torch.cat([self._norm, torch.zeros(count, HOP)])
@@ -118,7 +118,7 @@ class OverlapAdd:
 
 
 def mix(maps: Tensor, pulses: Tensor, noise_: Tensor) -> Tensor:
-    """The net's results [n, 5 * BINS], spectra of pulses and noise [n, BINS] -> complex64 [n, BINS]: the formula at the top."""
+    """The net's results [n, 5 * BINS], spectra of pulses and noise [n, BINS] -> complex64 [n, BINS]: see the module's formula."""
     harmonic, rotation, hiss, free, phase = torch.split(maps, BINS, dim=1)  # lh, theta, ln, lr, phi.
     voiced = torch.polar(_magnitude(harmonic), math.pi * rotation.tanh()) * pulses
     return voiced + _magnitude(hiss) * noise_ + torch.polar(_magnitude(free), phase)

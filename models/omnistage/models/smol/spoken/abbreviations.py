@@ -145,7 +145,7 @@ def _is_star(match: re.Match[str]) -> bool:
 
 
 def _dotted_abbreviation(match: re.Match[str]) -> str | None:
-    """The words of an abbreviation with a full stop; the stop is kept if the text ends with it. None: as it is written."""
+    """The words of an abbreviation with a full stop; the stop is kept if the text ends with it. None: it is read as it is written."""
     if match["short"] == "Sun" and _is_star(match):
         return None  # The star.
     goes_on = re.compile(r" [a-z]").match(match.string, match.end())

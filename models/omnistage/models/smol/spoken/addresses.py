@@ -49,7 +49,7 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def spell(text: str) -> str:
-    """A name of a machine, a file or an account: every sign by its name."""
+    """A name of a machine, a file or an account in words, every sign by its name."""
     words = []
     pieces = _PIECES.findall(text)
     for place, piece in enumerate(pieces):
@@ -65,9 +65,9 @@ def spell(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """The host, port and path of a web address, without the query after a question mark and the place after a hash.
+    """The host, port and path of a web address, without the query after a question mark and the fragment after a hash.
 
-    The user's part is left out too: it may hold a password."""
+    The user's name is left out too: a password may follow it."""
     words = spell(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"
@@ -80,7 +80,7 @@ def _text(match: re.Match[str]) -> str:
 
 
 def _glob(match: re.Match[str]) -> str | None:
-    """*.log, **/*.py."""
+    """A pattern of file names in words: *.log, **/*.py. None if the stars are something else."""
     return spell(match.group()) if re.search(r"\*\.\w|\*/", match.group()) else None
 
 

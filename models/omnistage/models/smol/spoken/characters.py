@@ -1,4 +1,4 @@
-"""Replaces the characters of a text by those that the forms know: one for all that look the same, LOST for those without a sound."""
+"""Replaces the characters of a text by those that the forms know: one character for all that look alike, LOST for those without a sound."""
 
 from __future__ import annotations
 
@@ -179,14 +179,14 @@ _GROUPING = "\u00a0\u2007\u2009\u202f"
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """text: the words of a text, one space between two; a word that vanished is empty. unspoken: runs of characters that became LOST."""
+    """A text after `clean`. text: its words, with one space or GROUP between two; some are empty. unspoken: runs that became LOST."""
 
     text: str
     unspoken: tuple[str, ...]
 
 
 def clean(text: str) -> Clean:
-    """Replace the characters of a text, in linear time. Two words stay two, so that words can be counted by spaces."""
+    """Replace the characters of a text, in linear time. The number of words stays, so that they can be counted by spaces."""
     parts, unspoken, end = list[str](), list[str](), 0
     for match in _WORD.finditer(text):
         word = match.group()
@@ -247,7 +247,7 @@ def _plain(character: str) -> str:
 
 
 def _plain_of(character: str) -> str:
-    """The characters that stand for one: LOST if it means something without a sound, empty if it means nothing."""
+    """The characters that replace a character: LOST if it has a meaning but no sound, empty if it has no meaning."""
     if character.isascii() or character in _SPOKEN:
         return character
     if character in _SAME:

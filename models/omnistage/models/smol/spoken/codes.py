@@ -1,4 +1,4 @@
-"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and numbers without a form."""
+"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and numbers that no other form reads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _grouped_digits(match: re.Match[str]) -> str:
 
 
 def _machine(match: re.Match[str]) -> str | None:
-    """An address of a machine: 192.168.1.1:8080/24. None for a part above 255."""
+    """An IPv4 address: 192.168.1.1:8080/24. None if a part is above 255."""
     if any(int(part) > 255 for part in match["host"].split(".")):
         return None
     words = " dot ".join(cardinal(int(part)) for part in match["host"].split("."))
@@ -77,7 +77,7 @@ def _hardware(match: re.Match[str]) -> str:
 
 
 def _colons(match: re.Match[str]) -> str | None:
-    """An address of the newer kind, sign by sign: fe80::1/64. None without a digit, or with neither :: nor eight groups."""
+    """An IPv6 address, sign by sign: fe80::1/64. None if it has no digit, or neither :: nor eight groups."""
     host = match["host"]
     if not (re.search(r"\d", host) and ("::" in host or host.count(":") == 7)):
         return None
@@ -112,7 +112,7 @@ def _label(text: str) -> str:
 
 
 def _grouped_number(match: re.Match[str]) -> str:
-    """A number with points that group its digits, 1.234.567, or a version after a word for one."""
+    """1.234.567 in words: a version after a word such as Python, else a number whose points group its digits."""
     return _version(match) if _leader(match) in VERSION else amount(match.group())
 
 

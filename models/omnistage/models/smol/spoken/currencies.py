@@ -62,4 +62,4 @@ CURRENCIES = {
     "Kc": ("koruna", "korunas", "", ""),
     "BTC": ("bitcoin", "bitcoins", "", ""),
 }
-"""Names for one and for many, and for one and many of its coins."""
+"""By sign or code: the singular and plural of the money, then of its small coins; empty for money that has none."""

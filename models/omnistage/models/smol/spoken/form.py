@@ -11,8 +11,8 @@ Say = Callable[[re.Match[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """say: the words of a match, "" for a mark without a sound; None if the match is something else after all. A pattern reads a bounded
-    number of characters, so that reading takes linear time."""
+    """A pattern and a function. say: returns the words for a match: "" for a mark without a sound, None if the match is something else
+    after all. A pattern reads at most a fixed number of characters, so that reading takes linear time."""
 
     pattern: re.Pattern[str]
     say: Say

@@ -78,5 +78,5 @@ PER_UNITS: tuple[Form, ...] = (
         lambda match: f"per {unit_names(match['unit'])[0]}",
     ),
 )
-"""Cells/mL."""
+"""Units after a thing that is counted: cells/mL."""
 STARS: tuple[Form, ...] = (form(r"[★☆]{2,}", stars),)

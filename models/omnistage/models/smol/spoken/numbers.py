@@ -43,7 +43,7 @@ class WrittenNumber(NamedTuple):
 
 
 def parse_number(number: str) -> WrittenNumber:
-    """Parse a number: the last of two different marks is its point; a comma before three digits groups, and a point that comes twice."""
+    """Parse a number. Its point is the last of two different marks; commas before three digits and points that come twice group digits."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
     grouped = plain != number
     comma, point = plain.rfind(","), plain.rfind(".")

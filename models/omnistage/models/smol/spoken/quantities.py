@@ -183,7 +183,7 @@ def _percent(match: re.Match[str]) -> str | None:
 
 
 def is_modulo(match: re.Match[str]) -> bool:
-    """Whether the % that ends a match is the operator: an operand follows, 10 % 3, or without spaces only in an equation."""
+    """Whether the % that ends a match is the operator: after a space if an operand follows (10 % 3), else in an equation before a digit."""
     rest = after(match, 12)
     spaced = (len(match.group()) == 1 and before(match, 1) == " ") or match.group()[-2:] == " %"
     if spaced:
@@ -230,7 +230,7 @@ def _thousandth(match: re.Match[str]) -> str:
 
 
 def _feet(match: re.Match[str]) -> str | None:
-    """Feet and inches: 5 ft 7 in. If the second number is 12 or more and a mark ends it, minutes and seconds. None: neither."""
+    """Feet and inches: 5 ft 7 in. If the second number is 12 or more and a mark ends it, minutes and seconds. None: it is neither."""
     inches = match["inches"]
     if float(inches) >= 12:
         if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
@@ -272,8 +272,8 @@ def is_sized(text: str, begin: int, end: int) -> bool:
 
 
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
-    """Whether the mark after a number ends a quotation: one that is open and that no later mark ends. If the text shows no beginning, the
-    words around decide. marks: finds the marks that open or end one; those after a digit do not count."""
+    """Whether the mark after a number ends a quotation: one is open, and no later mark ends it. If no opening mark is before it, the words
+    around it decide. marks: a pattern for the marks that open or end a quotation, apart from those after a digit."""
     front, rest = before(match, 200), after(match, 200)
     *_, last = (None, *marks.finditer(front))
     if last and last["opens"] is not None:
@@ -298,7 +298,7 @@ def _inches(match: re.Match[str]) -> str | None:
 
 
 def _by(match: re.Match[str]) -> str | None:
-    """The word for the x between two sizes: 3 x 4 m, 10x10. The numbers are read by themselves."""
+    """The word for the x between two numbers: "by" (3 x 4 m), but "times" in an equation or before a power of ten."""
     power = re.match(r" ?10[\^⁻⁰¹²³⁴-⁹]", after(match, 4))
     return "times" if in_equation(match) or power else "by"
 
@@ -414,12 +414,12 @@ PRICES: tuple[Form, ...] = (
         lambda match: f"{CURRENCIES[match['sign']][1]} per {unit_names(match['unit'])[0]}",
     ),
 )
-"""$/kg."""
+"""Prices without a number: $/kg."""
 NEGATIVES: tuple[Form, ...] = (
     form(rf"\((?P<sign>{_SIGNS}|(?:{_NAMES})(?= )) ?(?P<number>{NUMBER}){_SCALE}{_PER}\)", _number_in_brackets),
     form(rf"\((?P<number>{NUMBER})\)(?!\w)", _number_in_brackets),
 )
-"""Beginning with a bracket."""
+"""Amounts in brackets, some of which are below zero."""
 SIGNED_NEGATIVES: tuple[Form, ...] = (
     form(rf"(?P<sign>{_SIGNS}) ?[-−](?P<number>{NUMBER}){_SCALE}{_PER}", _negative_amount),
     form(rf"(?P<sign>{_SIGNS}) ?\((?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative_amount),

@@ -1,4 +1,4 @@
-"""Quotations over several phrases: they decide whether a mark after a digit ends one or means inches or feet."""
+"""Quotations that span several phrases: if one is open, a mark after a digit may end it; else the mark means inches or feet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Quotation:
     """Remembers which quotations of earlier phrases are open."""
 
     def __init__(self) -> None:
-        self._open = set[str]()
+        self._open = set[str]()  # The marks (" or ') of the open quotations.
 
     def read(self, phrase: str) -> str:
         """Read the next phrase and return it. A straight mark after a digit that ends a quotation of an earlier phrase becomes CLOSING."""

@@ -83,8 +83,8 @@ _PUNCTUATION = re.compile(r"[,.;:!?]+")
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """words: the spoken words, with their punctuation. borders: the places between words of the text that no written form spans, the
-    beginning first and the end last: for each, how many words of the text and how many of `words` come before it. unspoken: as in Clean."""
+    """A text as it is spoken. words: the spoken words, with their punctuation. borders: the gaps between words of the text that no written
+    form spans, and the two ends: for each, how many words of the text and how many of `words` are before it. unspoken: as in Clean."""
 
     words: tuple[str, ...]
     borders: tuple[tuple[int, int], ...]
@@ -102,7 +102,7 @@ class _Reading:
         self._text = text
         self._words: list[str] = []
         self._borders = [(0, 0)]
-        self._passed = 0  # Words of the text that were read.
+        self._passed = 0  # How many words of the text were read.
         self._segment: list[str] = []
         self._apart = False  # Whether a form was read last, so that letters need a space before them.
 

@@ -28,7 +28,7 @@ TITLES = frozenset(table("King Queen Pope Emperor Empress Tsar Czar Kaiser Sulta
 _SMALL_TOO = "Chapter Part Act Scene Section Volume Book Article Episode"
 _PARTS = "Vol Title Canto War Mark Mk Appendix Bowl Apollo Fantasy Rocky Rambo Wars Scrolls Saturn Auto Vatican Quest Psalm"
 PARTS = frozenset(f"{_PARTS} {_SMALL_TOO} {_SMALL_TOO.lower()}".split())
-"""Words before which no letter stands, so that V and X after them are numbers."""
+"""Words that no single letter follows, so that V and X after them are numbers."""
 _KINDS = """
 Gemini Round Category Division Group Tier Factor Step Lesson Unit Schedule Table Figure Symphony Olympiad Annex Form Theft Titan
 Pentium Band
@@ -48,7 +48,7 @@ _I_IS_SAID = re.compile(
     r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|never|always|had|was"
     r"|[a-z]+ed|took|saw|got|went|made|teach|taught|take|attend|hate|chose|found|left|missed)\b(?<! listed)(?<! controlled)"
 )
-"""Words after one of _ALIKE."""
+"""Text after an I that follows a word of _ALIKE, if this I is the pronoun."""
 _I_ENDS = re.compile(r"$|'s?(?!\w)|[^\w\s']|\.$| (?:\(|of\b(?! course)|[-–—&=]|\d|[A-Z])")
 _I_RULES = re.compile(
     r" (?:was|is|has|died|dies|reign(?:ed|s)|rule[ds]|became|becomes|abdicated|succeed(?:ed|s)|ascended|who|whose|which|from|until|in \d|by"
@@ -81,7 +81,7 @@ def value(numeral: str) -> int | None:
 
 
 def _numeral(match: re.Match[str]) -> str | None:
-    """A numeral as a number, an ordinal or a year, by the words around it. None if the letters are none there."""
+    """A numeral as a number, an ordinal or a year, by the words around it. None if the letters are no number there."""
     text, numeral = match.string, match.group()
     number = value(numeral)
     if number is None:
@@ -112,7 +112,7 @@ def _words_before(match: re.Match[str]) -> list[str]:
 
 
 def _is_letter(match: re.Match[str], words: list[str]) -> bool:
-    """Whether a single letter is no number but an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you). words: those before."""
+    """Whether a single letter is no number but an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you). words: before it."""
     text, last = match.string, words[-1]
     stop = _AFTER_STOP.match(text, match.end())
     if stop and last not in (PARTS | KINDS) - _NAMES_TOO and not any(word in TITLES for word in words):
@@ -152,7 +152,7 @@ def _is_counted(words: list[str], numeral: str) -> bool:
 
 
 def _list(match: re.Match[str]) -> str | None:
-    """A list of numerals: I, II, III and IV. None if they do not ascend, or neither a word before them nor one of them shows a number."""
+    """A list of numerals: I, II, III and IV. None if they do not ascend, or if nothing shows that they are numbers."""
     text = match.group()
     numerals = re.findall("[IVXL]+", text)
     values = [value(numeral) or 0 for numeral in numerals]

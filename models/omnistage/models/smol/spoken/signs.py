@@ -97,7 +97,7 @@ _ASKING = frozenset(
 
 
 def _dash(match: re.Match[str]) -> str | None:
-    """The word for a dash: "minus", "to", or empty within a name. None: the dash is a rest. So in all functions of dashes below."""
+    """The word for a dash, here and in all functions of dashes below: "minus", "to", or empty within a name. None: it is a rest."""
     sign, left, right = match.group(), before(match, 24), after(match, 40)
     spaced_before, spaced_after = left.endswith(" ") or not left, right.startswith(" ") or not right
     if is_charge(left, right):

@@ -57,7 +57,7 @@ def _date_in_digits(match: re.Match[str]) -> str | None:
 
 
 def _day(match: re.Match[str]) -> str | None:
-    """A day without a year: 12/25 or 25/12. Fractions are found before it."""
+    """A day without a year: 12/25 or 25/12. None for a day that cannot be. The forms of fractions are tried before it."""
     month, day = int(match["month"]), int(match["day"])
     return _date(month, day, "") if month <= 12 else _date(day, month, "")
 
@@ -132,7 +132,7 @@ def _clock(match: re.Match[str]) -> str | None:
 
 
 def _lap(match: re.Match[str]) -> str | None:
-    """A duration of minutes and seconds, 1:23.45. None for a ratio."""
+    """A duration of minutes and seconds, 1:23.45. None for a ratio, in an equation, or for more than 59 seconds."""
     minutes, seconds = int(match["minutes"]), match["seconds"].removeprefix("0")
     if int(match["seconds"][:2]) > 59 or awaits_ratio(before(match, 24)) or in_equation(match):
         return None
@@ -274,7 +274,7 @@ ZONES: tuple[Form, ...] = (
     form(r"(?<![\w-])[TLED][-−](?=\d+ ?(?:seconds?|minutes?|hours?|days?|weeks?|months?|min|h|s)\b|\d+:\d\d)", _countdown),
     form(r"(?<=\bat )T[-−](?=\d{1,3}\b)", _countdown),
 )
-"""How far a clock is behind or ahead, and the time before a start."""
+"""The difference of a clock from UTC (UTC+2), and the time before a start (T-10 seconds)."""
 MONTH_DAYS: tuple[Form, ...] = (
     form(
         rf"(?P<name>{_SHORT_NAME})(?=\.? ?[-–] ?(?:{_SHORT_NAME})(?![a-z]))"

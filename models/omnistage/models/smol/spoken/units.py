@@ -41,7 +41,7 @@ _SPECIAL = {
 
 
 def _table() -> dict[str, tuple[str, str]]:
-    """The names of each unit for one and for many, by its sign."""
+    """By the sign of each unit: its singular and its plural."""
     names = {}
     for line in _NAMES.replace("\n", ";").split(";"):
         if line:
@@ -54,18 +54,18 @@ UNITS = _table()
 _ATOM = alternatives(UNITS)
 _POWER = r"(?:²|³|\^[23]|[23](?!\d))"
 UNIT = rf"(?:{alternatives(_SPECIAL)}|(?:{_ATOM}){_POWER}?(?:[/·](?:{_ATOM}){_POWER}?)?)"
-"""A unit after a number."""
+"""A pattern for a unit after a number."""
 _SHORT_LONE = table("km cm mm kg kW μm μg μs mph kph mpg rpm fps dpi ppi bpm psi")
 LONE = frozenset(sign for sign in UNITS if len(sign) > 2 and not sign.islower() and sign not in ("MeV", "GeV")) | frozenset(_SHORT_LONE)
 LONE_UNIT = rf"(?:(?:{_ATOM})/(?:{_ATOM}){_POWER}?|(?:[kcm]?m|ft|mi)[²³]|{alternatives(LONE)})"
-"""A unit that needs no number before it."""
+"""A pattern for a unit that needs no number before it."""
 _PARTS = re.compile(rf"({_ATOM})({_POWER})?(?:([/·])({_ATOM})({_POWER})?)?")
 _POWERS = {"2": "square", "²": "square", "3": "cubic", "³": "cubic"}
 
 
 @functools.lru_cache(maxsize=512)
 def unit_names(unit: str) -> tuple[str, str]:
-    """The names of a unit for one and for many: "m/s²" as "meter per second squared" and "meters per second squared"."""
+    """The singular and the plural of a unit: "m/s²" as "meter per second squared" and "meters per second squared"."""
     if unit in _SPECIAL:
         return _SPECIAL[unit]
     found = _PARTS.fullmatch(unit)
