@@ -1,8 +1,8 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
-One medium after another comes on a socket of packets: the request as JSON, and two descriptors: of the file, and of an empty file for the
-result. The process says that it has taken the medium, then decodes it, and answers in JSON. The process ends when its parent ends or closes
-the socket, when memory is short, or when a medium takes more processor time than one of its size may.
+It gets one medium after another on a socket of packets: the request as JSON, a descriptor of the file, and one of an empty file for the
+result. It says that it has taken the medium, decodes it, and answers in JSON. It ends when its parent ends or closes the socket, when
+memory is short, or when a medium takes more processor time than a medium of its size may take.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ OUT_OF_MEMORY = errno.ENOMEM
 
 MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
-"""The words by which the process says that it can take a medium; the second one if the kernel has no filter of calls."""
+"""The words by which the process says that it can take a medium: UNCONFINED if the kernel has no filter of calls, else READY."""
 
 TAKEN = b"taken"
-"""The word by which the process says that it has taken a medium. Later faults are the medium's."""
+"""The word by which the process says that it has taken a medium. For faults after it, the medium is to blame."""
 
 FILES = 32
-"""The limit of descriptors of the process."""
+"""How many descriptors the process may have open."""
 
 GRACE_S = 5.0
-"""Processor time beyond the time on the clock, for kinds of media without a limit of their own."""
+"""Seconds of processor time beyond the time limit of a medium, for kinds of media that have no own limit of processor time."""
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
@@ -70,7 +70,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
 
 def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
     """Decode the medium in `file` into `output`. Returns the reply to the parent: the shape or lengths of the result, or the text of an
-    error under the key bad, no_room, short or broken. Ends the process if memory is short."""
+    error as bad or no_room (the medium), short (the machine) or broken (a call was refused). Ends the process if memory is short."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
@@ -81,9 +81,9 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
         return {"no_room": str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
-    except Exception as error:  # a decoder may raise anything for damaged bytes; a mistake of ours would be no better for the caller
+    except Exception as error:  # a decoder may raise anything for damaged bytes, so unknown errors count as damage
         if faults.is_memory(error):
-            os._exit(OUT_OF_MEMORY)  # memory that a failed library held is freed with the process
+            os._exit(OUT_OF_MEMORY)  # only the end of the process frees the memory that a failed library holds
         if faults.is_shortage(error):
             return {"short": faults.describe_error(error)}
         if faults.is_refusal(error):
@@ -92,7 +92,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
 
 
 def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
-    """Decode a medium into `output`, after limiting the processor time. ask: the preprocessing's fields. Returns shape or lengths."""
+    """Decode a medium into `output`, and limit its processor time. ask: fields of its preprocessing. Returns the reply of `answer`."""
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)
@@ -111,12 +111,12 @@ def _decode(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile,
 
 
 def _allow(seconds: float) -> None:
-    """Allow `seconds` of processor time from now on. Then the system ends the process, even on a busy machine or without its parent."""
+    """Allow `seconds` of processor time from now on. After it the system ends the process, even on a busy machine or without its parent."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def load() -> None:
-    """Load what libraries would load when they first need it: the confined process could not, and the medium would be blamed."""
+    """Load what libraries load when they first need it: the confined process cannot load it, and the medium would be blamed."""
     Image.init()
     read_few_notes()
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -127,7 +127,7 @@ def load() -> None:
 
 
 def main() -> None:
-    """Load all code, limit and confine this process, then serve. Standard error leads nowhere, as libraries print a stranger's words."""
+    """Load all code, limit and confine this process, then serve. Standard error is dropped: libraries print a stranger's words there."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):

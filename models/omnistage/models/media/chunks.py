@@ -1,8 +1,8 @@
 """The end of the samples in files of chunks: WAV, RF64, W64, AIFF and CAF. Runs in the decoding process.
 
-A program that writes into a pipe cannot go back, so such a file says any length: none, the largest, or that of a first block. FFmpeg and
-libsndfile believe most of them. Here the bytes that are there decide: samples end at the stated place if the file or other known chunks
-confirm it, else at the end of the file.
+A program that writes to a pipe cannot go back to correct a length, so its file states any: 0, the largest, or the length of a first block.
+FFmpeg and libsndfile believe most of them. Here the bytes in the file decide: samples end at the stated place if the size of the file or
+known chunks confirm it, else at the end of the file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from omnistage.models.media.heads import HeadSearch, begins
 from omnistage.models.media.wholeness import SLACK, cut_off
 
 MOST = 100
-"""The most chunks in a row that are looked at."""
+"""How many chunks in a row are looked at, at most."""
 
 FEW = 1.0
-"""A part of the samples. If the file says twice that its samples end before unknown bytes, and these are so few, they are no samples. A
-writer that writes sizes before it knows them writes those of a first block, which is far less."""
+"""Unknown bytes after the samples are no samples if both stated sizes end before them, and they are fewer than this times the samples. A
+program that states sizes before it knows them states the sizes of a first block, which are far smaller."""
 
 CHUNKS = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"_PMX", b"PEAK", b"cue ", b"smpl", b"inst", b"JUNK", b"NAME", b"ANNO", b"info")
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
-"""Names of things that stand behind samples: chunks, which may be cut off, and tags, which are no chunks."""
+"""Names of things that may follow samples: chunks, which may be cut off, and tags, which are no chunks."""
 
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
 """Matches everything that may follow samples of unknown number."""
@@ -102,8 +102,7 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
     """The extent of the first sound in a file that begins with a sound of this layout. Its stated number of samples counts if the rest of
-    the file confirms it. most_bytes: largest size that a file can have. If the file states a larger one, that is not believed. Raises
-    BadMedia for a sound that was cut off."""
+    the file confirms it. most_bytes: largest size of a file; a larger one is not believed. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
@@ -118,7 +117,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
         if few and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
             raise cut_off(stop, another)
     elif stated <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
-        # A whole that ends with the file was not cut off, even if its chunk says so.
+        # If the stated size of the whole file is right, nothing was cut off, whatever the chunk of the samples states.
         raise cut_off(stop, end)
     else:
         size, then = _search_end(file, samples.start, end, form, search)
@@ -127,7 +126,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
         other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
-    # FFmpeg takes a size of no samples for samples that go on to the end.
+    # If the stated size is 0, FFmpeg reads samples up to the end, so the extent must stop where they would begin.
     return SoundExtent(then if size else samples.start, then, other)
 
 
@@ -161,11 +160,11 @@ def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: b
 
 
 def _search_end(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
-    """Search for the end of samples that begin at `start`: they end at another file, or at chunks that lead to one or to the end. Returns
-    the number of bytes of the samples, and the place of the next sound or the end of the file."""
+    """Search for the end of samples that begin at `start`: they end at another file, or at chunks that reach to another file or to the end.
+    Returns the number of bytes of the samples, and the place of the next sound or the end of the file."""
     seen = start
     for at in search.candidates(file, start, MARKS, MARK_BYTES):
-        if at < seen:  # Among chunks that led to nothing.
+        if at < seen:  # Inside chunks that were passed before.
             continue
         seen = then = _after_chunks(file, at, end, form)
         if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
@@ -181,8 +180,8 @@ def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Yields the chunks that follow each other from `at` on, while they are whole. The one with the samples may be cut off, and is the
-    last."""
+    """Yields the chunks that follow each other from `at` on, while they are whole. The chunk with the samples may be cut off, and
+    is the last."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

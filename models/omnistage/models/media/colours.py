@@ -18,17 +18,17 @@ PHOTOMETRIC, BITS_PER_SAMPLE, SAMPLE_FORMAT, LEAST_SAMPLE, LARGEST_SAMPLE = 262,
 """Numbers of entries in a TIFF."""
 
 STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
-"""Modes of Pillow, and the only modes that it converts them to in one step."""
+"""By mode of Pillow: the only mode to which Pillow converts it in one step."""
 
 KEY_BITS = {"L;2": 2, "L;4": 4}
-"""Bits of the transparent grey, by the form of samples in the file. Pillow spreads samples over 8 bits, but not this grey."""
+"""By the form of samples in the file: their bits. Pillow scales samples to 8 bits, but not the grey that is transparent."""
 
 PROFILE_BYTES = 4 << 20
-"""Most bytes of a colour profile that is used. Profiles of printers have two million."""
+"""Larger colour profiles are not used. Profiles of printers have two million bytes."""
 
 PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 SAME_LEVELS = 3
-"""Profiles that are sRGB under another name differ by less than this: such a picture keeps its bits, as in the published processors."""
+"""A profile that differs from sRGB by no more levels is sRGB under another name: the picture keeps its bits, as in published processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ColoursAndOpacity:
     opacity: Image.Image | None
 
     def laid_on(self, background: Colour) -> Image.Image:
-        """RGB: the picture over a ground of that colour."""
+        """The picture on a ground of this colour, in mode RGB."""
         return self.colours if self.opacity is None else lay_on_ground(self.colours, self.opacity, background)
 
 
@@ -137,7 +137,7 @@ def _grey(image: Image.Image) -> Image.Image:
 
 
 def _number(value: object) -> float:
-    """The value of an entry of a TIFF, or that of its first sample if it has a value for each; NaN if there is no finite value."""
+    """The value of an entry of a TIFF; the first sample's value if each sample has its own. NaN if the value is missing or not finite."""
     first = value[0] if isinstance(value, tuple) and value else value
     number = float(first) if isinstance(first, int | float) else math.nan
     return number if math.isfinite(number) else math.nan

@@ -13,7 +13,7 @@ PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_CALL = 317
 SECCOMP_SET_MODE_FILTER = 1
 SECCOMP_FILTER_FLAG_TSYNC = 1
-"""The filter counts for all threads of the process, not only for the calling one."""
+"""The filter applies to all threads of the process, not only to the thread that calls."""
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 SECCOMP_RET_ALLOW = 0x7FFF0000
@@ -25,7 +25,7 @@ Instruction = tuple[int, int, int, int]
 """The code, the numbers of instructions to skip if the test holds and if it does not, and the constant."""
 
 REFUSED = errno.EACCES
-"""The error of a refused call. Nothing else here fails with it: FFmpeg uses EPERM, which is 1, for many kinds of damage."""
+"""The error of a refused call, which nothing else here raises. EPERM would not do: FFmpeg uses its number, 1, for many kinds of damage."""
 
 ALLOW: Instruction = (RETURN, 0, 0, SECCOMP_RET_ALLOW)
 REFUSE: Instruction = (RETURN, 0, 0, SECCOMP_RET_ERRNO | REFUSED)
@@ -58,8 +58,8 @@ _WAIT_AND_WAKE = tuple(one | flags for one in (0, 1, 9, 10) for flags in (0, 128
 """Operations of futex, with and without a set of bits; flags: for one process, by the clock of the day."""
 
 LIMITED = (
-    # Only memory that was there before runs as code. Shared memory is not freed with its addresses, so it would escape the limit of
-    # addresses; and a result that is mapped for writing cannot be sealed.
+    # New memory must not run as code, and must not be shared: shared memory is not freed with its addresses, so it would escape the limit
+    # of addresses; and a result that is mapped for writing cannot be sealed.
     Only(9, 2, without=mmap.PROT_EXEC),  # mmap
     Only(9, 3, without=mmap.MAP_SHARED),
     Only(10, 2, without=mmap.PROT_EXEC),  # mprotect
@@ -105,7 +105,7 @@ def _filter() -> list[Instruction]:
 
 
 def _check_argument(one: Only) -> list[Instruction]:
-    """The instructions that check one argument of a call: they refuse the call, or let the kernel run those after them."""
+    """The instructions that check one argument of a call: they refuse the call, or the kernel runs the next instructions."""
     load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
     if one.without:
         return [load, (JUMP_ANY, 0, 1, one.without), REFUSE]

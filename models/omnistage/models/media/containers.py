@@ -46,7 +46,7 @@ FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
 sounds, or at the beginning of a recording, some frames cannot be decoded though nothing is damaged."""
 
 UNDECODED = 0.1
-"""The part of such frames that may fail."""
+"""The part of a sound's frames that these decoders may fail to decode."""
 
 
 def open_container(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:

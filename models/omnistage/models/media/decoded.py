@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class DecodedPicture:
-    """pixels: uint8 [height, width, 3], RGB, upright, resized."""
+    """A decoded picture. pixels: uint8 [height, width, 3], RGB, or [height, width, 4], RGBA; upright, resized."""
 
     pixels: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedSound:
-    """samples: float32 [n], n at least 1, mono. Full scale is 1; recordings in floats may be louder. rate_hz: samples per second."""
+    """A decoded sound. samples: float32 [n], n >= 1, mono, -1 to 1; recordings in floats may be louder. rate_hz: samples per second."""
 
     samples: NDArray[np.float32]
     rate_hz: int
@@ -27,8 +27,8 @@ class DecodedSound:
 
 @dataclass(frozen=True, slots=True)
 class DecodedFilm:
-    """frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film for each frame. sound: None if not asked
-    for."""
+    """Frames of a film. frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film for each frame. sound:
+    None if it was not asked for."""
 
     frames: NDArray[np.uint8]
     frame_s: float

@@ -51,11 +51,11 @@ class MediaDecoder:
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
         self.limits = limits or MediaLimits()
-        self._turns = WaitingPlaces(processes, max_waiting)
-        self._films = WaitingPlaces(max(processes - 1, 1), max_waiting)
+        self._turns = WaitingPlaces(processes, max_waiting)  # For all media.
+        self._films = WaitingPlaces(max(processes - 1, 1), max_waiting)  # For films, which wait here first.
         self._idle: list[DecodingProcess] = []
         self._busy: set[DecodingProcess] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # Tasks that each end a process.
 
     @property
     def waiting(self) -> int:
@@ -104,7 +104,7 @@ class MediaDecoder:
         _check_size(source, self.limits.of(kind)[0])
         try:
             return await self._decode_once(kind, source, ask, client, make)
-        except NotTaken:  # once more: the fault of a process that had not taken the medium yet is not the medium's fault
+        except NotTaken:  # once more: the process failed before it took the medium, so the medium is not to blame
             while self._idle:
                 self._retire(self._idle.pop())
             return await self._decode_once(kind, source, ask, client, make)
@@ -154,7 +154,7 @@ class MediaDecoder:
         return DecodingProcess(self.limits)
 
     def _retire(self, process: DecodingProcess) -> asyncio.Task[None]:
-        """End a process, in a task that this returns."""
+        """End a process. Returns the task that ends it."""
         task = asyncio.get_running_loop().create_task(process.end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -162,7 +162,7 @@ class MediaDecoder:
 
 
 def _check_size(source: Source, most: int) -> None:
-    """Raises BadMedia for a file of more than `most` bytes, or of none."""
+    """Raises BadMedia for a file of more than `most` bytes, or of 0 bytes."""
     if isinstance(source, int):
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
@@ -245,7 +245,7 @@ def _map_sealed(file: int, most: int) -> mmap.mmap:
 
 
 def _pixels(memory: mmap.mmap, shape: list[int], axes: int, alpha: bool = False) -> NDArray[np.uint8]:
-    """The pixels at the start of the memory, as an array of `shape`, which must have so many axes and 3 or 4 samples a pixel."""
+    """The pixels at the start of the memory, as an array of `shape`: `axes` axes, the last of 3 samples, or 4 with `alpha`."""
     if len(shape) != axes or min(shape) < 1 or shape[-1] != 3 + alpha:
         raise ValueError(f"{shape} is no shape of pixels")
     return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)

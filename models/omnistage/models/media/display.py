@@ -16,10 +16,10 @@ from omnistage.models.media.colours import lay_on_ground
 from omnistage.models.media.preprocessing import Colour
 
 STRAIGHT = math.tan(math.radians(1.0))
-"""A camera that was held askew by less than a degree was held straight."""
+"""The tangent of one degree. A smaller rotation is ignored: the camera was held a little askew."""
 
 FINEST_ASPECT = 200
-"""The longest shape of a pixel: a larger value in a file is a mistake."""
+"""The largest ratio of the sides of a pixel: a larger ratio in a file is a mistake."""
 
 
 def pixel_aspect(stream: Any) -> float:
@@ -29,8 +29,8 @@ def pixel_aspect(stream: Any) -> float:
 
 
 def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
-    """The frame's stored pixels, turned upright, and the height and width at which to show them. aspect: width of a shown pixel by its
-    height. background: the colour under transparent pixels."""
+    """The frame's stored pixels, turned upright, and the height and width at which to show them. aspect: width of a shown pixel divided
+    by its height. background: the colour under transparent pixels."""
     pixels = _lay_on(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     across, along = _matrix(frame)

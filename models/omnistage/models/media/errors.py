@@ -12,21 +12,21 @@ class NoRoom(BadMedia):
 
 
 class UnknownFormat(BadMedia):
-    """A medium is in none of the formats that are known for its kind."""
+    """A medium is in none of the formats that can be decoded for its kind."""
 
 
 class DecoderFull(RuntimeError):
-    """As many media wait as may wait: ask again later or elsewhere."""
+    """No more media may wait for a process: ask again later or elsewhere."""
 
 
 class DecoderFailed(RuntimeError):
-    """No process that decodes could be started, or nothing given to it, or the machine was short of something. The text says why; the
-    medium is not to blame: ask again later or elsewhere."""
+    """No process that decodes could be started or given the medium, or the machine was short of something. The text says why. The medium is
+    not to blame: ask again later or elsewhere."""
 
 
 class DecoderBroken(RuntimeError):
-    """The process that decodes was not let do what this medium needs. The medium is not to blame, and asking again is of no use."""
+    """The system refused the decoding process something that this medium needs. The medium is not to blame; asking again is of no use."""
 
 
 class NotTaken(DecoderFailed):
-    """The process that was to decode a medium did not take it: it was stopped or killed before, maybe while it started. Another one can."""
+    """The process that was to decode a medium did not take it: it was stopped or killed before, maybe at its start. Another process can."""

@@ -1,4 +1,4 @@
-"""The fault behind an error: the medium's, or that of the decoding process and its machine. Runs in the decoding process."""
+"""Decides whether an error is a fault of the medium, or of the decoding process and its machine. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
 """Errors that count only from calls of the system: FFmpeg uses the same numbers for contents of a file."""
 
 MOST_TOLD = 1000
-"""The limit of characters of the text."""
+"""How many characters of the text of `describe_error` are kept."""
 
 
 def is_memory(error: BaseException) -> bool:

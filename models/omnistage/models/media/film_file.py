@@ -32,9 +32,9 @@ ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^
 @dataclass(frozen=True, slots=True, eq=False)
 class FilmKind:
     """A codec in a container. media_type: type of the file. asked: the media type by which a request asks for just this kind. name: the
-    codec's name, for people. codecs: beginnings of the codec names in media types (RFC 6381) that mean it. multiple: sides are padded to
-    multiples of so many pixels, by repeated edges. encoder, options: FFmpeg's; a frame is encoded without later ones. packed: turns a frame
-    into the form of the container. wrap: makes a piece of the file."""
+    codec's name, for people. codecs: beginnings of the names of this codec in media types (RFC 6381). multiple: sides are padded to
+    multiples of this number of pixels, by repeated edges. encoder, options: name and options of FFmpeg's encoder, which waits for no later
+    frames. packed: turns an encoded frame into the form of the container. wrap: makes a piece of the file."""
 
     media_type: str
     asked: str
@@ -117,12 +117,12 @@ class FilmPiece(NamedTuple):
 
 
 def encoders() -> str:
-    """The versions of the libraries, which decide the bytes of a file beside its frames."""
+    """The versions of the libraries: together with its frames they decide the bytes of a file."""
     return f"PyAV {av.__version__} FFmpeg {av.ffmpeg_version_info}"
 
 
 def told_kinds() -> str:
-    """The kinds that exist, for the error about another one."""
+    """The kinds that can be made here, for the text of an error."""
     return ", ".join(f"{kind.asked} ({kind.name})" for kind in KINDS if kind.is_there) or "none, for FFmpeg has no encoder of films here"
 
 
@@ -143,7 +143,7 @@ class FilmWriter:
         self._frames_written = self._samples_written = self._pieces_made = 0
         self._video: Any = None
         self._audio: Any = None
-        self._first_time: int | None = None
+        self._first_time: int | None = None  # Time of the first packet of sound, which the encoder puts below 0.
 
     @property
     def codecs(self) -> str:

@@ -24,10 +24,10 @@ USUAL_RATE_HZ = 25.0
 """The rate of frames if a file says nothing about time."""
 
 CLOSE = 0.01
-"""The rate in the header counts if it differs from the measured one by no more than this part: times in a file are rounded."""
+"""The rate in the header is used if it differs from the measured rate by less than this part, because times in a file are rounded."""
 
 BACK_S = 1
-"""A smaller step back in time is a mistake of the program that wrote the file."""
+"""Seconds. A smaller step back in time is a mistake of the program that wrote the file."""
 
 COMPLETE = 0.9
 """The part of the wanted frames that must be decoded: a film with fewer is damaged."""
@@ -36,7 +36,7 @@ COMPLETE = 0.9
 @dataclass(frozen=True, slots=True)
 class Times:
     """When the frames of a film are shown. shown: the moments, rising, in ticks of `unit` seconds. told: whether the frames state them;
-    else they follow from the order of frames. rate_hz: frames a second in the header, or 0. sound_end_s: end of the sound, same clock."""
+    else they follow from the order of frames. rate_hz: frames a second in the header, or 0. sound_end_s: when the sound ends."""
 
     shown: list[int]
     told: bool
@@ -62,7 +62,7 @@ class FramePlan:
 
 @dataclass(frozen=True, slots=True)
 class FilmSamples:
-    """The result: frames of this shape together, then so many samples of sound. frame_s: as in FramePlan."""
+    """The contents of the output: frames, which together have this shape, then `samples` samples of sound. frame_s: as in FramePlan."""
 
     shape: tuple[int, int, int, int]
     frame_s: float
@@ -176,8 +176,8 @@ def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
 
 
 def plan_frames(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
-    """times: when each frame is shown, rising, in units of so many seconds. rate_hz: frames per second as the header says, 0 if it does
-    not."""
+    """Choose the frames to take. times: when each frame is shown, rising, in ticks of `unit` seconds. rate_hz: frames per second by the
+    header, 0 if it states none."""
     frames = len(times)
     gap = (times[-1] - times[0]) / (frames - 1) if frames > 1 else 0.0
     found_hz = float(1 / (gap * unit)) if gap else rate_hz or USUAL_RATE_HZ
@@ -224,7 +224,7 @@ def _frames_at(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> It
 def _put_frames(
     shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile
 ) -> tuple[int, int, int, int]:
-    """Put `count` frames into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel by its height."""
+    """Put `count` frames into `output`, resized; returns the shape of all of them. aspect: width of a shown pixel / its height."""
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)

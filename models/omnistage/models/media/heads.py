@@ -1,4 +1,4 @@
-"""The heads with which sounds in files begin, which are so long that no samples look like one. Runs in the decoding process."""
+"""The heads with which sounds in files begin. They are so long that no samples look like a head. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CANDIDATE_BYTES = 42
 """Bytes of the longest candidate: HEAD, or the head of an MP3, which has to be looked at again."""
 
 MOST = 10_000
-"""The limit of candidates of a file that are looked at."""
+"""How many candidates of a file are looked at, at most."""
 
 FIRST_BLOCK, BLOCK = 1 << 12, 1 << 20
-"""Bytes that are searched at once. The place that is searched for is often near."""
+"""Bytes that are searched at once: few at first, because the head is often near."""
 
 
 def begins(file: BinaryIO, at: int) -> bool:
@@ -40,7 +40,7 @@ class HeadSearch:
     """A search for the beginnings of sounds in one file. It ends after MOST candidates, however many sounds there are."""
 
     def __init__(self) -> None:
-        self._left = MOST
+        self._left = MOST  # How many more candidates may be looked at.
 
     def next_begin(self, file: BinaryIO, begin: int) -> int | None:
         """The place of the first sound that begins at byte `begin` or later; None if none does."""
@@ -51,7 +51,7 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Yields places that match a head, until enough of them were looked at. most_bytes: most bytes of a match."""
+        """Yields places that match a head, until MOST were looked at. most_bytes: bytes of the longest match."""
         for at in find_heads(file, begin, head, most_bytes):
             if not self._left:
                 return
@@ -60,7 +60,7 @@ class HeadSearch:
 
 
 def find_heads(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-    """Yields places that match a head. most_bytes: most bytes of a match."""
+    """Yields places that match a head. most_bytes: bytes of the longest match."""
     block = FIRST_BLOCK
     while True:
         file.seek(begin)

@@ -16,27 +16,27 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
 
 JPEG_SCANS = 100
-"""Most scans of a JPEG. Each goes over all pixels; encoders write about ten."""
+"""The limit of scans of a JPEG. Each scan goes over all pixels; encoders write about ten."""
 
 JPEG_SEGMENTS = 1000
 JPEG_EXIF_SEGMENTS = 100
-"""Most segments of EXIF. Pillow joins them one by one, and copies all earlier ones each time. The standard has one."""
+"""The limit of segments of EXIF. Pillow joins them one by one, and copies all earlier ones each time. The standard has one."""
 
 JPEG_FILL_BYTES = 1 << 16
 """The limit of bytes between segments, where nothing should be."""
 
 PNG_CHUNKS = 100_000
 GIF_BLOCKS = 20_000
-"""Most blocks before the first picture."""
+"""The limit of blocks before the first picture."""
 
 TIFF_PIECES = 1 << 16
-"""Most strips or tiles."""
+"""The limit of strips or tiles."""
 
 BMP_RUN_BYTES = 8 << 20
-"""Most bytes of a compressed BMP, which is unpacked run by run."""
+"""The limit of bytes of a compressed BMP, which is unpacked run by run."""
 
 MOST_READ = 64 << 20
-"""Most bytes of a JPEG that are read. A film may be sent as a JPEG: its header is read, for the error to name its format."""
+"""How many bytes of a JPEG are read. A larger JPEG may be sent as a film: then its header is read, for the error to name its format."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 """Matches a marker, but no byte of the samples and no mark between them."""
@@ -100,7 +100,7 @@ def _has_length(marker: int) -> bool:
 
 
 def _check_png(file: BinaryIO) -> None:
-    """Raises BadMedia for a PNG of too many chunks. A chunk has its length, its name, so many bytes and four more."""
+    """Raises BadMedia for a PNG of too many chunks. A chunk has its length, its name, its data and four bytes more."""
     at = 8
     for _ in range(PNG_CHUNKS):
         file.seek(at)

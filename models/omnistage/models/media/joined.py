@@ -1,6 +1,6 @@
 """The sounds of which a file consists, each as a file of its own whose lengths are right. Runs in the decoding process.
 
-Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
+Sounds that are made piece by piece are sent as files one after the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
 and in MP3 with the silence that encoders put around each. It would play only the first of several WAV, M4A and similar files, and would
 play Ogg and FLAC wrongly if the rate changes.
 """
@@ -31,7 +31,7 @@ MOST = 1000
 
 
 class Stretch(io.RawIOBase):
-    """The bytes of a file from `begin` to before `end`, as a file. other: by place in it, bytes that replace the file's own."""
+    """The bytes of a file from `begin` to before `end`, as a file. other: bytes that replace the file's own, by place in it."""
 
     def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
         self._file, self._begin, self._size, self._other = file, begin, end - begin, other
@@ -82,7 +82,7 @@ def _tag_bytes(file: BinaryIO) -> int:
 
 
 def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.SoundExtent:
-    """The extent of the first sound. The next one is looked for where the format says, else wherever bytes may be a head."""
+    """The extent of the first sound. The next sound is looked for where the format says, else wherever bytes may be a head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
     end = file.seek(0, io.SEEK_END)
@@ -116,7 +116,7 @@ def _next_matroska(file: BinaryIO, end: int) -> int:
 
 
 def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """For an AU with no length, or one beyond `end`: bytes, by place, that make it unknown, as FFmpeg needs it. Else empty."""
+    """Bytes, by place, that make the length of an AU unknown, as FFmpeg needs it, if it is 0 or goes beyond `end`; else empty."""
     mark, before, count = struct.unpack(">4sII", head)
     return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 

@@ -11,13 +11,13 @@ _MIB = 1 << 20
 class MediaLimits:
     """The limits of one medium.
 
-    Sizes of files: picture_bytes, sound_bytes, film_bytes. picture_pixels: of a picture as it is stored. sound_s: of a sound, and of the
-    sound of a film, which is as much as the feature extractor of a Whisper-like encoder is built for. sound_rate_hz: of its samples;
-    sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored. result_bytes:
-    of the decoded result. memory_bytes: address space of the process that decodes, libraries included. picture_time_s, sound_time_s,
-    film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s: processor time
-    that a picture of any size may take, and more for its size: at least five times the time of the slowest format on a core of today.
-    sound_least_s, sound_mebibyte_s: the same for sounds.
+    picture_bytes, sound_bytes, film_bytes: sizes of files. picture_pixels: pixels of a picture as it is stored. sound_s: seconds of a
+    sound, also in a film; the feature extractor of a Whisper-like encoder is built for so long a sound. sound_rate_hz, sound_channels: its
+    samples per second and channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame as stored.
+    result_bytes: size of the decoded result. memory_bytes: address space of the decoding process, libraries included. picture_time_s,
+    sound_time_s, film_time_s: seconds of decoding by the clock. picture_least_s, megapixel_s, picture_mebibyte_s: seconds of processor time
+    for a picture of any size, for each million pixels and for each MiB more: at least five times those of the slowest format on a core of
+    today. sound_least_s, sound_mebibyte_s: the same for sounds.
     """
 
     picture_bytes: int = 64 * _MIB
@@ -42,11 +42,11 @@ class MediaLimits:
     memory_bytes: int = 2048 * _MIB
 
     def picture_cpu_s(self, size: int, pixels: int) -> float:
-        """Processor time that a picture may take, of so many bytes and pixels."""
+        """Seconds of processor time that a picture of `size` bytes may take."""
         return self.picture_least_s + self.megapixel_s * pixels / 1e6 + self.picture_mebibyte_s * size / _MIB
 
     def sound_cpu_s(self, size: int) -> float:
-        """Processor time that a sound may take, of so many bytes."""
+        """Seconds of processor time that a sound of `size` bytes may take."""
         return self.sound_least_s + self.sound_mebibyte_s * size / _MIB
 
     def of(self, kind: str) -> tuple[int, float]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 TAGS = 100
-"""The limit of tags of ID3 that are passed over, one after the other."""
+"""How many tags of ID3 in a row are passed over, at most."""
 
 FEW_TAGS = 2
-"""The limit of tags of ID3 in front of an MP3 that stands after another one."""
+"""How many tags of ID3 in a row may be in front of an MP3 that follows another sound."""
 
 FIRST_BYTES = 200
 """Bytes of the first frame: the header is in them."""
@@ -41,7 +41,7 @@ class Header:
     end: int
 
     def tells(self, there: int, most_bytes: int) -> bool:
-        """Whether a file of `there` bytes, with fewer frames than stated, may have been cut off. The stated end decides if there is one.
+        """Whether a file of `there` bytes, with fewer frames than stated, may have been cut off. If an end is stated, the end decides.
         Numbers that no file of up to most_bytes can have are not believed."""
         return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
@@ -74,7 +74,7 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 def behind_tags(file: BinaryIO, at: int = 0, *, most: int = TAGS) -> int:
-    """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. most: the limit of tags."""
+    """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. most: how many tags are passed over, at most."""
     for _ in range(most):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")

@@ -13,11 +13,11 @@ from omnistage.models.media.errors import BadMedia
 
 ALIGNMENT = 64
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-"""Nobody can change a result that the stage has mapped, or cut it short under the stage, which would kill it."""
+"""With these, nobody can change a result that the stage has mapped, or cut it short, which would kill the stage."""
 
 
 def align(size: int) -> int:
-    """The next place where an array may begin."""
+    """The first place from byte `size` on where an array may begin."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -37,7 +37,7 @@ class BoundedFile:
             )
 
     def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:
-        """Add an array; `begin` at the next aligned place, or right behind the one before."""
+        """Add an array; `begin` at the next aligned place, else right after the array before it."""
         start = align(self._size) if begin else self._size
         self.expect(start + array.nbytes)
         self._size = start + array.nbytes

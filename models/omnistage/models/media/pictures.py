@@ -33,7 +33,7 @@ Image.MAX_IMAGE_PIXELS = None  # our own limit is an error; Pillow's would only 
 
 
 def open_checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
-    """A picture that may be decoded, as far as its header and its parts tell. Close the result. Raises BadMedia."""
+    """A picture that may be decoded, as far as its header and its parts show. Close the result. Raises BadMedia."""
     image = open_picture(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
@@ -46,7 +46,7 @@ def open_checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
 
 
 def decode(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of Pillow for damaged files, and BadMedia."""
+    """Decode a picture to [height, width, 3], or 4 with `alpha`. image: from `open_checked`. Raises BadMedia and errors of Pillow."""
     shown = colours.load_colours(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()
@@ -79,5 +79,5 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def resize_picture(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
-    """[height, width, samples] of a picture of 8 bits a sample, as Transformers' processors without torchvision do it: to the bit."""
+    """Resize a picture of 8 bits a sample to [height, width, samples], bit for bit like Transformers' processors without torchvision."""
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))

@@ -1,5 +1,5 @@
-"""The parts of a PNG that are read beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that
-change the look of the picture are read, each once, and all others are passed over.
+"""The notes that are read from a PNG, apart from its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Notes
+that change the look of the picture are read, each once, and all others are passed over.
 
 `read_few_notes` replaces the functions of Pillow that read notes. Runs in the decoding process.
 """
@@ -15,7 +15,7 @@ NOTE_BYTES = 4 << 20
 """The limit of bytes of a note, unpacked. A longer note is passed over, too."""
 
 PICTURE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
-"""Chunks without which there is no picture, or another one: faults in them are reported."""
+"""Chunks without which there is no picture, or a different one: faults in them are reported."""
 
 WHOLE_NOTES = (b"iCCP", b"eXIf")
 TEXTS = (b"tEXt", b"zTXt", b"iTXt")
@@ -23,7 +23,7 @@ TURNING_TEXTS = (b"XML:com.adobe.xmp", b"Raw profile type exif")
 """Keywords of texts in which programs note how a camera was held."""
 
 KEYWORD_BYTES = 79
-"""Most bytes of a keyword by the standard (ISO/IEC 15948, 11.3.4)."""
+"""The limit of bytes of a keyword by the standard (ISO/IEC 15948, 11.3.4)."""
 
 
 class Chunks(PngImagePlugin.PngStream):
@@ -74,6 +74,6 @@ class Chunks(PngImagePlugin.PngStream):
 
 
 def read_few_notes() -> None:
-    """Make Pillow read PNGs in this way, in this process."""
+    """Make Pillow read PNGs by `Chunks`, in this process."""
     PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
     PngImagePlugin.PngStream = Chunks  # type: ignore[misc, assignment]

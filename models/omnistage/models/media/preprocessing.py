@@ -1,4 +1,4 @@
-"""The preparation of a medium that is asked for, which bounds the size of the result; and the two formulas of Qwen2-VL for it."""
+"""The preprocessing that a caller asks for, which limits the size of a decoded medium; and the two formulas of Qwen2-VL for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOOR_SHARE = 1.05
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
     """The result has min_pixels to max_pixels pixels, and sides that are multiples of `factor`: see `smart_resize`. background: the colour
-    under transparent pixels; None: white. alpha: the result has opacity, after the colours, and no ground but a named one."""
+    under transparent pixels; None: white. alpha: the result has opacity after the colours; None is then no ground."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
@@ -43,14 +43,14 @@ class SoundPreprocessing:
 
 @dataclass(frozen=True, slots=True)
 class FilmPreprocessing:
-    """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
+    """The frames and sound of a film. fps: frames per second, but at least min_frames, at most max_frames, a multiple of frames_multiple.
 
     min_pixels, max_pixels, factor, background: as for a picture, for each frame. total_pixels: limit for all frames together, where
-    frames_multiple frames count as one, as in tokens; frames share it evenly, but none goes below min_pixels for its sake. use_audio:
+    frames_multiple frames count as one, as in tokens; frames share it evenly, but each keeps at least min_pixels. use_audio:
     include the sound of the film, at rate_hz.
 
     A token is factor * factor pixels of frames_multiple frames, and a second of sound is sound_tokens_hz tokens. most_tokens: a film that
-    would have more tokens gives fewer frames. room: a film that still has more tokens is refused before it is decoded."""
+    would have more tokens gives smaller or fewer frames. room: a film that still has more tokens is refused before it is decoded."""
 
     factor: int = FACTOR
     min_pixels: int = 128 * FACTOR * FACTOR
@@ -68,7 +68,7 @@ class FilmPreprocessing:
     background: Colour | None = None
 
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
-        """The number of tokens of so many frames of height by width stored pixels, and of sound_s seconds of sound."""
+        """The number of tokens of `frames` frames of height by width stored pixels, and of sound_s seconds of sound."""
         rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.frame_pixels(frames))
         seen = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
         return seen + int(sound_s * self.sound_tokens_hz)
@@ -82,12 +82,12 @@ class FilmPreprocessing:
         return replace(smaller, max_frames=next(fits, self.frames_multiple))
 
     def frame_pixels(self, frames: int) -> int:
-        """The limit of pixels of each of so many frames, as in Transformers with `cap_pixels_per_frame` (Qwen2VLVideoProcessor)."""
+        """The limit of pixels of each frame of `frames`, as in Transformers with `cap_pixels_per_frame` (Qwen2VLVideoProcessor)."""
         share = self.total_pixels * self.frames_multiple // frames
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
     def told_frame_s(self, frames: int, frame_s: float) -> float:
-        """The seconds from one frame to the next that the model gets to know: 1 / fps, as the published processor counts. A slow or long
+        """The seconds from one frame to the next that the model is given: 1 / fps, as the published processor counts. A slow or long
         film gives fewer frames than fps asks for: then the model gets the real seconds, `frame_s`."""
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
 
@@ -108,16 +108,16 @@ def check_room(tokens: int, room: int) -> None:
 
 
 def check_aspect(height: int, width: int) -> None:
-    """Raises BadMedia for a picture with one side that is too long for the other."""
+    """Raises BadMedia for a picture with one side more than MOST_ASPECT times the other."""
     if max(height, width) > MOST_ASPECT * min(height, width):
         raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width that a picture is resized to: multiples of `factor`, about the same aspect, pixels in the given range.
+    """Height and width to which a picture is resized: multiples of `factor`, about the same aspect, min_pixels to max_pixels pixels.
 
     The formula of Qwen2-VL (`smart_resize` in Transformers' `models/qwen2_vl`), rounding included. Raises BadMedia for a picture that is
-    more than 200 times longer than wide, which it is not made for.
+    more than 200 times longer than wide: the formula is not made for it.
     """
     check_aspect(height, width)
     rows, columns = (round(side / factor) * factor for side in (height, width))
@@ -139,7 +139,7 @@ def grown_to(most: int, factor: int) -> int:
 
 
 def sample_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
-    """The numbers of the frames that are taken of so many: evenly from the first on, `fps` a second of a film with rate_hz.
+    """The numbers of the frames to take from a film of `frames` frames at rate_hz: evenly from the first on, `fps` a second.
 
     It follows `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for
     some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by

@@ -33,14 +33,14 @@ TIME_IS_UP = signal.SIGPROF
 """The signal that ends the process when it has used the processor time that its medium may have."""
 
 LIFE = 200
-"""The number of media after which a process is replaced: the memory that libraries leak is gone with it."""
+"""The number of media after which a process is replaced: the memory that libraries leak is freed with it."""
 
 MESSAGE_BYTES = 1 << 16
 UNCONFINED = b"unconfined"
 """The word that the process sends in place of "ready" if the kernel has no filter of calls; child.py has the same."""
 
 KEPT_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Variables that the process needs to find its code. It gets no tokens and keys of the stage."""
+"""Variables that the process needs to find its code. It gets none of the stage's tokens and keys."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -50,7 +50,7 @@ class DecodingProcess:
 
     def __init__(self, limits: MediaLimits) -> None:
         self._ready = False
-        self._decoded = 0
+        self._decoded = 0  # Number of media.
         self._memory_bytes = limits.memory_bytes
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
@@ -67,7 +67,7 @@ class DecodingProcess:
             )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
-            self._ended = os.pidfd_open(self._process.pid)
+            self._ended = os.pidfd_open(self._process.pid)  # Can be read once the process has ended.
             undo.pop_all()
 
     @property
@@ -83,7 +83,7 @@ class DecodingProcess:
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
         """Decode one medium. file, result: descriptors to read from and to write into. Returns the answer, as JSON. Raises NotTaken if the
-        process ends or is too slow before it takes the medium, else BadMedia. After that, or a cancellation, it is of no use."""
+        process ends or is too slow before it takes the medium, else BadMedia; after these or a cancellation, end the process."""
         await self._wait_ready()
         await self._send(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
@@ -92,7 +92,7 @@ class DecodingProcess:
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not answer:
-            self._process.kill()  # it may have closed the socket and be alive still
+            self._process.kill()  # the process may have closed the socket and still be alive
             await self._wait_readable(self._ended)
             raise BadMedia(self._fault())
         self._decoded += 1
@@ -117,7 +117,7 @@ class DecodingProcess:
             async with asyncio.timeout(START_LIMIT_S):
                 first = await self._receive()
                 if not first:
-                    self._process.kill()  # it may have closed the socket and be alive still
+                    self._process.kill()  # the process may have closed the socket and still be alive
                     await self._wait_readable(self._ended)
         except TimeoutError:
             raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None

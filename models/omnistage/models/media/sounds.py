@@ -29,7 +29,7 @@ GAP_S = 0.1
 
 
 def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
-    """[n] mono. Raises BadMedia, or any error that the libraries raise for damaged files."""
+    """Decode a sound to mono samples, [n]. Raises BadMedia, or any error that the libraries raise for damaged files."""
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
@@ -117,11 +117,11 @@ class Mixer:
 
     def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
         self._rate_hz, self._limits = rate_hz, limits
-        self._source_hz = 0
-        self._before_s = 0.0
-        self._count = 0
-        self._out: list[NDArray[np.float32]] = []
-        self._whole: list[NDArray[np.float32]] = []
+        self._source_hz = 0  # The rate of the present run: blocks of one rate in a row.
+        self._before_s = 0.0  # Seconds of the runs before it.
+        self._count = 0  # Samples of the run so far.
+        self._out: list[NDArray[np.float32]] = []  # The run so far, mono at rate_hz.
+        self._whole: list[NDArray[np.float32]] = []  # The runs before it, mono at rate_hz.
         self._resampler: soxr.ResampleStream | None = None
 
     @property

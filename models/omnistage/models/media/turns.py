@@ -18,8 +18,8 @@ class WaitingPlaces:
         self._free = places
         self._most_each = max(places - 1, 1)
         self._max_waiting = max_waiting
-        self._held = Counter[Hashable]()
-        self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        self._held = Counter[Hashable]()  # How many places each client holds.
+        self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}  # Waiting requests; the client served longest ago is first.
 
     @property
     def waiting(self) -> int:
@@ -47,7 +47,7 @@ class WaitingPlaces:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and not place.exception():
-                self.leave(client)  # the place was given in the same turn of the loop
+                self.leave(client)  # a place was given to this request just before the cancellation
             elif client in self._lines and place in self._lines[client]:
                 self._drop(client, place)
             raise

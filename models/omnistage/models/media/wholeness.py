@@ -1,6 +1,6 @@
 """The check whether all of a file came, by the length that its own header states. Runs in the decoding process.
 
-Decoders take a part for the whole: half of a film is one of half the length. Formats without a length, such as MPEG-TS and ADTS, cannot be
+Decoders do not notice a missing end: half of a film is a shorter film. Formats without a length, such as MPEG-TS and ADTS, cannot be
 checked. This module compares bytes. Other signs are checked where they are known: sizes of chunks, as in WAV, in `chunks`; the last page of
 an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in `containers`.
 """
@@ -18,7 +18,7 @@ SLACK = 64
 """Bytes that may be missing: some programs count a head twice."""
 
 BOXES = 10_000
-"""The limit of boxes of an MP4 that are looked at: each fragment of a film has some."""
+"""How many boxes of an MP4 are looked at, at most: each fragment of a film has some."""
 
 BOX_TYPES = frozenset(
     (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"meta", b"sidx", b"free", b"skip", b"wide", b"uuid", b"pnot", b"udta")
@@ -29,12 +29,11 @@ ASF_BYTES = 1 << 16
 """Bytes of the beginning in which the head is looked for."""
 
 ASF_LIVE = 1
-"""The flag of a file that was sent while it was made: the size that it states is not believed."""
+"""The flag of a file that was sent while it was made: the size that it states is not its size."""
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
-    """Raises BadMedia for a file that was cut off. most_bytes: largest size that a file can have. If the file states a larger length, the
-    length is not believed."""
+    """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file; a larger stated length is not believed."""
     there = file.seek(0, io.SEEK_END)
     said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:
@@ -64,12 +63,12 @@ def _stated_bytes(file: BinaryIO, most_bytes: int) -> int:
 
 def _stated_length(before: int, count: int, most_bytes: int) -> int:
     """The length that a file states, before + count bytes; 0 for unknown. A program that writes into a pipe cannot know the length: it
-    writes none, or one that is larger than any file may be."""
+    writes no length, or a length that no file may have."""
     return before + count if count <= most_bytes else 0
 
 
 def _asf_bytes(file: BinaryIO) -> int:
-    """The bytes of an ASF file as it states them, in one object of its header; 0 if it does not."""
+    """The bytes of an ASF file as it states them, in one object of its header; 0 if it states none."""
     file.seek(0)
     head = file.read(ASF_BYTES)
     at = head.find(ASF_FILE)
@@ -97,7 +96,7 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def matroska_bytes(file: BinaryIO) -> int:
-    """The bytes of the whole file as it states them; 0 if it does not. RFC 8794: a header, then one element with all else."""
+    """The bytes of the whole file as it states them; 0 if it states none. RFC 8794: a header, then one element with all else."""
     file.seek(len(EBML))
     header = _size(file)
     file.seek(header or 0, io.SEEK_CUR)
@@ -108,7 +107,7 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """A number of 1 to 8 bytes: one more than its leading zero bits. None if all of its bits are set (unknown), or at the file's end."""
+    """Read a number of 1 to 8 bytes: one more than its leading zero bits. None if all its bits are set (unknown), or at the file's end."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:

@@ -2,12 +2,12 @@
 
     submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: an admitted job has its place in memory until it ends. Beside the
+Waiting jobs are admitted as far as their costs together fit the budget: an admitted job has its place in memory until it ends. Besides the
 budget there is a reserve for one job of each client that has none admitted, if the job costs no more than a step. So a large job holds up a
 small one for a step, and not until the large one ends. The job that is due first leads a step, and others of its group step with it, in the
 order in which they are due, as far as the budget of a step allows.
 
-**When a job is due.** The order is weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for
+**When a job is due.** The order is weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs as
 packets: a job is due at the time when it would end if clients shared the model evenly, each with one job after another. The work of a job
 is its cost times its steps, and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
 
@@ -16,8 +16,8 @@ is its cost times its steps, and virtual time is work for each client: a step th
 Jobs end one after another, not all at the end as they would if they took turns. A short job of another client goes before long ones; a
 client with many jobs waits for itself.
 
-**The bound.** A job with work w, whose client still has work w' before it, is due w + w' after it came. A job that comes later and steps
-before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step. While
+**The bound.** A job with work w, whose client still has work w' before it, is due w + w' after it came. Later jobs step before it only
+if they are due before it: work of at most w + w' of each other client, however many jobs they have. Time goes on with every step. While
 the job waits for room, jobs in the reserve step too. If a job takes more steps than it said, such as decoded pieces, each further step
 makes it due later, as if that step were another job of its client.
 """
@@ -33,11 +33,11 @@ from omnistage.models.steps.interface import CanStep, Key
 J = TypeVar("J", bound=Hashable)
 
 RESERVE = 4
-"""A reserve is a budget divided by this."""
+"""The reserve is the budget divided by this, or the cost of a step if that is more."""
 
 
 class TooCostly(ValueError):
-    """A job that does not even fit alone."""
+    """A job does not fit, even without other jobs."""
 
 
 class JobWork(NamedTuple):
@@ -51,7 +51,7 @@ class JobWork(NamedTuple):
 
 @dataclass(slots=True)
 class _Queued:
-    """A job. cost, client: as in JobWork. due: virtual time. left: work that is not done yet. reserved: its place is in the reserve."""
+    """A job. cost, client: as in JobWork. due: virtual time. left: work that is not done yet. reserved: its cost is part of the reserve."""
 
     cost: int
     client: str
@@ -66,14 +66,14 @@ class Fair(Generic[J]):
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
         """budget: limit of the cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or step_budget if
         that is more. step_budget: limit of the cost of jobs that step together; a single one may cost more. most: limit of the number of
-        jobs that step together; 0: none."""
+        jobs that step together; 0: no limit."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
         self._most = most
         self._waiting: dict[J, _Queued] = {}
         self._admitted: dict[J, _Queued] = {}
-        self._now = 0.0
+        self._now = 0.0  # Virtual time.
         self._last_due: dict[str, float] = {}
         """When the last job of each client is due. It is kept after that job, so that nobody gets more by asking again and again."""
 
@@ -106,7 +106,7 @@ class Fair(Generic[J]):
             self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[J]:
-        """Admit the waiting jobs that there is room for, and return them. Nobody takes the room of the first job that does not fit."""
+        """Admit the waiting jobs that fit, and return them. Later jobs do not take the room that the first job that does not fit needs."""
         admitted = self._admitted.values()
         room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
         reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)
@@ -128,13 +128,13 @@ class Fair(Generic[J]):
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
         """The jobs of the next step; none if none can step. The job that is due first leads. A job that must take a step alone before it
-        can join others does that as soon as it would find room beside the leader. Idle workers share the jobs that can step."""
+        can join others takes it as soon as it would fit into a step with the leader. idle: workers among which the jobs are divided."""
         self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
         return self._together(able, key, -(-len(able) // idle)) if able else []
 
     def is_halved(self, key: Hashable | None) -> bool:
-        """An idle worker is for the next drawing."""
+        """Never: an idle worker is for the next drawing."""
         return False
 
     def stepped(self, jobs: Sequence[J]) -> None:

@@ -23,7 +23,7 @@ class Steps(Protocol[Job, Shown]):
     """The steps of a family. A job is the state of one request. `step` and `take` run on a worker, the others while no step has the job."""
 
     def key(self, job: Job) -> Hashable | None:
-        """Jobs of equal keys can step together; a job with None steps alone before it can. The key may change before each step."""
+        """Jobs of equal keys can step together; a job whose key is None steps alone. The key may change before each step."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """Compute one step of all jobs. aside: a second thread for half of the work, or None. After an error no job has changed, and each
@@ -44,13 +44,13 @@ class Order(Protocol[J, Asked]):
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for a place."""
+        """How many jobs wait for admission."""
 
     def submit(self, job: J, asked: Asked) -> None:
-        """Add a job. Raises TooCostly for a job that never fits."""
+        """Add a job. asked: its work, or when it is due, as the order needs it. Raises TooCostly for a job that never fits."""
 
     def withdraw(self, job: J) -> None:
-        """Remove a job that has ended or was given up. Call it at any time, even for a job that is not known any more."""
+        """Remove a job that has ended or was given up. Call it at any time, even for a job that was removed before."""
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int) -> Sequence[J]:
         """The jobs that take the next step together; empty if none can step. idle: number of idle workers, at least one."""
@@ -59,7 +59,7 @@ class Order(Protocol[J, Asked]):
         """Count a step of these jobs."""
 
     def is_halved(self, key: Hashable | None) -> bool:
-        """Whether a step of jobs of this key is worth a second, idle thread."""
+        """Whether an idle worker is to take half of a step of jobs of this key."""
 
 
 class StepWorker(Protocol):
@@ -73,7 +73,7 @@ class StepWorker(Protocol):
 
 
 def settable(error: BaseException) -> BaseException:
-    """The error, or another in place of StopIteration, which a future refuses: a task that awaits it would wait for ever."""
+    """The error; for StopIteration a RuntimeError. A future refuses StopIteration, so a task that awaits it would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
     substitute = RuntimeError(f"an iterator was asked for more than it has: {error!r}")

@@ -18,14 +18,14 @@ class Listeners(Generic[J]):
     """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
 
     def __init__(self, most: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
-        """most: limit of the jobs that step together, by their key and the number of those that could; jobs are spread over idle workers
-        before they are put together. is_halved: whether a step of a key is worth a second thread."""
+        """most: how many jobs may step together, by their key and the number of jobs that could; jobs are divided among idle workers
+        first. is_halved: whether an idle worker is to take half of a step of this key."""
         self._most, self._is_halved = most, is_halved
         self._due: dict[J, float] = {}
 
     @property
     def waiting(self) -> int:
-        """Jobs that are not done."""
+        """How many jobs are not done."""
         return len(self._due)
 
     def submit(self, job: J, asked: float) -> None:

@@ -24,13 +24,13 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 MAX_AHEAD = 4
-"""Steps that a worker may be ahead of the event loop before it waits for the loop."""
+"""How many steps a worker may be ahead of the event loop before it waits for the loop."""
 
 
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
-    """A job in the loop. shown: called with what a step shows; returns whether the job goes on. over: its end. ready: whether it may
-    step."""
+    """A job in the loop. shown: called with what a step shows; returns whether the job goes on. over: done when the job ends. ready:
+    whether the job may step."""
 
     shown: Callable[[T], bool]
     over: asyncio.Future[None]
@@ -47,7 +47,7 @@ class Loop(Generic[J, A, T]):
     """All jobs of one model. Used from one event loop at a time."""
 
     def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, ahead: bool = False) -> None:
-        """ahead: whether a worker that has all jobs in one step may go on by itself."""
+        """order: chooses the jobs of each step. ahead: whether a worker that has all jobs in one step may go on by itself."""
         self._steps, self._order, self._ahead = steps, order, ahead
         self._idle = list(reversed(workers))
         self._entries: dict[J, _Entry[T]] = {}
@@ -57,10 +57,10 @@ class Loop(Generic[J, A, T]):
         self._woken: asyncio.AbstractEventLoop | None = None
         """The event loop that will look for steps soon."""
         self._may_go_on = False
-        """The worker reads this after each step."""
-        self.steps = 0
+        """Whether the worker may go on by itself; it reads this after each step."""
+        self.steps = 0  # How many steps were taken.
         self.stepped = 0
-        """Jobs in all steps, each counted once a step."""
+        """The jobs of all steps, counted anew in each step."""
 
     @property
     def load(self) -> Load:
@@ -73,7 +73,7 @@ class Loop(Generic[J, A, T]):
             await over
         finally:
             await self.withdraw(job)
-            del over  # Its error leads to this frame.
+            del over  # Its error refers to this frame: each would keep the other in memory.
 
     def submit(self, job: J, asked: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
         """Returns a future that ends with the job. shown: called with what each of its steps shows; if it returns False, the job waits for
@@ -122,7 +122,7 @@ class Loop(Generic[J, A, T]):
     def _wake(self) -> None:
         """Look for steps soon, not now, so that jobs that come at the same moment share them."""
         here = asyncio.get_running_loop()
-        if self._woken is not here:  # Another event loop may be gone.
+        if self._woken is not here:  # A loop that was woken before may have ended.
             self._woken = here
             here.call_soon(self._begin)
 
@@ -137,7 +137,7 @@ class Loop(Generic[J, A, T]):
                 self._end(job, RuntimeError(f"the steps have ended: {error!r}"))
 
     def _choose(self) -> Sequence[J]:
-        """The jobs of the next step. If the key of a job fails, the job ends, and no other."""
+        """The jobs of the next step. If the key of a job cannot be computed, this job ends, and no other."""
         while True:
             try:
                 return self._order.choose(self._key, self._can_step, len(self._idle))
@@ -207,7 +207,7 @@ class Loop(Generic[J, A, T]):
             await self._step_all([job], workers)
 
     async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
-        """Run a step of these jobs on one or two workers; one that may go on runs several. Show the last, and end finished jobs."""
+        """Run a step of these jobs on one or two workers; a worker that may go on runs several. Show the last; end finished jobs."""
         worker, *others = workers
         self._may_go_on = self._ahead and len(group) == len(self._entries)
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())

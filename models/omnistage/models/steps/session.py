@@ -22,7 +22,7 @@ J = TypeVar("J")
 Job = TypeVar("Job", contravariant=True)
 
 MAX_UNREAD = 8
-"""Pieces that a drawing may be ahead of its reader before it must wait. Progress does not count: newer progress replaces older."""
+"""How many pieces a drawing may be ahead of its reader before it must wait. Progress does not count: newer progress replaces older."""
 
 
 class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
@@ -39,8 +39,8 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
 
 
 class _Session(Generic[J]):
-    """A job and its reader. decoding: yields the pieces after all steps. piece: the last one; None at the end. decoded: whether it
-    ended."""
+    """A job and its reader. decoding: yields the pieces after all steps. piece: the piece decoded last; None at the end. decoded:
+    whether decoding has ended."""
 
     def __init__(self, job: J) -> None:
         self.job = job
@@ -68,7 +68,7 @@ class _Session(Generic[J]):
         self._changed.set()
 
     async def take(self, over: asyncio.Future[None]) -> Drawn | None:
-        """The next piece; None after the last one. over: ends with the session. Raises the session's error."""
+        """The next piece; None after the last one. over: done when the session ends. Raises the session's error."""
         while not self._unread:
             if over.done():
                 return over.result()
@@ -94,7 +94,7 @@ class Sessions(Generic[J]):
 
     @property
     def steps(self) -> int:
-        """Steps of groups, and decoded pieces."""
+        """How many steps were taken: steps of groups, and decoded pieces."""
         return self._loop.steps
 
     @property
@@ -115,7 +115,7 @@ class Sessions(Generic[J]):
                 yield piece
         finally:
             await self._loop.withdraw(session)
-            del over  # Its error leads to this frame.
+            del over  # Its error refers to this frame: each would keep the other in memory.
 
     def key(self, session: _Session[J]) -> Hashable | None:
         return id(session) if session.decoding is not None else self._drawing.key(session.job)
