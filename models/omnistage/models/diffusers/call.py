@@ -27,11 +27,11 @@ REST_S = 5.0
 
 
 class _GivenUp(BaseException):
-    """Nobody waits for the call. This is no Exception: a pipeline that catches every Exception must not go on."""
+    """Nobody waits for the call. This is no Exception, because a pipeline that catches every Exception must not go on."""
 
 
 class PipelineCall:
-    """A call of a pipeline with `arguments`, which begins with the first `resume`. listed: takes the results from the pipeline's return
+    """A call of a pipeline with `arguments`, which begins with the first `resume`. listed: makes a list of results of the pipeline's return
     value. threads: number of threads that torch may use."""
 
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
@@ -50,7 +50,7 @@ class PipelineCall:
         self._error: BaseException | None = None
         self.step = 0
         self.steps = 0
-        """The number of all steps, known after the first one."""
+        """The number of all steps; 0 before the first step has ended."""
         self.results: list[Any] | None = None
         """The results, once the call has ended."""
 
@@ -95,7 +95,7 @@ class PipelineCall:
         except BaseException as error:  # not handled here: it belongs to the caller of `resume`
             self._error = error
         finally:
-            # A pipeline that did not reach its end has not done this.
+            # A pipeline does this at its end, which it does not reach after an error or if it is given up.
             self._pipe.maybe_free_model_hooks()
             vae: Any = getattr(self._pipe, "vae", None)
             if hasattr(vae, "clear_cache"):
@@ -148,7 +148,7 @@ def _check_sigmas(scheduler: Any) -> Any:
 
     @functools.wraps(step)
     def begun(*arguments: Any, **named: Any) -> Any:
-        if getattr(scheduler, "begin_index", None) is None:  # It finds its first step by the timestep, the second of two equal ones.
+        if getattr(scheduler, "begin_index", None) is None:  # Then the timestep finds the first step: the second of equal ones.
             check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
         return step(*arguments, **named)
 
@@ -157,7 +157,7 @@ def _check_sigmas(scheduler: Any) -> Any:
 
 
 def _plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
-    """A copy of the scheduler in its present state, which reports no step: pipelines take such a copy for the sound beside a film."""
+    """A copy of the scheduler in its present state, which reports no step: pipelines use the copy for the sound of a film."""
     plain = copy.copy(scheduler)
     for name in ("step", "set_timesteps", "__deepcopy__"):
         vars(plain).pop(name, None)

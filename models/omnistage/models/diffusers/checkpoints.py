@@ -1,6 +1,6 @@
 """Unfinished drawings as states that the caller keeps, so that a replica which takes over goes on at a step and not at the first one.
 
-States are the bits of float32 values, as codes, for codes are what callers keep. A picture gets a few states, and only as many as fit into
+States are the bits of float32 values, as codes, because callers keep codes. A picture gets a few states, and only as many as fit into
 the message that opens the next session. The state of a picture holds its latents, the tensors that its sampler remembers, filled up to the
 largest number that it ever remembers, and the state of its noise.
 """
@@ -20,15 +20,15 @@ from omnistage.models.interface import BadRequest
 
 CHECKPOINT = "checkpoint"
 MOST = 3
-"""The limit of states of one picture."""
+"""How many states of one picture are kept, at most."""
 WORDS = 1 << 18
-"""The limit of words of all checkpoints of a session together; a word takes up to five bytes of a message."""
+"""How many words all checkpoints of a session have together, at most; a word takes up to five bytes of a message."""
 NOISE_WORDS = NOISE_BYTES // 4
 
 
 class StateLayout:
     """The form in which the states of the pictures of a plan are written, as words of 32 bits. values: number of values in the latents of
-    one picture. width: words of a row; rows: number of rows of the states of all pictures after one step. memory: the scheduler's."""
+    one picture. width: words of a row; rows: number of rows of the states of all pictures after one step. memory: of the scheduler."""
 
     def __init__(self, plan: DrawingPlan, values: int, width: int, memory: Memory) -> None:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
@@ -66,7 +66,7 @@ class StateLayout:
         return words.reshape(-1, self.width)
 
     def read(self, history: NDArray[np.uint32], like: Tensor) -> list[SamplerState]:
-        """The last states in the history, one for each picture; none if it has no whole ones. like: latents of the same shape and type."""
+        """The last states in the history, one for each picture; empty if no step is whole. like: latents of the same shape and type."""
         if not (reached := len(history) // self.rows):
             return []
         step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]

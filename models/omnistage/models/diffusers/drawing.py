@@ -31,7 +31,7 @@ class DrawingJob:
 
 
 class StepDrawing:
-    """Implements `Drawing` of sessions, and `Artist`. model: its name, which files state. memory: the memory that films need, if known."""
+    """Draws with a painter: a `Drawing` of sessions, and an `Artist`. model: its name, which files state. memory: None but for films."""
 
     def __init__(self, painter: Painter, model: str, memory: FilmMemory | None = None) -> None:
         self._painter, self.memory = painter, memory
@@ -88,7 +88,7 @@ class StepDrawing:
         return 1 + job.plan.steps
 
     def key(self, job: DrawingJob) -> Hashable | None:
-        """Each job is encoded alone."""
+        """Jobs of one group step together; each job is encoded alone."""
         return ("step", self._painter.group(job.canvases[0])) if job.encoded and job.canvases else None
 
     @torch.inference_mode()

@@ -23,19 +23,19 @@ from omnistage.models.interface import BadRequest
 from omnistage.models.options import LoadOptions
 
 SHARE = {"cpu": 0.5, "cuda": 0.9}
-"""Part of the free memory that one film may take. On a CPU others compute too."""
+"""By device: the part of the free memory that one film may take. On a CPU other programs need memory too."""
 GRIDS = ((6, 6), (10, 10))
-"""Sizes of latents for which decoding is measured: its memory is a constant and so much for each place."""
+"""Sizes of latents for which decoding is measured: its memory is a constant, and the same number of bytes for each place."""
 LATENT_FRAMES = 3
 """The number of frames of latents after which the decoder remembers as much as it ever does."""
 COPIES = 4
 """Copies of latents in float32: the latents, the input and the output of the transformer, and a copy for the VAE."""
 FRAME_BYTES = 3 * (3 * 4 + 1)
-"""Bytes of a pixel while it leaves: the VAE's value, the value from 0 to 1, the value times 255, and the byte."""
+"""Bytes of a pixel while its frame is made: for each colour the VAE's value, this from 0 to 1, this times 255, and the byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
-"""Rows as wide as the transformer, and as its MLP, that a block has of each token at most: some of them in float32."""
+"""How many rows a block has for each token, at most: rows as wide as the transformer, and as its MLP. Some are in float32."""
 WORDS = 512
-"""Tokens of words that a pass has beside the tokens of the film."""
+"""Tokens of words that a pass has in addition to the tokens of the film."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class FilmMemory:
         token = (BLOCK_ROWS * width + INNER_ROWS * int(config.ffn_dim)) * painter.dtype.itemsize
         constant, place = self._decoding
         pixels, vae = plan.width * plan.height, painter.pipe.vae
-        # A film from a picture is encoded whole, grey behind the picture, and only a whole film can be decoded in tiles.
+        # A film from a picture is encoded whole, grey after the picture, and only a whole film can be decoded in tiles.
         is_whole = bool(plan.images) or painter.grid_places(plan) > getattr(vae, "tiled_above", math.inf)
         frames = plan.frames if is_whole else int(painter.pipe.vae_scale_factor_temporal)
         return Taken(
@@ -77,7 +77,7 @@ class FilmMemory:
 
     @cached_property
     def _decoding(self) -> tuple[int, int]:
-        """The bytes that decoding needs for any film, and those for each place of the latents; measured at two sizes."""
+        """The bytes that decoding needs for any film, and the bytes for each place of the latents; measured at two sizes."""
         sizes = [height * width for height, width in GRIDS]
         with torch.inference_mode():
             first, second = (_measure_decoding(self._painter.pipe.vae, height, width) for height, width in GRIDS)

@@ -32,13 +32,13 @@ from omnistage.models.media.film_file import MAX_RATE_HZ, MIN_RATE_HZ, FilmWrite
 
 VIDEO, LATENTS, PIXELS = "video", "latents", "pixels"
 MAX_HELD = 16
-"""The limit of messages of a film that wait for frames."""
+"""How many messages of a film may wait for more frames."""
 Frame = NDArray[np.uint8]
 """[height, width, 3], RGB."""
 
 
 class FilmPainter(Painter):
-    """The loop of films. Latents are those of a causal VAE: [1, channels, frames, height, width]."""
+    """The loop of films. Latents come from a causal VAE: [1, channels, frames, height, width]."""
 
     def frames(self, plan: DrawingPlan) -> int:
         """The number of frames of the latents: the first stands for one frame of the film, each other one for several."""
@@ -73,7 +73,7 @@ class FilmPainter(Painter):
 
 
 class Films:
-    """Implements `CanvasProduct`. model: its name, for messages."""
+    """The product of a film model, a `CanvasProduct`. model: the model's name, for messages."""
 
     def __init__(self, painter: FilmPainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -124,7 +124,7 @@ class Films:
 
 class Clips:
     """The file of a film, in messages. rate_hz: frames a second. first: first wanted frame. track: the sound. The wanted part begins with a
-    key frame: earlier frames may come from another batch, and one level of one pixel makes a decoder read all after it wrong."""
+    key frame: earlier frames may come from another batch, and one level of one pixel would spoil all frames after it."""
 
     def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
@@ -179,7 +179,7 @@ def decode_frames(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
     et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
     turns."""
-    if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As `decode` does it: a VAE that is offloaded whole is fetched.
+    if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # Like `decode`: fetch a VAE that is offloaded as a whole.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]
     rows = vae.post_quant_conv(latents)

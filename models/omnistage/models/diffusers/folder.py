@@ -62,7 +62,7 @@ SAFE_WEIGHTS: Mapping[str, Any] = {
     "output_loading_info": True,
     "ignore_mismatched_sizes": True,
 }
-"""Wrong shapes are reported below: the libraries would write most of that to the log."""
+"""Wrong shapes are reported by `_check_weights`: the libraries would write most of them to the log."""
 NONE: Mapping[str, Any] = {}
 
 
@@ -198,7 +198,7 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
         with _translate_errors(folder), bound_building(header, folder):
             model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     except BadCheckpoint:
-        check_unpacked(header, folder)  # For packed weights a library names the symptom, not the packing.
+        check_unpacked(header, folder)  # The library's error for packed weights does not say that they are packed.
         raise
     check_stored(header, model, report, folder)
     _check_weights(folder, model, report)
@@ -261,7 +261,7 @@ def _files(folder: Path, weights: str) -> dict[Path, frozenset[str]]:
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str]]:
-    """The files that an index lists, each with the names of its weights. Raises BadCheckpoint for files that are not beside the index."""
+    """The files that an index lists, each with the names of its weights. Raises BadCheckpoint for files in another folder."""
     table = json_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise BadCheckpoint(f"{index} lacks the object 'weight_map'")
@@ -299,7 +299,7 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
 
 
 def _place(name: str) -> str:
-    """A weight's name, the same for all layers that have one."""
+    """A weight's name without the number of its layer."""
     return LAYER.sub(".#.", name)
 
 

@@ -86,16 +86,16 @@ CODE_REVISION = "5"
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ADMITTED_STEPS = 4
-"""All drawings at once have at most so many times the latent tokens of one step, or the tokens of the largest picture that may be asked
-for: latents are small beside the memory of a step."""
+"""All admitted drawings have at most this many times the latent tokens of one step, or the tokens of the largest picture that may be asked
+for: latents are small compared with the memory of a step."""
 BATCH = 8
-"""Pictures of the usual size, with guidance, that share a step by default."""
+"""How many pictures of the usual size, with guidance, share a step by default."""
 CPU_STEP_TOKENS = 256
 """On a CPU a step of more tokens saves little for each picture in it, and the pictures end all together, not one after another."""
 PASS_LIMIT_S = 1800.0
-"""The limit of one pass, or of the VAE: a processor takes minutes for a large picture. Processes that hang are found in seconds."""
+"""The time limit of one pass, or of the VAE: a CPU takes minutes for a large picture. Processes that hang are found in seconds."""
 IMAGE_AREAS = 4
-"""A pipeline that draws in the size of its edited picture may draw so many times the usual pixels; larger pictures are made smaller."""
+"""A pipeline that draws in the size of its edited picture may draw this many times the usual pixels; larger pictures are made smaller."""
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
@@ -117,7 +117,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
 
 
 def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
-    """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this one alone."""
+    """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this process alone."""
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
@@ -144,7 +144,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
             device=hardware(options.device),
             threads=options.threads,
             results=compute_on_thread(partial(_trial, artist, name), options.threads),
-            # In bfloat16 results of this small size are equal on processors that differ in larger ones.
+            # In bfloat16 two kinds of CPU may give this small result alike and larger results not, so the kind counts too.
             settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
             + (f" {encoders()}" if makes_films else ""),
@@ -217,7 +217,7 @@ def _uses_pictures(limits: DrawingLimits) -> bool:
 
 
 def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
-    """The chosen LoRA, and those in the folder that were not chosen, each with the reason, as text."""
+    """The chosen LoRA, and for each other LoRA in the folder a text: its path, and why it has no effect."""
     loras = read_loras(chosen.lora)
     read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
     unused = [f"{path}: {why}" for path, why in loras_beside(folder, read).items()]

@@ -113,14 +113,14 @@ class LongCatPainter(PicturePainter):
         return list(torch.split(made[:, :drawn], 1))
 
     def _places(self, row: BatchRow) -> Tensor:
-        """[tokens, 3]: the places of the latent tokens, which come after those of the words."""
+        """[tokens, 3]: the places of the latent tokens, which come after the places of the words."""
         _, height, width = row.canvas.conditions.shapes[0]
         start = (self.pipe.tokenizer_max_length,) * 2
         places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
         return places
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """The velocity after guidance, scaled down where it is longer than that of the prompt alone."""
+        """The velocity after guidance, scaled down where it is longer than the velocity of the prompt alone."""
         both = super().guided(positive, negative, canvas)
         if not canvas.plan.option("enable_cfg_renorm", True):
             return both

@@ -210,7 +210,7 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Reading:
-    """The reading of one file by the loader. names: all names in it. values: marks of its weights. alphas: by name, the numbers that scale
+    """The reading of one file by the loader. names: all names in it. values: hashes of its weights. alphas: by name, the numbers that scale
     the changes. passed: names of weights that some model got. models: for each model, its weights by its own names, and its alphas."""
 
     names: set[str] = field(default_factory=set)
@@ -318,7 +318,7 @@ def _check_differences(pipe: Any, path: Path, reading: _Reading) -> None:
 
 
 def _digest(value: torch.Tensor) -> bytes:
-    """A mark that is equal for equal weights."""
+    """A hash, equal for equal weights."""
     return hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 

@@ -73,8 +73,8 @@ class MemoryPlan:
 
     @property
     def tiles_above(self) -> int:
-        """Pixels above which a picture is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU beside weights and
-        other drawings; a picture larger than the usual ones might not fit. A CPU has that memory, so no seams are worth it."""
+        """Pixels above which a picture is decoded in tiles; 0: never. Decoding needs memory for every pixel, on a GPU that holds weights
+        and other drawings too: a picture larger than the usual might not fit. A CPU has room, so it avoids the seams of tiles."""
         if self.chosen.vae_tiling_above != UNSAID:
             return self.chosen.vae_tiling_above
         return 0 if self.device == "cpu" else AREA

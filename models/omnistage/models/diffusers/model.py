@@ -56,10 +56,10 @@ from omnistage.models.steps.product import Product
 from omnistage.models.steps.session import Drawing, Sessions
 
 MAX_FITTING = 256
-"""Pictures that wait to be decoded and resized."""
+"""How many pictures may wait to be decoded and resized."""
 NOTHING_DRAWN = "the mask is black all over, so nothing is drawn anew: give one that is white, or transparent, where to draw"
 HELD_BYTES = 1 << 30
-"""The limit of bytes of all pictures that wait to be edited, as they are kept."""
+"""The limit of bytes of all decoded pictures that wait to be edited."""
 
 J = TypeVar("J")
 
@@ -97,7 +97,7 @@ class Artist(Drawing[J], Protocol[J]):
 
 
 class DrawnModel(Generic[J]):
-    """Implements `DiffusionModel`. Build it with `loading.load_pictures`."""
+    """A pipeline of Diffusers as a `DiffusionModel`. Build it with `loading.load_pictures`."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class DrawnModel(Generic[J]):
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """image_pixels: limit of the pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens:
-        limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in one step; 0: none. vocabulary:
+        limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in one step, or 0. vocabulary:
         the words that the model knows, if its checkpoint lists them."""
         self._vocabulary = vocabulary or Vocabulary()
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
         self._fitting = WaitingPlaces(1, MAX_FITTING)
-        self._held, self._held_lock = 0, threading.Lock()
+        self._held, self._held_lock = 0, threading.Lock()  # _held: bytes of all decoded pictures that exist.
         self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 
     @property
@@ -167,7 +167,7 @@ class DrawnModel(Generic[J]):
 
     async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
         """A mask or a control image in the form that the pipeline needs (it resizes the picture by itself); None if the request has none.
-        field: its name in the request. images: the edited pictures. Raises BadRequest for a mask of another size than the first."""
+        field: its name in the request. images: the edited pictures. Raises BadRequest if a mask and the first differ in size."""
         image: Media | None = getattr(request, field)
         if image is None:
             return None
@@ -224,7 +224,7 @@ class DrawnModel(Generic[J]):
         if prepared.mask is not None and draws_nothing(prepared.mask):
             yield Note(NOTHING_DRAWN)
         job, client = self._artist.job(prepared, wanted), prepared.client
-        del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
+        del prepared  # It would keep its images, many megabytes, which the job drops when they are encoded.
         async with aclosing(self.sessions.draw(job, client)) as pieces:
             async for piece in pieces:
                 yield piece

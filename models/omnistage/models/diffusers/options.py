@@ -1,4 +1,4 @@
-"""Options of pipelines of pictures, beside the options of all models. No torch."""
+"""Options of pipelines of pictures, in addition to the options of all models. No torch."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ UNSAID = -1
 
 @dataclass(frozen=True, slots=True)
 class DiffusersOptions:
-    """width, height, steps: defaults for a request without them; 0: as the checkpoint says. guidance: likewise; below 0: as the checkpoint
+    """width, height, steps: defaults for a request without them; 0: as the checkpoint says. guidance: the same; below 0: as the checkpoint
     says.
 
     condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: limit of one
     drawn picture, or of a frame. max_steps: limit of the steps of a request. max_frames, max_seconds: limits of a film and of sound; 0: as
     much as the model can make. max_work: limit of pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the
     weights that one film may use; 0: see `film_memory.budget_of`. max_tokens: limit of latent tokens of all drawings at once, guidance
-    included; 0: those of some steps. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
+    included; 0: as many as some steps have. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
 
     offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: the folder
     in which a folder is made for parts that are offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in
@@ -137,12 +137,12 @@ class Defaults:
         return cls(options)
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """The limits of a pipeline with these options applied. By default the limit of work is that of the largest picture, or of the usual
-        film of a million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
+        """The limits of a pipeline with these options applied. By default the limit of work is the largest picture, or the usual film of a
+        million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
         chosen = self.options
         most = chosen.max_frames or limits.max_frames
         frames = limits.frames
-        if frames > most:  # The model can only have fewer frames by whole multiples.
+        if frames > most:  # The number of frames can only be lowered by whole multiples.
             frames -= -(-(frames - most) // limits.frame_multiple) * limits.frame_multiple
         seconds = min(chosen.max_seconds or limits.max_seconds, limits.max_seconds)
         usual = min(chosen.max_pixels, AREA) * frames if frames else chosen.max_pixels

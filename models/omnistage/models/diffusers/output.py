@@ -26,7 +26,7 @@ FASTER = 4
 
 def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
     """The parameters of the picture with that number, as JSON: with them, and the pictures that it was drawn from, the same model draws it
-    again. In the JSON, images are SHA-256 of files, and backgrounds their colours, empty for the usual. reused, largest: see Residuals."""
+    again. In the JSON, images are SHA-256 of files, and backgrounds are colours, empty for the usual. reused, largest: see Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
         "prompt": plan.prompt,
@@ -55,7 +55,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
 
 
 def encode_picture(image: Image, media_type: str, said: str = "") -> bytes:
-    """The file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
+    """The bytes of a picture's file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()

@@ -42,7 +42,7 @@ SAID_ELSEWHERE: Mapping[str, str] = {
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
 """The first of these that a pipeline has is set by the guidance_scale of requests."""
 SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite", "sample_audio"})
-"""Parameters that only a server sets, besides all parameters that are no number and no text, such as latents."""
+"""Parameters that only a server sets. It also sets all parameters that are no number and no text, such as latents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Conditions:
 @dataclass(eq=False, slots=True)
 class Canvas:
     """One picture while it is drawn, all its layers together. latents: after the sampler's steps, in the family's form. velocity: result of
-    the last pass; None before it. estimate: the latents without noise, if the velocity led on straight; only for previews."""
+    the last pass; None before it. estimate: the latents without noise, as far as the velocity shows them; only for previews."""
 
     plan: DrawingPlan
     conditions: Conditions
@@ -121,7 +121,7 @@ class Painter(ABC):
     """Values of configs that the loop follows as the pipeline does, as part.name. All values of schedulers, Diffusers' own, are
     followed."""
     follows: ClassVar[Mapping[str, Range]] = {}
-    """The pipeline's own options that the loop here follows exactly, with the least and the most of each number."""
+    """The pipeline's own options that the loop here follows exactly, with the smallest and largest value of each."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: caches of the encoders' results. defaults: the user's options and the folder's defaults."""
@@ -133,7 +133,7 @@ class Painter(ABC):
         self.memory = self._tried_memory()
         self._area = defaults.options.condition_area
         limits = replace(defaults.applied(self._own_limits()), options=own_options(type(pipe).__call__, None, self.follows))
-        # The other ranks compute the blocks that this rank leaves out, and would wait for this one.
+        # With several ranks no block may be left out here: the other ranks would compute it, and wait for this rank.
         self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
         self._step_cache = self.own_step_cache()
         self.counting = copy.deepcopy(self.pipe.tokenizer)
@@ -182,7 +182,7 @@ class Painter(ABC):
         return EditedPicture(image.width, image.height, resized)
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """The widths and heights that the encoders need for a picture. ratio: its width by its height."""
+        """The widths and heights that the encoders need for a picture. ratio: its width divided by its height."""
         raise NotImplementedError
 
     @abstractmethod
@@ -220,11 +220,11 @@ class Painter(ABC):
 
     @abstractmethod
     def sigmas(self, steps: int) -> Any:
-        """The sigmas of so many steps as the pipeline sets them, before the scheduler shifts them."""
+        """The sigmas of `steps` steps as the pipeline sets them, before the scheduler shifts them."""
 
     @abstractmethod
     def shift(self, plan: DrawingPlan) -> float:
-        """mu, which says how far the schedule of a picture of this size is shifted to its noise, if the config asks for a shift."""
+        """mu: how far the schedule of a picture of this size is shifted towards noise, if the config asks for a shift."""
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
         """A new scheduler with its timesteps set as the pipeline sets them."""
@@ -342,13 +342,13 @@ class Painter(ABC):
 
 
 def with_images(row: BatchRow) -> Tensor:
-    """[1, tokens, channels] of packed latents: those of the result, then those of the edited pictures."""
+    """Packed latents, [1, tokens, channels]: first of the result, then of the edited pictures."""
     images = row.canvas.conditions.images
     return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)
 
 
 def pad_texts(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """[n, most tokens, width], and bool [n, most tokens], which is None if all are equally long."""
+    """Pad n texts to the longest: [n, longest, width], and bool [n, longest], true for tokens; None if all are equally long."""
     most = max(len(text) for text in texts)
     if all(len(text) == most for text in texts):
         return torch.stack(list(texts)), None
@@ -357,7 +357,7 @@ def pad_texts(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def linear_shift(scheduler: Any, tokens: int) -> float:
-    """mu of a picture of so many tokens, by the formula that these pipelines share: linear between two lengths of the config."""
+    """mu of a picture of `tokens` tokens, by the formula that these pipelines share: linear between two lengths of the config."""
     config = scheduler.config
     base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)

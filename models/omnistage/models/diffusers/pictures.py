@@ -36,11 +36,11 @@ IMAGE, LATENTS, PIXELS = "image", "latents", "pixels"
 
 BLANK = "a picture has one colour all over: try other words, another seed or size"
 BLANK_SIDE, BLANK_LEVELS = 16, 24
-"""A picture that was made so small is blank if no level of a colour differs by more from another one."""
+"""A picture is blank if, at this side, the levels of each colour differ by at most this number."""
 
 
 def check_kind(request: DrawRequest, name: str) -> None:
-    """Raises BadRequest for a request for another product than pictures. name: that of the model."""
+    """Raises BadRequest for a request for another product than pictures. name: the model's name."""
     if request.frames:
         raise BadRequest("diffusion.frames", f"{name} draws pictures, no films: leave it out")
     if request.seconds:
@@ -102,7 +102,7 @@ class PicturePainter(Painter):
 
 
 class Pictures:
-    """Implements `CanvasProduct`. model: its name, which pictures state in their files."""
+    """The product of picture models, a `CanvasProduct`. model: the model's name, which pictures state in their files."""
 
     def __init__(self, painter: PicturePainter, model: str) -> None:
         self._painter, self._model = painter, model

@@ -124,12 +124,12 @@ def mask_of(image: Image) -> EditedPicture:
 
 
 def draws_nothing(mask: EditedPicture) -> bool:
-    """Whether no part of a mask is where to draw: pipelines take all that is darker than grey for black."""
+    """Whether no part of a mask is where to draw: pipelines read all that is darker than grey as black."""
     return bool(np.asarray(mask.resized[0]).max() < MIDDLE)
 
 
 class SourcePicture(NamedTuple):
-    """The identity of an edited picture. digest: SHA-256 of its file. background: colour under transparent pixels; None: the usual."""
+    """The identity of an edited picture. digest: SHA-256 of its file. background: colour under transparent pixels; None: white."""
 
     digest: bytes
     background: tuple[int, int, int] | None = None
@@ -138,11 +138,11 @@ class SourcePicture(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DrawingPlan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: the pictures that are edited. sources:
-    the identity of each of them, by which caches know it. negative: None without guidance. layers: 0 is none. step_cache: see
+    the identity of each of them, for caches. negative: None without guidance. layers: 0 for none. step_cache: see
     stepcache.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
-    options: those of the pipeline's own options that were given. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in
-    the steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: the second of a
-    longer sound at which the part that is made begins. history: see checkpoints. media_type: empty if the model decides."""
+    options: the given values of the pipeline's own options. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in the
+    steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 for the checkpoint's. begin_s: seconds of a longer
+    sound before the part that is made. history: see checkpoints. media_type: empty if the model decides."""
 
     prompt: str
     negative: str | None
@@ -362,8 +362,8 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
         _check_sigmas(request, limits, name)
     steps = len(request.sigmas) or request.steps or limits.steps
     if request.strength is not None:
-        # A pipeline that begins from a picture leaves out the first steps, in which the picture would be lost: of too few steps none is
-        # left.
+        # A pipeline that begins from a picture leaves out the first steps, in which the picture would be lost. Too few steps would
+        # leave none.
         if int(min(steps * request.strength, steps)) < 1:
             raise _bad("strength", f"{request.strength:g} of {steps} steps is none: give a larger one, or more steps")
         limits = replace(limits, min_steps=limits.scheduled_steps)
@@ -395,7 +395,7 @@ def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
-    """The number of frames that fit into the seconds of a film without sound, at least one; 0 if the seconds say nothing of frames."""
+    """The number of frames that fit into the seconds of a film without sound, at least one; 0 if no frames follow from seconds."""
     if not request.seconds or not limits.frames or limits.max_seconds:
         return 0
     if not limits.rate_hz:
@@ -434,7 +434,7 @@ def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[float, str | None]:
-    """The scale of guidance, and the prompt that guidance leads away from; None without guidance. Raises BadRequest."""
+    """The scale of guidance, and the prompt that guidance leads away from (None without guidance). Raises BadRequest."""
     if request.guidance_scale is not None and not limits.guidable:
         raise _bad("guidance_scale", f"{name} knows none: leave it out")
     if request.negative_prompt and not limits.negatable:
@@ -449,7 +449,7 @@ def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[f
 
 
 def _scale(field: str, scale: float, limits: DrawingLimits, name: str) -> float:
-    """The scale. Raises BadRequest for one beyond the limits."""
+    """Return the scale. Raises BadRequest for a scale beyond the limits."""
     if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
         raise _bad(field, f"{name} takes 0 to {limits.max_guidance:g}")
     return scale

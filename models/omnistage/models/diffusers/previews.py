@@ -14,11 +14,11 @@ from PIL.Image import Image
 from torch import Tensor
 
 RIDGE = 1e-3
-"""Added to the squares: a map cannot be fitted to the latents of one flat picture alone."""
+"""Added to the squares, because a map cannot be fitted to the latents of one flat picture alone."""
 MEMORY = 0.9
-"""The weight of all earlier pictures against the newest one."""
+"""The weight of all earlier pictures, compared with the newest picture."""
 SIDE = 256
-"""The longer side of a preview, unless somebody asks for another; never more than the picture's."""
+"""Pixels of the longer side of a preview if none is asked for; never more than the picture's."""
 
 
 class LinearMap:

@@ -13,11 +13,11 @@ from typing import Any
 WITH_APOSTROPHE = re.compile(r"[a-zA-Z]+'[a-zA-Z]+")
 QUOTED = re.compile("('[^']*?'|\"[^\"]*?\"|‘[^‘’]*?’|“[^“”]*?”)")
 PRIVATE = range(0xF0000, 0xFFFFE)
-"""Characters that mean nothing, more of them than a prompt can have."""
+"""Characters without a meaning, more than a prompt can have, so that one is free to stand for an apostrophe."""
 
 
 def split_quotation(prompt: str) -> list[tuple[str, bool]]:
-    """All of a prompt in pieces, each with whether it stands in quotation marks, which are a part of it."""
+    """All of a prompt in pieces, each with a flag: whether it is quoted. Quotation marks are part of their piece."""
     aside = next(chr(code) for code in PRIVATE if chr(code) not in prompt)
     held = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
     return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(held)) if part]

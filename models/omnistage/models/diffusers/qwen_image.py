@@ -123,7 +123,7 @@ class QwenImagePainter(PicturePainter):
         return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
 
     def _more(self, count: int) -> dict[str, Tensor]:
-        """Further arguments of the transformer, for so many rows."""
+        """Further arguments of the transformer, for `count` rows."""
         return {}
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
@@ -153,7 +153,7 @@ class QwenImagePainter(PicturePainter):
 
 
 class _FromPictures(QwenImagePainter):
-    """Drawing that begins from pictures: their latents come after those of the result."""
+    """Draws from words and pictures: the latents of the pictures come after the latents of the result."""
 
     def _sizes(self, plan: DrawingPlan) -> list[tuple[int, int]]:
         """The width and height of each picture for the VAE."""
@@ -185,7 +185,7 @@ class QwenImageEditPainter(_FromPictures):
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> DrawingLimits:
-        """The limits of the pipeline, which cuts no prompt that has a picture beside it."""
+        """The limits of the pipeline, which cuts no prompt that comes with a picture."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
@@ -210,7 +210,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """The sizes of a picture for the VAE and, smaller, for the text encoder. ratio: its width by its height."""
+        """The sizes of a picture for the VAE and, smaller, for the text encoder. ratio: its width divided by its height."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
         return [*super()._fits(plan, ratio), (int(width), int(height))]
 

@@ -1,4 +1,4 @@
-"""Products of the results of whole calls: pictures, a film, or sound. Parameters show which, and parts whether a film has sound."""
+"""Products of the results of whole calls: pictures, a film, or sound. The call's parameters show which; parts, whether a film has sound."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
         """The limits of the pipeline with those of the product."""
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
-        """The arguments of the call, beside the arguments that all products have."""
+        """The arguments of the call, apart from the arguments that all products have."""
 
     def listed(self, output: Any) -> list[Any]:
         """All results in the return value of a call, in the order of the request. Raises TypeError for a value of another kind."""
@@ -79,7 +79,7 @@ def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) ->
 
 
 class WholePictures:
-    """Implements `Results`."""
+    """Pictures as the results of whole calls; implements `Results`."""
 
     ports = (PortSpec(IMAGE, Content.IMAGE),)
     output_type = "pil"
@@ -172,7 +172,7 @@ class WholeFilm:
 
 
 class WholeSound:
-    """Implements `Results`: sound, no longer than the model's latents. takes: parameters of the call. length: the one for the seconds."""
+    """Implements `Results`: sound, no longer than the model's latents. takes: parameters of the call. length: its parameter for seconds."""
 
     output_type = "np"
 
@@ -247,7 +247,7 @@ def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
 
 
 def _field(output: Any, name: str) -> Any:
-    """The results in a pipeline's return value. Raises TypeError if it has none of that name."""
+    """The results in a pipeline's return value. Raises TypeError if it has no field of that name."""
     made = getattr(output, name, None)
     if made is None:
         raise TypeError(f"the pipeline made {type(output).__name__}, which has no {name}")

@@ -2,7 +2,7 @@
 
     latents, the model's result for them --advance--> latents a step further, and the estimate of the picture without noise
 
-Together with the latents that is the state of a drawing, from which another replica goes on. A trial finds the attributes of a scheduler
+With the latents, these are the state of a drawing, from which another replica goes on. A trial finds the attributes of a scheduler
 that are its history: a step changes them. The number of steps, and the size of a scheduler's numbers, follow from the plan, so only numbers
 that depend on the picture are kept.
 """
@@ -30,13 +30,13 @@ SUPPORTED = (
 TRIED_STEPS = 6
 
 NOISE_BYTES = 5056
-"""The state of a generator of PyTorch on the processor (Mersenne Twister)."""
+"""Bytes of the state of a generator of PyTorch on the CPU (Mersenne Twister)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """The state of a picture's sampler after so many steps. history: tensors that the scheduler remembers and that depend on the picture.
-    noise: uint8 [NOISE_BYTES], the state of the generator of the noise of later steps; None if they draw none."""
+    """The state of a picture's sampler after `step` steps. history: tensors that the scheduler remembers and that depend on the picture.
+    noise: uint8 [NOISE_BYTES], the state of the generator of the noise of later steps; None if steps draw no noise."""
 
     step: int
     latents: Tensor
@@ -46,7 +46,7 @@ class SamplerState:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a kind of scheduler. tensors: largest number of tensors of the latents' size. draws: whether steps draw noise."""
+    """The memory of a scheduler. tensors: how many tensors of the latents' size it keeps, at most. draws: whether steps draw noise."""
 
     tensors: int
     draws: bool
@@ -167,7 +167,7 @@ class PictureSampler:
             )
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros up to this one: then only values that depend on the picture differ from those after real steps."""
+        """Take steps of zeros up to this one: then only values that depend on the picture are not as after real steps."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)

@@ -31,7 +31,7 @@ from omnistage.models.interface import (
 
 AUDIO, LATENTS = "audio", "latents"
 FIRST_LATENTS, MOST_LATENTS = 8, 64
-"""Decoded at once: few at first, so that sound begins early; then twice as many each time, for each time has an overlap too."""
+"""Latents decoded at once: few at first, so that sound begins early; then twice as many each time, as each time costs an overlap."""
 
 
 class SoundPainter(Painter):
@@ -62,7 +62,7 @@ class SoundPainter(Painter):
         """The samples that the VAE makes of latents: [1, channels of sound, samples], float32."""
 
     def window(self, plan: DrawingPlan) -> tuple[int, int]:
-        """The part of the sound that is asked for: its first sample, and the one after its last."""
+        """The part of the sound that is asked for: its first sample, and the sample after its last."""
         most = self.upsampling.samples(self.latent_length)
         first, end = (min(int(second * self.rate_hz), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
         return first, end
@@ -83,7 +83,7 @@ class SoundPainter(Painter):
 
 
 class Sounds:
-    """Implements `CanvasProduct`. model: its name, for messages."""
+    """The product of sound models, a `CanvasProduct`. model: the model's name, for messages."""
 
     def __init__(self, painter: SoundPainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -123,7 +123,7 @@ class Sounds:
 
 
 class SoundPieces:
-    """Decodes a sound piece by piece. samples: makes [1, channels, samples] of latents. upsampling: that of the decoder."""
+    """Decodes a sound piece by piece. samples: makes [1, channels, samples] of latents. upsampling: the decoder's."""
 
     def __init__(self, samples: Callable[[Tensor], Tensor], upsampling: Upsampling) -> None:
         self._samples, self._upsampling = samples, upsampling
@@ -179,11 +179,11 @@ class Convolution:
 
 class Upsampling:
     """The latents that the samples of a decoder depend on. A decoder is a chain of convolutions, each of which looks at some neighbours:
-    with these beside them, a part of the latents gives the same samples as all latents."""
+    with these neighbours, a part of the latents gives the same samples as all latents."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        """decoder: it uses its convolutions in the order in which it has them, and no part beside the chain looks further than the chain.
-        Raises BadCheckpoint for a decoder of another kind."""
+        """decoder: uses its convolutions in the order in which it has them, and no other part of it looks further than they do. Raises
+        BadCheckpoint for a decoder of another kind."""
         self._chain = tuple(_convolution(each) for each in decoder.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d))
 
     @property
@@ -199,7 +199,7 @@ class Upsampling:
         return count
 
     def latents(self, first: int, end: int) -> tuple[int, int]:
-        """The first latent that samples from `first` to before `end` depend on, and the one after the last; either may lie outside."""
+        """The first latent that samples from `first` to before `end` depend on, and the latent after the last. They may not exist."""
         last = end - 1
         for each in reversed(self._chain):
             if each.is_transposed:

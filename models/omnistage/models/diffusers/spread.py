@@ -1,4 +1,4 @@
-"""A transformer over several processes: each has a part of its weights, cut as Diffusers says, or all of them and a part of the tokens.
+"""A transformer in several processes: each has a part of its weights, cut as Diffusers says, or all of them and a part of the tokens.
 
 Only the first rank has encoders, VAE, schedulers and latents. Before each pass it sends the transformer's arguments to the others.
 Diffusers can cut weights itself, but only on accelerators, and its sums lose an error of another rank; here the engine's sums are used.
@@ -75,9 +75,9 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """transformer: that of the first rank. team: the other ranks. least: fewest tokens of words, and of pictures, in a pass."""
+        """transformer: of the first rank. team: the other ranks. least: fewest tokens of words, and of pictures, in a pass."""
         self._forward, self._team, self._least = transformer.forward, team, least
-        self._apart = ""
+        self._apart = ""  # Why no further pass is possible; empty if passes are.
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:
@@ -98,7 +98,7 @@ class Spread:
 
 
 def is_spread(transformer: Any) -> bool:
-    """Whether other ranks compute what this one computes."""
+    """Whether other ranks take part in the passes of this transformer."""
     return isinstance(transformer.forward, Spread)
 
 

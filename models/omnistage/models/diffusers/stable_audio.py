@@ -26,7 +26,7 @@ from omnistage.models.diffusers.stepcache import StepCache
 USUAL_S = 10.0
 """Usual seconds of a model that can make more: the pipeline always makes the longest sound, which is slow."""
 
-# The first and the last level of noise, and the 0 behind, lie outside the tree of noise, which uses its ends for them.
+# The first and the last level of noise, and the 0 after it, lie outside the tree of noise, which uses its ends for them.
 warnings.filterwarnings("ignore", "Should have t[ab]", UserWarning, "torchsde")
 
 

@@ -2,7 +2,7 @@
 
 The first block of a transformer is always computed. Its residual is what the block adds to a row. If the residual is nearly that of the
 last step which was computed whole, the other blocks would add nearly the same as they did then; the row gets that sum again, and skips
-these blocks. Rows of one pass that need the other blocks go through them together without the rest. The hooks of Diffusers that do the like
+these blocks. Rows of one pass that need the other blocks go through them together without the others. Hooks of Diffusers for the same aim
 keep one state for a whole module, where pictures that join and leave would get each other's state.
 
 A request that wants the cache says how much the residual may change, in parts of itself; the more it may change, the fewer blocks are
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 class Residuals:
     """The residuals of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all steps are. first:
     the sum that the first block added in the last step that was computed whole; rest: the sum that the other blocks added; both [tokens,
-    width]. reused: number of steps that were not computed whole; largest: the largest change among those."""
+    width]. reused: number of steps that were not computed whole; largest: the largest change in these steps."""
 
     threshold: float
     first: Tensor | None = None
@@ -142,7 +142,7 @@ class StepCache:
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
     def _join_rows(self, now: _Pass, made: Tensor) -> Tensor:
-        """All rows after the last block. made: its result for the kept rows. Others get what the blocks added in their last whole step."""
+        """All rows after the last block. made: its result for the kept rows. Other rows get the sum of their last whole step."""
         assert now.base is not None
         whole, kept = now.base.clone(), iter(made if now.kept else ())
         for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):

@@ -1,4 +1,4 @@
-"""The place of the default picture model: a package of its own, which has nothing but the model's files."""
+"""Finds the default picture model: a package of its own, which has nothing but the model's files."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """what: the things that the checkpoint draws, as text; empty if it does not say. words: the words that it knows, by their subject,
-    first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it learned small letters only,
-    and gets prompts in them. one_size: it draws well only in its own size."""
+    """The words of a checkpoint. what: the things that it draws, as text; empty if it does not say. words: the words that it knows, by
+    their subject, first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it learned
+    small letters only, and gets prompts in them. one_size: it draws well only in its own size."""
 
     what: str = ""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
