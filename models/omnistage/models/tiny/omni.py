@@ -76,7 +76,7 @@ def build_vocabulary() -> ByteVocabulary:
 
 
 def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgress, write: Callable[[Path, ByteVocabulary], Ids]) -> Ids:
-    """Write a tokenizer with the ordered vocabulary; returns the result of `write`. Raises FetchError for that of Qwen."""
+    """Write a tokenizer with the ordered vocabulary; returns the result of `write`. Raises FetchError (Qwen's only)."""
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
     ids = write(directory, vocabulary)
@@ -85,7 +85,7 @@ def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgre
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-    """Write config.json and the settings. values: its contents. preprocessor: what preprocessor_config.json has beside PREPROCESSOR."""
+    """Write config.json and the settings. values: its contents. preprocessor: entries of preprocessor_config.json besides PREPROCESSOR."""
     vision = values["thinker_config"]["vision_config"]
     patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
     write_json(directory / "config.json", values)

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SIDE = 512
-"""Most pixels of a side of a picture that is read."""
+"""The limit of pixels of a side of a picture that is read."""
 
 MAX_SAMPLES = 240_000
-"""Most samples of a sound that is read."""
+"""The limit of samples of a sound that is read."""
 
 MAX_BYTES = 1 << 20
-"""Most bytes of a file that is read: toys read on the event loop."""
+"""The limit of bytes of a file that is read, because toys read on the event loop."""
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = ">IIBBBBB"

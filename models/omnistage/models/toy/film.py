@@ -45,12 +45,12 @@ SIDE, STEPS, GUIDANCE = 32, 6, 4
 PATCH_PIXELS = 64
 """Pixels of one plane that cost one unit, for each side of the guidance."""
 MOST_KEPT = 1 << 16
-"""Most numbers in the checkpoint of a job; a larger state is not kept."""
+"""The limit of numbers in the checkpoint of a job; a larger state is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
-    """interval_s: pause before each step. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see steps.Fair; a
+    """interval_s: pause before each step. max_chunk: limit of frames or 1000 samples in a piece. budget, step_budget: see steps.Fair; a
     patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: how many parts the model has, each for its share
     of the steps. multistep: a step also reads the model's result of the step before. workers: how many steps run at once."""
 
@@ -70,7 +70,7 @@ class FilmOptions:
 
 
 class ToyFilmJob:
-    """One drawing. latent: its planes after `step` steps. before: the model's result in the last of them. made: in the next one."""
+    """One drawing. latent: its planes after `step` steps. before: the model's result in the last step. made: its result in the next."""
 
     def __init__(self, scene: ToyScene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
@@ -98,7 +98,7 @@ class Pauses:
 
 
 class FilmMaker(Toy):
-    """Implements `DiffusionModel`, and the `Drawing` of its sessions."""
+    """The toy film maker: a `DiffusionModel`, and the `Drawing` of its own sessions."""
 
     def __init__(self, options: FilmOptions) -> None:
         super().__init__(ToyOptions(options.interval_s, options.max_chunk))
@@ -214,7 +214,7 @@ class FilmMaker(Toy):
         return job.step == job.scene.steps
 
     def give_up(self, job: ToyFilmJob) -> None:
-        """A job holds nothing besides itself."""
+        """Nothing is to be freed: a job holds only itself."""
 
     def decode(self, job: ToyFilmJob) -> Generator[Drawn, None, None]:
         for product in self.products(job.scene.request):

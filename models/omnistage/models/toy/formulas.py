@@ -65,7 +65,7 @@ def audio(seed: int, prompt: str, length: int, samples_per_frame: int = SAMPLES_
 
 
 def stamp() -> NDArray[np.int64]:
-    """The time now, in monotonic microseconds, as LIMBS numbers below 2^15, least first; all processes of a host have this clock."""
+    """The time now, in monotonic microseconds, as LIMBS numbers below 2^15, lowest first; all processes of a host have this clock."""
     now = time.monotonic_ns() // 1000
     return np.array([now >> (15 * limb) & 0x7FFF for limb in range(LIMBS)])
 
@@ -130,7 +130,7 @@ def _values(one: Seen) -> NDArray[np.int64]:
 
 
 def next_place(prompt: NDArray[np.int64]) -> int:
-    """The position at which the answer begins: after the furthest one on any axis. prompt: as from `items`."""
+    """The position at which the answer begins: after the largest position on any axis. prompt: as from `items`."""
     return int(prompt[:, 1:].max()) + 1 if len(prompt) else 0
 
 
@@ -209,7 +209,7 @@ def latent_after(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np
 
 
 def layer(latent: NDArray[np.int64], number: int) -> NDArray[np.uint8]:
-    """A layer of a picture, [height, width]: 16 brighter than the one below."""
+    """A layer of a picture, [height, width]: 16 brighter than the layer below."""
     pixels: NDArray[np.uint8] = ((latent + 16 * number) % 256).astype(np.uint8)
     return pixels
 

@@ -48,7 +48,7 @@ REVISION = "1"
 VOICES = ("toy", "other")
 MAX_FILM_BYTES = 512 << 20
 ENDLESS = 1 << 16
-"""Most frames of a speech."""
+"""The limit of frames of a speech."""
 
 TEXT = PortSpec("text", Content.TEXT, compact=True)
 PROMPT = PortSpec("prompt", Content.TENSOR, width=formulas.OMNI_WIDTH, element_type=ElementType.BFLOAT16)
@@ -79,7 +79,7 @@ class OmniOptions:
 
 @dataclass(frozen=True, slots=True)
 class OmniThinkerOptions(OmniOptions):
-    """microphone: also reads sound that is streamed on a port of that name. films: also reads films, by digest, and all media on ports."""
+    """microphone: it also reads sound that comes on the port `microphone`. films: also films, by digest, and all media on ports."""
 
     of: ClassVar[str] = "the thinker of toy-omni"
 
@@ -104,7 +104,7 @@ class PreparedToy:
 
 
 class OmniThinker(_Omni):
-    """Implements `ThinkerModel`: each token is the one before plus 7; the first depends on all items of the prompt."""
+    """Implements `ThinkerModel`: each token is the token before it plus 7; the first token depends on all items of the prompt."""
 
     def __init__(self, options: OmniThinkerOptions) -> None:
         super().__init__(options)
@@ -295,7 +295,7 @@ class OmniTalker(_Omni):
 
 
 class _Prompt:
-    """Adds up a prompt for the Talker. whole: all of it has come. key: then the number from which the first frame is made."""
+    """Adds up a prompt for the Talker. whole: whether all of it has come. key: its sum, from which the first frame is made."""
 
     def __init__(self, voice: str) -> None:
         self._sum = 100 * VOICES.index(voice or VOICES[0])

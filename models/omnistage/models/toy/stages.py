@@ -1,4 +1,4 @@
-"""The four toy models. They cut their output into chunks of random size on purpose, as real ones do, so that only content is comparable."""
+"""The four toy models. They cut their output into chunks of random size on purpose, so that tests can only compare contents."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ DIFFERENCE = 7
 
 @dataclass(frozen=True, slots=True)
 class ToyOptions:
-    """interval_s: pause before each token, and of a Code2Wav before each piece. max_chunk: most tokens, frames or blocks in one piece; 1
+    """interval_s: pause before each token, and of a Code2Wav before each piece. max_chunk: limit of tokens, frames or blocks in a piece; 1
     makes the cuts certain. stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens after which
-    the model ends by itself. chunk_samples: most samples in one piece of sound; 0: all that can be made. context: frames that a Code2Wav
+    the model ends by itself. chunk_samples: limit of samples in a piece of sound; 0: all that can be made. context: frames that a Code2Wav
     requests before the one in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
-    revision, as if it sampled differently. room: most characters of a conversation; 0: any number. prebuffer_s: as in Sound; below 0:
-    None. mute_every: the Talker reports the word of each row with a number divisible by this as unspoken; 0: none. thinks: so many first
-    tokens of an answer are the thought before it."""
+    revision, as if it sampled differently. room: limit of characters of a conversation; 0: none. prebuffer_s: as in Sound; below 0:
+    None. mute_every: the Talker reports the word of each row with a number divisible by this as unspoken; 0: none. thinks: how many of the
+    first tokens of an answer are a thought."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -130,7 +130,7 @@ class FirstTokens:
 
 
 class ToyThinker(Toy):
-    """Implements `ThinkerModel`: each token is the one before plus 7 (`formulas.token`), its row counts up from it (`formulas.row`)."""
+    """Implements `ThinkerModel`: each token is the last one plus 7 (`formulas.token`), and its row counts up from it (`formulas.row`)."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)

@@ -32,8 +32,7 @@ PROCESSOR = "Qwen2VLProcessor"
 
 
 def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
-    """Fill an existing empty folder with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would need an
-    embedding larger than all the rest."""
+    """Fill an existing empty folder with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which is too large."""
     check_tokenizer(name, order)
     design = DESIGNS[name]
     dtype = getattr(torch, order.dtype or "float32")
@@ -115,7 +114,7 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.1
     if name.endswith(("time_proj.weight", ".weights")):  # frequencies
         return 0.0, 1.0
-    if name.endswith(".weight_g"):  # a length; with a larger one each layer of a VAE of sound would be louder than the one before
+    if name.endswith(".weight_g"):  # a length; with a larger one each layer of a VAE of sound would be louder than the last one
         return 0.6, 0.06
     if name.endswith(".gamma") or len(shape) == 1:  # a norm
         return 1.0, 0.1

@@ -1,6 +1,6 @@
 """The parts of the pipelines of films and sounds with random weights, and their sizes: arguments of the parts' classes.
 
-They keep the features that tell the published ones apart, and in "tiny" and "small" the published proportions: how many pixels and frames a
+They keep the features by which the published ones differ, and in "tiny" and "small" the published proportions: how many pixels and frames a
 latent covers, how many times the sound is refined. "odd" changes everything that may change.
 """
 
@@ -19,7 +19,7 @@ SIZES = ("tiny", "small", "odd")
 @dataclass(frozen=True, slots=True)
 class PipelinePart:
     """A model of a pipeline. kind: its class. library: the library that has the class: Transformers, Diffusers or a pipeline of Diffusers.
-    values: arguments that all sizes have; sizes: those of each."""
+    values: arguments for all sizes. sizes: further arguments, by size."""
 
     kind: str
     sizes: Mapping[str, Values]
@@ -30,7 +30,7 @@ class PipelinePart:
 @dataclass(frozen=True, slots=True)
 class MovingDesign:
     """A pipeline. encoder, encoders: class of its text encoder, and its arguments by size. tokens: length of a text. scheduler, schedule:
-    its class, and the contents of its file. nothing: parts that it lacks. values: others of model_index.json."""
+    its class, and the contents of its file. nothing: parts that it lacks. values: other entries of model_index.json."""
 
     pipeline: str
     encoder: str
@@ -76,7 +76,7 @@ def _latents(count: int) -> Values:
 
 
 def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> MovingDesign:
-    """A pipeline of Wan with two transformers. boundary: the noise (0..1) at which the second takes over. special: channels by size."""
+    """A pipeline of Wan with two transformers. boundary: the noise (0..1) where the second takes over. special: channels by size."""
     sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], **special[size]} for size in SIZES}
     channels = {size: special[size]["out_channels"] for size in SIZES}
     vaes = {size: {**WAN_VAE[size], "z_dim": channels[size], **_latents(channels[size])} for size in SIZES}

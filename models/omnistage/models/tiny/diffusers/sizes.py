@@ -71,7 +71,7 @@ LONGCAT_SCHEDULE: Values = {"max_image_seq_len": 4096, "max_shift": 1.15, "shift
 
 
 def _qwen(pipeline: str, processor: str = "", vae: Values | None = None, special: Values | None = None) -> Design:
-    """A pipeline of Qwen-Image. vae, special: arguments of VAE and transformer beside the usual ones."""
+    """A pipeline of Qwen-Image. vae, special: arguments of VAE and transformer in addition to the usual ones."""
     return Design(
         pipeline=pipeline,
         transformer="QwenImageTransformer2DModel",

@@ -1,7 +1,7 @@
 """The tokenizer of the drawing checkpoints with random weights, with the special tokens of Qwen2.5-VL.
 
 The pipelines cut a constant number of tokens off an encoded prompt, as many as their instruction has in Qwen's own vocabulary. There each
-of its words is one token, so each is one here too.
+word of the instruction is one token, so it is one token here too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n"
 
 @dataclass(frozen=True, slots=True)
 class WordIds:
-    """Token ids that configs must name. rows: how many the embedding has; some belong to no token."""
+    """Token ids that configs must name. rows: number of rows of the embedding; some belong to no token."""
 
     pad: int
     im_start: int

@@ -20,7 +20,7 @@ PREPROCESSOR = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "processor_class": "Qwen2_5OmniProcessor",
 }
-"""Contents of preprocessor_config.json beside those of both families."""
+"""Entries of preprocessor_config.json that are added to the entries for both families."""
 
 
 def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:

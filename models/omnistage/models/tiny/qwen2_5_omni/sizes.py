@@ -1,6 +1,6 @@
 """The sizes of the checkpoints of `make-tiny qwen2.5-omni`, and their config.json in the published form.
 
-All values that are not in a size are those published for Qwen/Qwen2.5-Omni-7B: 128 mel bins, patches of 14 x 14 x 2, 8448 items of the
+All values that are not in a size are as published for Qwen/Qwen2.5-Omni-7B: 128 mel bins, patches of 14 x 14 x 2, 8448 items of the
 Talker, and for Code2Wav 22 layers of which 10 looks ahead and 0 and 20 look back, 80 mel bins, and rates of the vocoder that make 240
 samples of a frame.
 """
@@ -56,7 +56,7 @@ class AudioSize:
 
 @dataclass(frozen=True, slots=True)
 class DitSize:
-    """The 22 layers that make mel frames of codes. speaker: width of a voice's vector. encoder*: of the part that reads an example."""
+    """The 22 layers that make mel frames of codes. speaker: width of a voice's vector. encoder*: sizes of the part for examples."""
 
     hidden: int
     heads: int
@@ -150,7 +150,7 @@ SIZES: Mapping[str, Size] = {
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids that the config names. speakers: by voice, the token that selects it for the Talker. rows: how many the embedding has."""
+    """Token ids that the config names. speakers: by voice, the token that selects it for the Talker. rows: rows of the embedding."""
 
     pad: int
     im_start: int

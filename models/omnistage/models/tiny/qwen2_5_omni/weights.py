@@ -27,8 +27,8 @@ GAINS = (
     (".resblocks.", 0.5),
     (".conv_post.", 0.2),
 )
-"""By how much matrices enlarge their input, by a part of their names; others by 1. Large ones in attention make it sharp, so that an answer
-does not repeat one token; small ones in the vocoder keep its sound below full scale."""
+"""By how much matrices enlarge their input, by a part of their names; others by 1. Large gains in attention make it sharp, so an answer
+does not repeat one token; small gains in the vocoder keep its sound below full scale."""
 
 DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model.": ("talker_config",)}
 """The beginnings of the names of the decoders' weights, and the place of their sizes in the config."""

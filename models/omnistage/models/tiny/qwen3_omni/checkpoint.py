@@ -23,13 +23,13 @@ from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLA
 from omnistage.models.tiny.weights import write_weights
 
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
-"""Contents of preprocessor_config.json beside those of both families."""
+"""Entries of preprocessor_config.json that are added to the entries for both families."""
 
 GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
     *((".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1)),
 )
-"""By how much matrices and norms enlarge their input, by a part of their names; others by 1. Large ones in attention
+"""By how much matrices and norms enlarge their input, by a part of their names; others by 1. Large gains in attention
 keep an answer from repeating one token."""
 
 DECODERS = {
@@ -62,7 +62,7 @@ def _make(directory: Path, order: CheckpointOrder, progress: ShowProgress, confi
 
 
 def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
-    """Write all files but those of the tokenizer. values: the contents of config.json."""
+    """Write all files except the tokenizer's. values: the contents of config.json."""
     write_settings(directory, values, PREPROCESSOR)
     write(directory, values, seed, dtype, progress)
 

@@ -14,7 +14,7 @@ from omnistage.models.tiny.weights import state_of
 PREFIX = "code2wav."
 
 GAINS = ((".q_proj.", 2.0), (".k_proj.", 2.0), (".conv1.", 0.6), (".conv2.", 0.4))
-"""By how much matrices enlarge their input, by a part of their names; others by 1. Large ones make attention sharp: frames differ."""
+"""By how much matrices enlarge their input, by a part of their names; others by 1. Large gains make attention sharp, so frames differ."""
 
 LAST_GAIN = 0.05
 """Gain of the last convolution: it keeps the sound below full scale, where all sounds would be equal."""

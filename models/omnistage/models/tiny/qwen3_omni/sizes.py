@@ -27,7 +27,7 @@ SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
 @dataclass(frozen=True, slots=True)
 class TextSize:
     """The decoder of the Thinker. rope_sections: pairs of components of a head that turn by time, height and width; together half of
-    head_size. chosen: how many of the experts a row goes to. expert: width of one."""
+    head_size. chosen: how many of the experts a row goes to. expert: width of an expert."""
 
     layers: int
     hidden: int
@@ -66,6 +66,8 @@ class AudioSize:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerSize:
+    """The Thinker: its decoder, and its encoders of pictures and sound."""
+
     text: TextSize
     vision: VisionSize
     audio: AudioSize
@@ -74,7 +76,7 @@ class ThinkerSize:
 @dataclass(frozen=True, slots=True)
 class TalkerSize:
     """The Talker. codes: how many ids a codebook has. groups: codes of a frame. between: width inside the two projections. sections: as
-    rope_sections above. expert, shared: widths of an expert, and of the one for all rows. predictor_*: sizes of the code predictor."""
+    rope_sections above. expert, shared: widths of an expert, and of the expert for all rows. predictor_*: sizes of the code predictor."""
 
     layers: int = 2
     hidden: int = 96

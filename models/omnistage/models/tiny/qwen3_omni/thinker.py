@@ -1,5 +1,5 @@
 """The Thinker of `make-tiny qwen3-omni`: its config in the published form, and the shapes of its weights. All values that are not in a size
-are those published for Qwen/Qwen3-Omni-30B-A3B-Instruct: 128 mel bins, chunks of a second, patches of 16 x 16 x 2."""
+are as published for Qwen/Qwen3-Omni-30B-A3B-Instruct: 128 mel bins, chunks of a second, patches of 16 x 16 x 2."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ DESIGN = TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEM
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids that the config names. rows: how many the embedding has."""
+    """Token ids that the config names. rows: number of rows of the embedding."""
 
     im_start: int
     im_end: int
@@ -81,6 +81,6 @@ def write_tokenizer(directory: Path, vocabulary: ByteVocabulary, template: str =
         "tts_bos": "<tts_text_bos>",
         "tts_eos": "<tts_text_eod>",
     }
-    # The last rows of the embedding belong to no token, as in the published one.
+    # The last rows of the embedding belong to no token, as in the published embedding.
     rows = QWEN_ROWS if len(vocabulary.entries) == QWEN_ENTRIES else (max(added.values()) // 64 + 2) * 64
     return Ids(**words, **{name: added[mark] for name, mark in marks.items()}, rows=rows)
