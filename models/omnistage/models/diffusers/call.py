@@ -1,4 +1,4 @@
-"""A whole call of a pipeline of Diffusers, taken step by step from outside.
+"""A whole call of a pipeline of Diffusers, which a caller moves on step by step.
 
 The call runs on a thread of its own, which goes on only while a caller waits in `resume` for the next step. So a pipeline with a closed
 loop shows its progress, can be given up between two steps, and takes turns with others. Each call has a shallow copy of the pipeline and a
@@ -166,7 +166,7 @@ def _plain_copy(scheduler: Any, memo: dict[int, Any]) -> Any:
 
 def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
     """The pipeline's processor of pictures. If the pipeline would draw in the size of the sent picture, a copy of it resizes the picture to
-    the width and height in the call's `arguments`. A picture that the pipeline has changed is left alone."""
+    the width and height in the call's `arguments`. A picture that the pipeline has changed is not resized."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
     if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
         return processor

@@ -135,8 +135,7 @@ class Clips:
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
         """Yields the clips that are complete with the next frame. A large clip waits for more frames, because each message must have a
-        frame of its own: a message without one would come twice in a session that goes on elsewhere. Raises Failed for a film whose frames
-        are so large that waiting does not help."""
+        frame of its own: a message without one would come twice in a resumed session. Raises Failed if waiting cannot help."""
         self._left -= 1
         joins = self._first > 0 and self._place >= self._first and not self._data
         if joins:
@@ -177,8 +176,7 @@ def check_rate(rate_hz: float, field: str) -> None:
 
 def decode_frames(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
-    et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
-    turns."""
+    et al. 2025) for all frames together. The past of its convolutions is kept here, so several films can be decoded in turns."""
     if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # Like `decode`: fetch a VAE that is offloaded as a whole.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]

@@ -53,7 +53,7 @@ CONFIGS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (FeatureExtractionMixin, PREPROCESSOR),
     (ImageProcessingMixin, PREPROCESSOR),
 )
-"""The files that describe each kind of part: the published file, and the one that newer versions write instead."""
+"""The files that describe each kind of part: the published file, and the file that newer versions write instead."""
 LAYER = re.compile(r"\.\d+\.")
 ATTENTION = ("attn_implementation", "_attn_implementation")
 SAFE_WEIGHTS: Mapping[str, Any] = {
@@ -68,8 +68,7 @@ NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The contents of model_index.json. components: library and class of each part of the folder. values: the pipeline's other
-    arguments."""
+    """The contents of model_index.json. components: library and class of each part of the folder. values: other arguments."""
 
     class_name: str
     components: Mapping[str, tuple[str, str]]
@@ -310,7 +309,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _translate_errors(place: Path) -> Iterator[None]:
-    """Turns all errors of the libraries about the files at a place, even those of the system, into BadCheckpoint."""
+    """Turns all errors of the libraries about the files at a place, even errors of the system, into BadCheckpoint."""
     try:
         yield
     except (BadCheckpoint, MemoryError):

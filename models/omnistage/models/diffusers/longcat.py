@@ -50,6 +50,7 @@ class LongCatPainter(PicturePainter):
         return sum(times * len(self.counting(part, add_special_tokens=False)["input_ids"]) for part, times in parts.items()), most
 
     def _shape(self, plan: DrawingPlan) -> tuple[int, int, int]:
+        """The shape of the result in tokens: frames (1), height and width."""
         side = self.pipe.vae_scale_factor * 2
         return 1, plan.height // side, plan.width // side
 
@@ -64,11 +65,12 @@ class LongCatPainter(PicturePainter):
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The rows of a text, [512, width], with those of the padding, because the transformer sees them too."""
+        """The rows of a text, [512, width], with rows for the padding, because the transformer sees them too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
 
     def _image_latents(self, plan: DrawingPlan) -> Tensor | None:
+        """The latents of the edited picture, [tokens, channels]; None if no picture is edited."""
         return None
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:

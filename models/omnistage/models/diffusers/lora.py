@@ -2,7 +2,7 @@
 
 A file may come from anyone. Only safetensors are read, and from a file's own metadata only sizes, scales and names: the loader would pass
 on all of the metadata. The loader also turns the names of other tools into its own. Diffusers goes on without weights that fit nowhere, and
-writes a line to its log; here such files are refused: the weights that each model got are compared with those that it has afterwards."""
+writes a line to its log; here such files are refused: the weights that each model got are compared with its weights afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KNOWN = re.compile(
     r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
 )
 """Matches names of everything that a LoRA may hold: two sides, lengths of columns (DoRA as peft writes it), the number that scales a
-change, and, beside these, whole weights and biases (in files made of the difference of two models)."""
+change, and, besides these, whole weights and biases (in files made of the difference of two models)."""
 DIFFERENCE = re.compile(r"\.diff(_b)?$")
 """Matches names of whole weights and biases."""
 OTHER_KIND = re.compile(r"\.(hada|lokr)_")
@@ -323,7 +323,7 @@ def _digest(value: torch.Tensor) -> bytes:
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadCheckpoint unless a model has exactly the given weights of the file, and all are numbers. name: the adapter's name. The
+    """Raises BadCheckpoint unless a model has exactly these weights of the file, and all are numbers. name: the adapter's name. The
     libraries would make up weights that the file lacks."""
     kind, wanted = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {

@@ -15,7 +15,7 @@ from omnistage.models.options import validate_options
 
 DEFAULTS_FILE = "omnistage.json"
 """A file in the folder of a checkpoint with the defaults of drawings, such as {"width": 128, "height": 128, "steps": 16}. Published
-checkpoints have none; their defaults are those of the pipeline of Diffusers."""
+checkpoints have none; their defaults come from the pipeline of Diffusers."""
 
 AREA = 1024 * 1024
 
@@ -121,7 +121,7 @@ class Defaults:
 
     @classmethod
     def of(cls, folder: Path, options: DiffusersOptions) -> Defaults:
-        """The options, with the folder's defaults for those that were not chosen. Raises BadCheckpoint for a default of another type."""
+        """The options, with the folder's defaults for options that were not chosen. Raises BadCheckpoint for a default of another type."""
         if not (folder / DEFAULTS_FILE).is_file():
             return cls(options)
         said = json_object(folder / DEFAULTS_FILE)

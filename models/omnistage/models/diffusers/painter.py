@@ -118,8 +118,7 @@ class Painter(ABC):
     of the model. Do not call `check_text` on an event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
-    """Values of configs that the loop follows as the pipeline does, as part.name. All values of schedulers, Diffusers' own, are
-    followed."""
+    """Values of configs that the loop follows as the pipeline does, as part.name. All values of schedulers are followed."""
     follows: ClassVar[Mapping[str, Range]] = {}
     """The pipeline's own options that the loop here follows exactly, with the smallest and largest value of each."""
 

@@ -42,18 +42,18 @@ WEBP_SIDE = 16383
 class DrawingLimits:
     """The values that one pipeline can be asked for, and its defaults.
 
-    multiple: of the sides, in pixels. width, height: 0 if the size follows from the picture that is edited. min_side, max_side, max_pixels:
-    of one picture. min_steps to max_steps: if no strength is given; scheduled_steps: fewest that its scheduler can be set to, however many
-    of them the strength leaves. guidance: a scale above guided_above costs a second pass a step, away from the negative prompt; negative:
-    the prompt that stands in for one that is not given. images: fewest and most that are edited. layers: usual and largest number for every
-    picture; 0: it knows no layers. sides: if not empty, the size is one of these and the aspect is that of the picture. guidable,
-    negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
-    pixels times steps of all pictures, layers too. prompt_tokens: a longer prompt is cut to so many; 0: all tokens that are taken are
-    drawn. second_guidance: whether it knows a scale of its own for a second transformer. rate_hz: usual frames a second of a film. shifted:
-    whether its schedule can be shifted by a request. begins: whether a sound may begin late. max_sigma: the largest that may be given; 0:
-    none may. strength: its default; None: it knows none. masked, controlled: whether it wants a mask and a control image. options: the
-    pipeline's own. frames, seconds: of a film and of sound; 0: it makes none. frame_multiple: of the difference between the frames of two
-    films. shaped: whether the size follows from a given picture if no size is asked for.
+    multiple: sides are multiples of it, in pixels. width, height: usual size; 0 if it follows from the edited picture. min_side, max_side,
+    max_pixels: bounds of one picture. steps: usual number; min_steps to max_steps: bounds if no strength is given; scheduled_steps: the
+    smallest number that its scheduler can be set to, however many of them the strength leaves. guidance: usual scale; a scale above
+    guided_above costs a second pass a step, away from the negative prompt. negative: the usual negative prompt. images: smallest and
+    largest number of edited pictures. layers, max_layers: usual and largest number for every picture; 0: it knows no layers. sides: if not
+    empty, the result has as many pixels as a square of one of these sides, in the shape of its picture. guidable, negatable, previewed,
+    step_cached, sized: whether it knows these. max_work: pixels times steps of all pictures, layers too. prompt_tokens: a longer prompt is
+    cut to this; 0: it is not cut. second_guidance: whether a second transformer has its own scale. rate_hz: usual frames a second of a
+    film. shifted: whether a request can shift its schedule. begins: whether a sound may begin late. max_sigma: largest sigma of a request;
+    0: it takes none. strength: usual strength; None: it knows none. masked, controlled: whether it needs a mask and a control image.
+    options: the pipeline's own. frames, seconds: usual length of a film and of sound; 0: it makes none. frame_multiple: numbers of frames
+    differ by multiples of it. shaped: whether the size follows from a given picture if no size is asked for.
     """
 
     multiple: int

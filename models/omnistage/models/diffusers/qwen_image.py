@@ -39,7 +39,7 @@ class QwenImagePainter(PicturePainter):
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
     def _own_limits(self) -> DrawingLimits:
-        """The limits of the pipeline; their defaults are those of the published model."""
+        """The limits of the pipeline, with the defaults of the published model."""
         return DrawingLimits(
             multiple=self.pipe.vae_scale_factor * 2,
             width=1024,
@@ -60,6 +60,7 @@ class QwenImagePainter(PicturePainter):
         return 1, height // side, width // side
 
     def _shapes(self, plan: DrawingPlan) -> tuple[tuple[int, int, int], ...]:
+        """The shapes of the result (each layer of it) and of each edited picture, see `_shape`."""
         return (self._shape(plan.width, plan.height),)
 
     def tokens(self, plan: DrawingPlan) -> int:
@@ -81,6 +82,7 @@ class QwenImagePainter(PicturePainter):
         return rows
 
     def _image_latents(self, plan: DrawingPlan) -> Tensor | None:
+        """The latents of the edited pictures, [tokens, channels]; None if no picture is edited."""
         return None
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:

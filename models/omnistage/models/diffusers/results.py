@@ -58,7 +58,7 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
     """The output type that the pipeline is asked for."""
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """The limits of the pipeline with those of the product."""
+        """The limits of the pipeline, changed for this product."""
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         """The arguments of the call, apart from the arguments that all products have."""

@@ -192,7 +192,7 @@ class Upsampling:
         return math.prod(each.stride for each in self._chain)
 
     def samples(self, latents: int) -> int:
-        """The number of samples that the decoder makes of so many latents."""
+        """The number of samples that the decoder makes of `latents` latents."""
         count = latents
         for each in self._chain:
             count = each.made_of(count)

@@ -1,12 +1,12 @@
 """The step cache: steps that change little are not computed whole, and each row of a batch decides for itself.
 
-The first block of a transformer is always computed. Its residual is what the block adds to a row. If the residual is nearly that of the
-last step which was computed whole, the other blocks would add nearly the same as they did then; the row gets that sum again, and skips
+The first block of a transformer is always computed. Its residual is what the block adds to a row. If the residual is nearly as in the
+last step that was computed whole, the other blocks would add nearly the same as they did then; the row gets that sum again, and skips
 these blocks. Rows of one pass that need the other blocks go through them together without the others. Hooks of Diffusers for the same aim
 keep one state for a whole module, where pictures that join and leave would get each other's state.
 
 A request that wants the cache says how much the residual may change, in parts of itself; the more it may change, the fewer blocks are
-computed and the further is the picture from the one without the cache. The skipped steps are reported with the picture.
+computed and the further is the picture from a picture without the cache. The skipped steps are reported with the picture.
 """
 
 from __future__ import annotations

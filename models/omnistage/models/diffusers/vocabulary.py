@@ -46,7 +46,7 @@ class Vocabulary:
         return prompt.lower() if self.lower_case else prompt
 
     def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
-        """Yields notes for the client: its prompt names nothing known, or its size is not `usual`. size: width and height to draw."""
+        """Yields notes for the client: its prompt names none of the words, or its size is not `usual`. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])

@@ -1,9 +1,9 @@
 """Films by Wan 2.1 and 2.2 (Wan et al. 2025): from words, from a picture and words, by one transformer or two.
 
-With two transformers the first one draws the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
+With two transformers the first draws the steps of much noise and the second the steps of little (`boundary_ratio`). A picture is the
 first frame. A checkpoint of `expand_timesteps` (TI2V) draws with or without a picture: the latents of the picture are the first frame in
-every step, and have no noise. Other checkpoints (I2V) see the picture as channels beside the latents: the channels say which frames are
-given, and hold the latents of a film of the given frames and of grey. Some I2V checkpoints see the picture through an encoder of pictures
+every step, and have no noise. Other checkpoints (I2V) see the picture as further channels of the latents: they say which frames are
+given, and hold the latents of a film of the given frames, else grey. Some I2V checkpoints see the picture through an encoder of pictures
 too.
 """
 
@@ -36,7 +36,7 @@ from omnistage.models.media.errors import BadMedia
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
-"""Frames a second, as published: no file says it. The second one is that of TI2V."""
+"""Frames a second, as published: no file says it. The second one is for TI2V."""
 MAX_FRAMES = 1024
 ENCODED_FRAMES = 4
 """The number of frames that the VAE encodes together."""
@@ -49,7 +49,7 @@ ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
 
 class WanPainter(FilmPainter):
     """Draws films from words, and from one picture or two. Conditions.images are latents [1, channels, frames, height, width]: for TI2V
-    those of the first frame alone, for I2V those of all frames, and the channels of their mask stand before them."""
+    of the first frame alone; for I2V of all frames, and the channels of the mask come before the channels of the latents."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -181,7 +181,7 @@ class WanPainter(FilmPainter):
         vae = self.pipe.vae
         made: Tensor = vae.encode(film.to(self.device, vae.dtype)).latent_dist.mode().float()
         mean, std = self._spread(made)
-        # In this order of operations: another one is another film by a bit.
+        # Another order of operations would change bits of the film.
         return (made - mean) * (1.0 / std)
 
     def _spread(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,7 +191,7 @@ class WanPainter(FilmPainter):
         return mean, std
 
     def _mask(self, latents: Tensor, count: int) -> Tensor:
-        """The mask for `count` pictures, as channels beside the latents: 1 in each frame of the film that is a picture. The first frame of
+        """The mask for `count` pictures, as channels for the latents: 1 in each frame of the film that is a picture. The first frame of
         the latents stands for one frame of the film, four times; each other frame stands for four together."""
         mask = latents.new_zeros(1, int(self.pipe.vae_scale_factor_temporal), *latents.shape[2:])
         mask[:, :, 0] = 1
@@ -220,8 +220,8 @@ class WanPainter(FilmPainter):
         return Conditions(positive, negative, latents, seen=seen)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The rows of a text, [tokens, width], with zeros after the words, because the transformer looks at those too. This is the encoding
-        of the pipeline of words, which does not need ftfy as that of pictures does."""
+        """The rows of a text, [tokens, width], with zeros after the words, as the transformer looks at these too. It calls the pipeline
+        of words even for pictures, because the pipeline of pictures needs ftfy for this."""
         rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
@@ -274,7 +274,7 @@ class WanPainter(FilmPainter):
         return [each[None] for each in made.float()]
 
     def _input(self, canvas: Canvas) -> Tensor:
-        """The transformer's input for a canvas: its latents, with those of its pictures."""
+        """The transformer's input for a canvas: its latents, with the latents of its pictures."""
         images = canvas.conditions.images
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 
@@ -298,7 +298,7 @@ class WanPainter(FilmPainter):
         return int(self.pipe.vae.config.z_dim)
 
     def finished(self, canvas: Canvas) -> Tensor:
-        """The latents of a canvas; for TI2V those of the picture are the first frame."""
+        """The latents of a canvas; for TI2V the first frame is the picture's latents."""
         images = canvas.conditions.images
         return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
 
@@ -307,7 +307,7 @@ class WanPainter(FilmPainter):
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
         mean, std = self._spread(latents)
-        # In this order of operations: another one is another film by a bit.
+        # Another order of operations would change bits of the film.
         latents = latents / (1.0 / std) + mean
         if not is_tiled(vae, latents):
             return decode_frames(vae, latents)
@@ -354,6 +354,6 @@ def _check_shapes(pipe: Any) -> None:
 
 
 def _positions(pipe: Any) -> int:
-    """The limit of places of a film in time, in height and in width, which all transformers know."""
+    """How many places in time, in height and in width all transformers of a pipeline know."""
     experts = (pipe.transformer, pipe.transformer_2)
     return min(int(expert.config.rope_max_seq_len) for expert in experts if expert is not None)

@@ -53,13 +53,13 @@ class CallJob:
 
 
 class WholeDrawing:
-    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, which pictures state in their files."""
+    """Draws by whole calls: a `Drawing` of sessions, and an `Artist`. model: the model's name, which pictures state in their files."""
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
         self._pipe, self._threads = pipe, threads
         self._takes = inspect.signature(type(pipe).__call__).parameters
         self.product = results_of(pipe, self._takes, model)
-        self._calls: dict[PipelineCall, set[CallJob]] = {}
+        self._calls: dict[PipelineCall, set[CallJob]] = {}  # The jobs of each call that are not given up.
         self._limits = defaults.applied(self.product.applied(self._own_limits()))
 
     @property
@@ -128,17 +128,18 @@ class WholeDrawing:
 
     @property
     def _strength(self) -> float | None:
+        """The pipeline's default strength; None if its call has none, or no number as the default."""
         usual = self._takes["strength"].default if "strength" in self._takes else None
         return float(usual) if isinstance(usual, int | float) else None
 
     def _min_steps(self) -> int:
-        """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps: of too few none would be left."""
+        """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps, and too few would leave none."""
         strength = self._strength
         return max(math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1, min_steps(self._pipe.scheduler))
 
     @cached_property
     def _multiple(self) -> int:
-        """Sides are multiples of these pixels: those of the pipeline's processor of pictures, else the VAE's scale (times the patch)."""
+        """Sides are multiples of this many pixels: the scale of the pipeline's processor of pictures, else the VAE's (times the patch)."""
         pipe = self._pipe
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
@@ -171,7 +172,7 @@ class WholeDrawing:
         return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
     def check_text(self, text: str) -> None:
-        """Checks nothing: the pipeline cuts text that its encoder cannot read, as it does everywhere."""
+        """Checks nothing: the pipeline itself cuts text that its encoder cannot read."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         return in_shape(plan, self._multiple)
@@ -207,7 +208,7 @@ class WholeDrawing:
         return job.plan.steps
 
     def key(self, job: CallJob) -> Hashable:
-        """Jobs of equal keys share a call. A job with an image, or with a text beside the prompt, has a call of its own."""
+        """Jobs of equal keys share a call. A job with an image, or with an option that is a text, has a call of its own."""
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan

@@ -41,7 +41,7 @@ class ZImagePainter(PicturePainter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """The number of tokens of a text in its template, and its limit: the pipeline's, or that of the transformer's places for words."""
+        """The number of tokens of a text in its template, and its limit: the pipeline's, or the transformer's places for words."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
@@ -60,13 +60,13 @@ class ZImagePainter(PicturePainter):
         return ids
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The rows of a text, [tokens, width]. The pipeline encodes 512 tokens and keeps only so many: as no token sees later ones, the
-        rows are the same."""
+        """The rows of a text, [tokens, width]. The pipeline encodes padding too; no token sees later ones, so the rows are equal."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
 
     def _latent_size(self, plan: DrawingPlan) -> tuple[int, int]:
+        """The height and width of the latents."""
         return plan.height // self.pipe.vae_scale_factor, plan.width // self.pipe.vae_scale_factor
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
@@ -100,10 +100,10 @@ class ZImagePainter(PicturePainter):
         return [-each[:, 0].float()[None] for each in made]
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """The velocity after guidance, which an option makes no longer than that of the prompt alone."""
+        """The velocity after guidance, which an option makes no longer than the prompt's own velocity."""
         both = positive + canvas.plan.guidance * (positive - negative)
         if canvas.plan.option("cfg_normalization", False):
-            # No longer than the prompt's own velocity, over all places together.
+            # No longer than the prompt's own velocity, for all places together.
             prompt_norm, guided_norm = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
             return both * (prompt_norm / guided_norm) if guided_norm > prompt_norm else both
         return both

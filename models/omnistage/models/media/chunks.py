@@ -132,7 +132,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
 
 def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
     """The end of the file and the number of bytes of its samples, as the file states them. The dict has, by place, the bytes that must
-    replace those of a file with 64-bit sizes, so that it can be read with 32-bit sizes."""
+    replace the bytes of a file with 64-bit sizes, so that it can be read with 32-bit sizes."""
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
@@ -144,7 +144,7 @@ def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[in
 
 def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
     """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
-    follow. few: whether so few bytes are left that they are no samples."""
+    follow. few: whether the bytes after `stop` are too few for samples."""
     for at in dict.fromkeys((_align(stop, form), stop)):
         if begins(file, at):
             return at
@@ -180,8 +180,7 @@ def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Yields the chunks that follow each other from `at` on, while they are whole. The chunk with the samples may be cut off, and
-    is the last."""
+    """Yields the chunks that follow each other from `at` on, while they are whole. The last has the samples and may be cut off."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

@@ -52,8 +52,7 @@ def lay_on_ground(colours: Image.Image, opacity: Image.Image, background: Colour
 
 
 def load_colours(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
-    """The shown form of a picture that was opened from the file and not loaded yet. Raises BadMedia, or any error that Pillow raises for
-    damaged files."""
+    """The shown form of a picture that was opened from the file and not loaded yet. Raises BadMedia, or any error of Pillow."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)

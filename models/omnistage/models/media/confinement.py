@@ -40,7 +40,7 @@ CALLS = (
     *(39, 186, 98, 99, 318),  # getpid gettid getrusage sysinfo getrandom
 )
 """Calls that decoding needs for every medium. None of them opens or names a file, begins a process or a thread, or sends a signal; each
-acts on this process and on the descriptors that it was given."""
+acts on this process and on the descriptors that it has got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ LIMITED = (
     Only(10, 2, without=mmap.PROT_EXEC),  # mprotect
     Only(28, 2, values=(mmap.MADV_DONTNEED, mmap.MADV_FREE, mmap.MADV_HUGEPAGE)),  # madvise: root can break memory with it
     Only(38, 0, values=(signal.ITIMER_PROF,)),  # setitimer
-    Only(202, 1, values=_WAIT_AND_WAKE),  # futex: the operations for locks of one process, without those that had security holes
+    Only(202, 1, values=_WAIT_AND_WAKE),  # futex: operations for locks of one process, none that had security holes
 )
 """Calls of which decoding needs only a part. fcntl and ioctl are not among them: both send signals to any process of the user."""
 
@@ -88,8 +88,7 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """The instructions that the kernel runs before every call, to allow or refuse it. They refuse calls of the x32 ABI, which have other
-    numbers."""
+    """The instructions that the kernel runs before every call, to allow or refuse it. They refuse calls of x32, which have other numbers."""
     code = [
         (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),

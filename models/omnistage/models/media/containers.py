@@ -38,8 +38,7 @@ AUDIO_DECODERS = (
 
 
 STEP_BACK, LEAP = Fraction(1, 10), Fraction(10)
-"""Seconds by which times may go back or jump, as in FFmpeg's command. Beyond them a second recording begins that was joined to the
-first."""
+"""Seconds by which times may go back or jump, as in FFmpeg's command. Beyond them another recording begins."""
 
 FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
 """Decoders of frames that are found by a mark, which other bytes may contain too, and that need the frames before. At a joint of such
@@ -50,7 +49,7 @@ UNDECODED = 0.1
 
 
 def open_container(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
-    """The file from its beginning; None for a file of no known format. Close the result."""
+    """Open the file from its beginning; None for a file in none of FORMATS. Close the result."""
     file.seek(0)
     options = {
         "protocol_whitelist": "none",
@@ -78,7 +77,7 @@ def video_stream(container: InputContainer) -> Any:
 
 
 def sound_stream(container: InputContainer) -> Any:
-    """The sound in the file; None if there is none. The default stream goes first, else the one with the most channels."""
+    """The sound in the file; None if there is none. The default stream goes first, else the stream with the most channels."""
     return max(container.streams.audio, key=lambda stream: (_is_default(stream), stream.channels), default=None)
 
 
@@ -88,7 +87,7 @@ def _is_default(stream: Any) -> bool:
 
 def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
     """Yields the packets of these streams; the last one of each stream is empty. Where recordings were joined, each with its own clock,
-    times are moved so that each goes on where the one before it ended."""
+    times are moved so that each recording goes on where the last one ended."""
     restarts = bool(container.format.flags & cast(int, Flags.ts_discont.value))
     shift = Fraction(0)
     before: dict[int, tuple[Fraction, Fraction]] = {}
@@ -133,7 +132,7 @@ def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterat
 
 def _decoder(stream: Any) -> Any:
     """A decoder for a stream that `checked_decoder` has checked. Transparent films in VP8 and VP9 need another decoder than FFmpeg's own,
-    which do not read the transparency beside each packet."""
+    which do not read the transparency that comes with each packet."""
     checked = stream.codec_context
     seeing = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
     if seeing is None:

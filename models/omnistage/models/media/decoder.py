@@ -67,7 +67,7 @@ class MediaDecoder:
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
-        """The first picture of the file, upright, RGB or RGBA, resized as `ask` says. client: the client whose turn is used."""
+        """The first picture of the file, upright, RGB or RGBA, resized as `ask` says. client: the client that asks."""
         ask = ask or PicturePreprocessing()
         return await self._decode(
             "image", source, ask, client, lambda said, memory: DecodedPicture(_pixels(memory, said["shape"], 3, ask.alpha))
@@ -124,7 +124,7 @@ class MediaDecoder:
 
     @asynccontextmanager
     async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
-        """Wait for the client's turn, and lend a process for one medium. After a failure another one replaces it."""
+        """Wait for the client's turn, and lend a process for one medium. After a failure a new process replaces it."""
         await self._turns.enter(client)
         try:
             process = self._next_process()

@@ -58,6 +58,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _of_system(error: BaseException) -> int | None:
+    """The errno of an error of the system; None for other errors, and for FFmpeg's."""
     return error.errno if isinstance(error, OSError) and not isinstance(error, av.error.FFmpegError) else None
 
 

@@ -131,8 +131,7 @@ class FilmWriter:
     make the same pieces on the same machine. The memory in use does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
-        """rate_hz: frames a second. frames: number of all frames, at least one. track: the sound. Raises ValueError for a missing
-        encoder."""
+        """rate_hz: frames a second. frames: number of all frames, at least one. track: the sound. Raises ValueError without an encoder."""
         if not kind.is_there:
             raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
         self._kind, self._frames, self._track = kind, frames, track
@@ -147,14 +146,12 @@ class FilmWriter:
 
     @property
     def codecs(self) -> str:
-        """The codecs, such as "av01.0.04M.08, opus", which a browser needs before the first piece (RFC 6381); known after the first
-        frame."""
+        """The codecs, such as "av01.0.04M.08, opus", which a browser needs first (RFC 6381); empty before the first frame."""
         return ", ".join([self._codec] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
         """Encode the next frame. Returns the piece of the file that is complete with it, if any; with the last frame, all that is left.
-        pixels: [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without earlier
-        ones."""
+        pixels: [height, width, 3], RGB; all frames have one size. is_key: whether the frame must not depend on earlier frames."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])

@@ -71,8 +71,8 @@ def _check(count: int, most: int, what: str) -> None:
 
 def _check_jpeg(file: BinaryIO) -> None:
     """Raises BadMedia for a JPEG of too many parts. By ISO/IEC 10918-1, annex B, a part is a marker, and for most markers a length and so
-    many bytes; samples come after the start of a scan. Like Pillow, this reads on after an end before any scan, and takes some markers to
-    have no length: so it finds every part that Pillow finds."""
+    many bytes; samples come after the start of a scan. Like Pillow, this reads on after an end before any scan, and gives some markers
+    no length: so it finds every part that Pillow finds."""
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
@@ -134,8 +134,7 @@ def _check_gif(file: BinaryIO) -> None:
 
 
 def _check_tiff(file: BinaryIO) -> None:
-    """Raises BadMedia for a TIFF of too many pieces. An entry of its table is a number, a type, how many values, and these or their
-    place."""
+    """Raises BadMedia for a TIFF of too many pieces. An entry of its table has number, type, count of values, and values or their place."""
     file.seek(0)
     head = file.read(16).ljust(16, b"\0")
     order = "<" if head[:2] == b"II" else ">"

@@ -1,4 +1,4 @@
-"""The limits of the cost of one medium, compared with headers before anything is decoded, and again meanwhile, since headers lie."""
+"""The limits of the cost of one medium, checked by its headers before anything is decoded, and while it is decoded, because headers lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MediaLimits:
     samples per second and channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame as stored.
     result_bytes: size of the decoded result. memory_bytes: address space of the decoding process, libraries included. picture_time_s,
     sound_time_s, film_time_s: seconds of decoding by the clock. picture_least_s, megapixel_s, picture_mebibyte_s: seconds of processor time
-    for a picture of any size, for each million pixels and for each MiB more: at least five times those of the slowest format on a core of
+    for a picture of any size, for each million pixels and for each MiB more: at least five times what the slowest format takes on a core of
     today. sound_least_s, sound_mebibyte_s: the same for sounds.
     """
 

@@ -27,7 +27,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""The turn that makes a picture upright, by its orientation in EXIF."""
+"""The transposition that makes a picture upright, by its orientation in EXIF."""
 
 Image.MAX_IMAGE_PIXELS = None  # our own limit is an error; Pillow's would only be a warning for some sizes
 
@@ -71,7 +71,7 @@ def open_picture(file: BinaryIO) -> ImageFile.ImageFile | None:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """The turn that makes the picture upright; None if it is upright, or no camera noted how it was held."""
+    """The transposition that makes the picture upright; None if it is upright, or no camera noted how it was held."""
     try:
         return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):

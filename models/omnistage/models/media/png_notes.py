@@ -56,7 +56,7 @@ class Chunks(PngImagePlugin.PngStream):
 
     def _note_name(self, cid: bytes, pos: int, length: int) -> bytes:
         """The name of a note that changes how the picture looks: the keyword of a text, else the type of the chunk. Empty for all other
-        chunks. The file stands at `pos` again afterwards."""
+        chunks. Afterwards the file stands at `pos`."""
         if cid not in TEXTS:
             return cid if cid in WHOLE_NOTES else b""
         assert self.fp is not None

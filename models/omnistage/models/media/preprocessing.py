@@ -143,7 +143,7 @@ def sample_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[i
 
     It follows `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for
     some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by
-    zero, gives its last frame again."""
+    zero, gives its last frame more than once."""
     step = ask.frames_multiple
     most = min(ask.max_frames, frames) // step * step
     count = math.floor(min(max(frames / rate_hz * ask.fps, ask.min_frames), most) / step) * step

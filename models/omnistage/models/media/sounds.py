@@ -168,7 +168,7 @@ class Mixer:
             raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it")
 
     def _begin(self, source_hz: int) -> None:
-        """Begin a run of sound at another rate, after ending the one before."""
+        """Begin a run of sound at another rate, after ending the run before it."""
         if not 0 < source_hz <= self._limits.sound_rate_hz:
             most = self._limits.sound_rate_hz
             raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")

@@ -53,7 +53,7 @@ class WaitingPlaces:
             raise
 
     def leave(self, client: Hashable) -> None:
-        """Give back a place of a client. It goes to the client that was served longest ago, among those that may have it."""
+        """Give back a place of a client. It goes to the client that was served longest ago, among clients that may have it."""
         self._free += 1
         self._held[client] -= 1
         if not self._held[client]:

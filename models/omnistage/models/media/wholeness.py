@@ -1,7 +1,7 @@
-"""The check whether all of a file came, by the length that its own header states. Runs in the decoding process.
+"""Checks whether all of a file has come, by the length that its own header states. Runs in the decoding process.
 
 Decoders do not notice a missing end: half of a film is a shorter film. Formats without a length, such as MPEG-TS and ADTS, cannot be
-checked. This module compares bytes. Other signs are checked where they are known: sizes of chunks, as in WAV, in `chunks`; the last page of
+checked. This module compares bytes. Other signs are checked where they are read: sizes of chunks, as in WAV, in `chunks`; the last page of
 an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in `containers`.
 """
 

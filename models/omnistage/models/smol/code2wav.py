@@ -98,7 +98,7 @@ class _Phrase:
         self.received = 0  # Rows that have come.
         self.given = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
-        self._pushed = 0  # Rows that the net has got. Their samples are made, except those of the lookahead.
+        self._pushed = 0  # Rows that the net has got. All their samples are made but of the last LOOKAHEAD_ROWS.
         self._whole = False  # Whether the net has got the end of the phrase.
         self._seed = seed
         self._next_frame = first_row * FRAMES_PER_ROW  # Index, in the session, of the frame of the next spectrum.
@@ -214,7 +214,7 @@ class WaveSession:
                 self._given += phrase.rows
 
     def _begin(self, first: int, rows: Samples) -> Samples:
-        """Return the session's first rows without those before the first whole phrase: a resumed session may get the end of a phrase that
+        """Return the session's first rows without rows before the first whole phrase: a resumed session may get the end of a phrase that
         it does not need. first: index of the first row. Raises BadRequest if a row that the first sample needs is missing."""
         begins = np.flatnonzero(rows[:, INDEX] == 0)
         dropped = 0 if first == 0 else int(begins[0]) if len(begins) else len(rows)

@@ -50,7 +50,7 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class PreparedAnswer(Tokenized):
-    """An answer to be made. begun: the answer with its history, and the request to the engine; None for text that is given or finished."""
+    """An answer to be made. begun: the answer with its history, and the request to the engine; None if the text is verbatim or finished."""
 
     begun: tuple[AnswerAssembler, SequenceRequest] | None
 

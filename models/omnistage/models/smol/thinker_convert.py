@@ -1,7 +1,7 @@
 """Makes the default Thinker from a GGUF file: SmolLM2-135M-Instruct (a Llama) in the form of a Qwen2.5-Omni Thinker.
 
 A Llama layer is a Qwen2 layer whose query, key and value biases are zero, and for plain text the three sections of multimodal rotary
-positions are equal, so the numbers are those of the Llama. The result loads with Transformers'
+positions are equal, so the results are the same as the Llama's. The result loads with Transformers'
 `Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained`; audio and vision encoders are present in their smallest form and unused.
 Runs once; the result is cached.
 """

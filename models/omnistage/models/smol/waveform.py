@@ -47,7 +47,7 @@ class PulseTrain:
 
     def __init__(self) -> None:
         self._f0: NDArray[np.float32] = np.empty(0, np.float32)  # Hz, of the last two frames.
-        self._f0_sum = 0.0  # f0 summed over all samples so far.
+        self._f0_sum = 0.0  # The sum of f0 for all samples so far.
         self._samples = torch.zeros(WINDOW // 2)  # Pulses that further windows need.
         place = ((np.arange(HOP) + 0.5) / HOP - 0.5) % 1.0
         self._place = place.astype(np.float32)  # Places of a frame's samples, 0..1 between the middles of two frames.
@@ -92,7 +92,7 @@ class PulseTrain:
 
 
 class OverlapAdd:
-    """The inverse STFT of a phrase that comes in parts; the result is that of torch.istft(center=True, length=frames * HOP)."""
+    """The inverse STFT of a phrase that comes in parts; the result equals torch.istft(center=True, length=frames * HOP)."""
 
     def __init__(self) -> None:
         self._sum = torch.zeros(_OVERLAP - 1, HOP)  # Samples to which further windows add.

@@ -41,7 +41,7 @@ class TooCostly(ValueError):
 
 
 class JobWork(NamedTuple):
-    """The declared work of a job. cost: cost of a step, in a unit of the model, such as latent tokens, including those of guidance. steps:
+    """The declared work of a job. cost: cost of a step, in a unit of the model, such as latent tokens, guidance included. steps:
     approximate number of steps. client: the job's client."""
 
     cost: int

@@ -26,8 +26,7 @@ class Steps(Protocol[Job, Shown]):
         """Jobs of equal keys can step together; a job whose key is None steps alone. The key may change before each step."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        """Compute one step of all jobs. aside: a second thread for half of the work, or None. After an error no job has changed, and each
-        is stepped alone."""
+        """Compute a step of all jobs. aside: a second thread for half the work, or None. An error changes no job; each then steps alone."""
 
     def take(self, job: Job) -> Shown:
         """Take the computed step; returns what there is to show. If it raises, it ends its own job and no other."""

@@ -38,6 +38,8 @@ class _Entry(Generic[T]):
 
 
 class _NoKey(Exception):
+    """The key of `job` cannot be computed, because of `error`."""
+
     def __init__(self, job: Any, error: Exception) -> None:
         super().__init__()
         self.job, self.error = job, error
@@ -104,7 +106,7 @@ class Loop(Generic[J, A, T]):
             raise cancelled
 
     def _end(self, job: J, error: Exception | None = None) -> None:
-        """End a job, with an error if there is one; a job that has ended stays as it is."""
+        """End a job, with an error if there is one. Does nothing if the job has ended before."""
         self._order.withdraw(job)
         over = self._entries[job].over
         if over.done():
@@ -219,7 +221,7 @@ class Loop(Generic[J, A, T]):
         """End the job if it needs no further step."""
         try:
             is_done = self._steps.is_done(job)
-        except Exception as error:  # The error belongs to the task that waits for this job, whose step is over.
+        except Exception as error:  # The error belongs to the task that waits for this job, whose step has ended.
             self._end(job, error)
         else:
             if is_done:
@@ -242,7 +244,7 @@ class Loop(Generic[J, A, T]):
         """Whether all jobs together can take another step like the last one."""
         try:
             return not any(map(self._steps.is_done, group)) and len(set(map(self._steps.key, group))) == 1
-        except Exception:  # The error of one job: it comes again where it ends that job alone.
+        except Exception:  # The error of one job: it is raised once more where it ends that job alone.
             return False
 
     def _take(self, job: J) -> T | Exception:

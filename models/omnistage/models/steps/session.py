@@ -103,8 +103,7 @@ class Sessions(Generic[J]):
         return self._order.admitted
 
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
-        """Yields the pieces of a job. client: see DrawRequest. Closing this waits until no step has the job. Raises TooCostly, and errors
-        of its steps."""
+        """Yields a job's pieces. client: see DrawRequest. Closing waits until no step has the job. Raises TooCostly or a step's error."""
         session = _Session(job)
         over = self._loop.submit(session, JobWork(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
         over.add_done_callback(session.wake)
@@ -118,10 +117,11 @@ class Sessions(Generic[J]):
             del over  # Its error refers to this frame: each would keep the other in memory.
 
     def key(self, session: _Session[J]) -> Hashable | None:
+        """The key of the session's job; while its pieces are decoded, a key that no other session has."""
         return id(session) if session.decoding is not None else self._drawing.key(session.job)
 
     def step(self, sessions: Sequence[_Session[J]], aside: Aside | None) -> None:
-        """Decode the next piece of the one session, if its steps are over; else compute a step of all sessions."""
+        """If the steps of the one session have ended, decode its next piece; else compute a step of all sessions."""
         decoding = sessions[0].decoding
         if decoding is not None:
             sessions[0].piece = next(decoding, None)

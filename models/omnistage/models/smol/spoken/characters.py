@@ -1,4 +1,4 @@
-"""Replaces the characters of a text by those that the forms know: one character for all that look alike, LOST for those without a sound."""
+"""Replaces the characters of a text by those that the forms know: one for all that look alike, LOST for characters without a sound."""
 
 from __future__ import annotations
 

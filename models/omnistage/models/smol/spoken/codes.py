@@ -46,7 +46,7 @@ def _leader(match: re.Match[str]) -> str:
 
 
 def _leader_of(text: str) -> str:
-    """The word of LEADERS that tells how the digits after this text are read, the last if there are several; empty if there is none."""
+    """The word of LEADERS that decides how the digits after this text are read, the last if there are several; empty if there is none."""
     found = _LAST_WORDS.search(text)
     words = re.findall("[a-z]+", found.group().lower()) if found else []
     return next((word for word in reversed(words) if word in LEADERS), "")
@@ -117,6 +117,7 @@ def _grouped_number(match: re.Match[str]) -> str:
 
 
 def _known_version(match: re.Match[str]) -> str | None:
+    """A version after the name of a program: Python 3.12. None elsewhere."""
     return _version(match) if _leader(match) in VERSION else None
 
 
@@ -136,6 +137,7 @@ def _aircraft(match: re.Match[str]) -> str:
 
 
 def _ordinal(match: re.Match[str]) -> str | None:
+    """An ordinal in words: 22nd. None for more than 15 digits, or for digits after a point."""
     number = parse_number(match["number"])
     return ordinal(int(number.whole)) if len(number.whole) <= 15 and not number.part else None
 

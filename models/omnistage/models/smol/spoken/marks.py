@@ -1,4 +1,4 @@
-"""Marks of ions, of programs, of formulas and of the web: the letters beside a mark decide its meaning."""
+"""Marks of ions, of programs, of formulas and of the web: the letters around a mark decide its meaning."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 
 
 class WrittenNumber(NamedTuple):
-    """A written number: the digits before its point, those after it, and whether marks group them."""
+    """A written number: the digits before its point, the digits after it, and whether marks group them."""
 
     whole: str
     part: str

@@ -130,7 +130,7 @@ def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
 
 
 def _is_kind(match: re.Match[str]) -> bool:
-    """Whether the amount tells what kind of thing follows: a 5 km run, a $20 ticket."""
+    """Whether the amount says what kind of thing follows: a 5 km run, a $20 ticket."""
     if _KIND.match(match.string, match.end()):
         return True
     return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(match.string, match.end()))
@@ -273,7 +273,7 @@ def is_sized(text: str, begin: int, end: int) -> bool:
 
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
     """Whether the mark after a number ends a quotation: one is open, and no later mark ends it. If no opening mark is before it, the words
-    around it decide. marks: a pattern for the marks that open or end a quotation, apart from those after a digit."""
+    around it decide. marks: a pattern for the marks that open or end a quotation, apart from marks after a digit."""
     front, rest = before(match, 200), after(match, 200)
     *_, last = (None, *marks.finditer(front))
     if last and last["opens"] is not None:

@@ -43,6 +43,7 @@ def _date(month: int, day: int, written_year: str) -> str | None:
 
 
 def _iso_date(match: re.Match[str]) -> str | None:
+    """A date that begins with the year: 2024-05-07. None for a month or day that cannot be."""
     return _date(int(match["month"]), int(match["day"]), match["year"])
 
 
@@ -162,6 +163,7 @@ def _half_day(match: re.Match[str]) -> str:
 
 
 def _hour(match: re.Match[str]) -> str | None:
+    """An hour with A.M. or P.M., and a zone if one is written: 9 am UTC. None for an hour above 24."""
     hour = int(match["hour"])
     return f"{cardinal(hour)}{_half_day(match)}{match['zone'] or ''}" if hour <= 24 else None
 
