@@ -48,7 +48,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 class MemoryPlan:
     """The choices for a device. dtype: the type in which the models compute. ranks: number of processes that share the transformer."""
 
-    chosen: DiffusersOptions
+    chosen: DiffusersOptions  # The user's options.
     device: str
     dtype: torch.dtype
     ranks: int = 1

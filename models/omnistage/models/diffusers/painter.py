@@ -74,7 +74,7 @@ class Canvas:
     the last pass; None before it. estimate: the latents without noise, as far as the velocity shows them; only for previews."""
 
     plan: DrawingPlan
-    conditions: Conditions
+    conditions: Conditions  # The encoded words and pictures.
     latents: Tensor
     sampler: PictureSampler
     velocity: Tensor | None = None

@@ -151,17 +151,17 @@ class DrawingPlan:
     height: int
     steps: int
     seed: int
-    results: int
+    results: int  # How many are drawn.
     layers: int
-    previews: int
-    preview_side: int
+    previews: int  # How many are shown.
+    preview_side: int  # Pixels of the longer side; 0: the usual number.
     media_type: str
     client: str
     step_cache: float = 0.0
     sigmas: tuple[float, ...] = ()
     strength: float | None = None
     mask: EditedPicture | None = None
-    control: EditedPicture | None = None
+    control: EditedPicture | None = None  # The picture that the result keeps to.
     options: tuple[tuple[str, Value], ...] = ()
     frames: int = 0
     seconds: float = 0.0

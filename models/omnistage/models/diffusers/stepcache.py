@@ -45,7 +45,7 @@ class _Pass:
     after the first block. added, changes: the sum that the first block added to each row, and its change. kept: numbers of the rows that go
     through the other blocks. reused: the other rows, each with its change. computed: the new first and rest of the kept rows."""
 
-    residuals: Sequence[Residuals]
+    residuals: Sequence[Residuals]  # One for each row.
     lengths: Sequence[int | None]
     base: Tensor | None = None
     added: list[Tensor] = field(default_factory=list)

@@ -53,7 +53,7 @@ class CallJob:
 
 
 class WholeDrawing:
-    """Draws by whole calls: a `Drawing` of sessions, and an `Artist`. model: the model's name, which pictures state in their files."""
+    """Draws by whole calls: a `Drawing` and an `Artist`. model: its name, which files of pictures state. threads: number for torch."""
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
         self._pipe, self._threads = pipe, threads

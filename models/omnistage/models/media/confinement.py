@@ -88,7 +88,7 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """The instructions that the kernel runs before every call, to allow or refuse it. They refuse calls of x32, which have other numbers."""
+    """The instructions that the kernel runs before every call, to allow or refuse it. They refuse x32 calls, which have other numbers."""
     code = [
         (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),

@@ -106,7 +106,7 @@ class Track(NamedTuple):
     """The sound of a film. samples: [samples, 1 or 2 channels], -1 to 1."""
 
     samples: NDArray[np.float32]
-    rate_hz: int
+    rate_hz: int  # Samples a second.
 
 
 class FilmPiece(NamedTuple):

@@ -21,7 +21,7 @@ class EncodedSample(NamedTuple):
     track: int
     time: int
     duration: int
-    is_key: bool
+    is_key: bool  # Whether a player needs no earlier samples for it.
     data: bytes
 
 

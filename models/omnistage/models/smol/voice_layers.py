@@ -20,9 +20,9 @@ class DepthwiseConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(channels, 1, kernel))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.kernel = kernel
-        self.dilation = dilation
-        self.reach = (kernel - 1) * dilation
+        self.kernel = kernel  # Taps of a filter.
+        self.dilation = dilation  # Rows from one tap to the next.
+        self.reach = (kernel - 1) * dilation  # Rows from the first tap to the last.
 
     def forward(self, rows: Tensor) -> Tensor:
         count = max(rows.shape[0] - self.reach, 0)

@@ -71,7 +71,7 @@ class TokenizerDesign:
     whether to write the files that repeat the contents of the others, such as tokenizer.json."""
 
     special: Sequence[str]
-    max_tokens: int
+    max_tokens: int  # The length of the longest text, which the files state.
     ordinary: Sequence[str] = ORDINARY
     later: Sequence[str] = ()
     roles: Mapping[str, str] = field(default_factory=dict)

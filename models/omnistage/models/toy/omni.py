@@ -97,7 +97,7 @@ class _Omni(Toy):
 
 @dataclass(frozen=True, slots=True)
 class PreparedToy:
-    """A request and the contents of its parts, in order. A `Streamed` stands for a medium that still has to come on its port."""
+    """A request. seen: the contents of its parts, in order. A `Streamed` stands for a medium that still has to come on its port."""
 
     request: TextRequest
     seen: tuple[formulas.Seen | Streamed, ...]

@@ -22,11 +22,11 @@ class Design:
     """A pipeline: its parts' classes and arguments. transformers: by size. processor: the part that prepares pictures; "" for none."""
 
     pipeline: str
-    transformer: str
-    transformers: Mapping[str, Values]
-    vae: str
-    vae_values: Values
-    scheduler: Values
+    transformer: str  # The class.
+    transformers: Mapping[str, Values]  # The arguments.
+    vae: str  # The class.
+    vae_values: Values  # The arguments.
+    scheduler: Values  # The arguments.
     processor: str = ""
     special: Values = field(default_factory=dict)
     """Arguments of the transformer that its pipeline needs, at any size."""

@@ -25,10 +25,10 @@ class DecoderSize:
     """A Qwen2 decoder. rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together."""
 
     layers: int
-    hidden: int
-    ffn: int
+    hidden: int  # Width of a row.
+    ffn: int  # Width inside an MLP.
     heads: int
-    kv_heads: int
+    kv_heads: int  # Heads of keys and values.
     head_size: int
     rope_sections: tuple[int, int, int]
 
@@ -38,8 +38,8 @@ class VisionSize:
     """The picture encoder. full_attention: layers that see the whole picture; the others see windows of 112 x 112 pixels."""
 
     layers: int
-    hidden: int
-    ffn: int
+    hidden: int  # Width of a row.
+    ffn: int  # Width inside an MLP.
     heads: int
     full_attention: tuple[int, ...]
 
@@ -49,8 +49,8 @@ class AudioSize:
     """The sound encoder."""
 
     layers: int
-    hidden: int
-    ffn: int
+    hidden: int  # Width of a row.
+    ffn: int  # Width inside an MLP.
     heads: int
 
 
@@ -58,10 +58,10 @@ class AudioSize:
 class DitSize:
     """The 22 layers that make mel frames of codes. speaker: width of a voice's vector. encoder*: sizes of the part for examples."""
 
-    hidden: int
+    hidden: int  # Width of a row.
     heads: int
     head_size: int
-    code_embedding: int
+    code_embedding: int  # Width of a code's vector.
     speaker: int
     encoder: int
     encoder_channels: tuple[int, int, int, int, int]

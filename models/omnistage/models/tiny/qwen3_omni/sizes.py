@@ -30,9 +30,9 @@ class TextSize:
     head_size. chosen: how many of the experts a row goes to. expert: width of an expert."""
 
     layers: int
-    hidden: int
+    hidden: int  # Width of a row.
     heads: int
-    kv_heads: int
+    kv_heads: int  # Heads of keys and values.
     head_size: int
     rope_sections: tuple[int, int, int]
     experts: int
@@ -45,8 +45,8 @@ class VisionSize:
     """The picture encoder. deepstack: layers whose rows are added in the decoder too. grid: rows and columns of its table of positions."""
 
     layers: int
-    hidden: int
-    ffn: int
+    hidden: int  # Width of a row.
+    ffn: int  # Width inside an MLP.
     heads: int
     deepstack: tuple[int, ...]
     grid: int
@@ -57,8 +57,8 @@ class AudioSize:
     """The sound encoder. channels: of its convolutions. window: mel frames that attention sees together, a multiple of 100."""
 
     layers: int
-    hidden: int
-    ffn: int
+    hidden: int  # Width of a row.
+    ffn: int  # Width inside an MLP.
     heads: int
     channels: int
     window: int
@@ -79,14 +79,14 @@ class TalkerSize:
     rope_sections above. expert, shared: widths of an expert, and of the expert for all rows. predictor_*: sizes of the code predictor."""
 
     layers: int = 2
-    hidden: int = 96
+    hidden: int = 96  # Width of a row.
     heads: int = 6
-    kv_heads: int = 2
+    kv_heads: int = 2  # Heads of keys and values.
     head_size: int = 32
     sections: tuple[int, int, int] = (6, 5, 5)
     between: int = 76
     experts: int = 11
-    chosen: int = 3
+    chosen: int = 3  # Experts to which a row goes.
     expert: int = 40
     shared: int = 56
     codes: int = 160
