@@ -55,7 +55,7 @@ class PipelineCall:
         """The results, once the call has ended."""
 
     def resume(self) -> None:
-        """Go on up to the next step, or to the end after the last one; returns when it is reached. Raises the errors of the pipeline."""
+        """Go on up to the next step, or to the end after the last step; returns when it is reached. Raises the errors of the pipeline."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
             self._thread.start()

@@ -20,7 +20,7 @@ PROGRESS = "progress"
 
 
 class DrawingJob:
-    """A plan, its wanted items and its progress. canvases: its pictures, empty until its words and images are encoded, without the pictures that the reader
+    """A plan and its progress. canvases: its pictures, empty until its words and images are encoded, without the pictures that the reader
     has already. cost: latent tokens of a step. first: number of the first picture that is drawn. layout: form of the states that are kept
     on the way. The images of the plan are dropped once they are encoded."""
 

@@ -135,7 +135,7 @@ class Clips:
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
         """Yields the clips that are complete with the next frame. A large clip waits for more frames, because each message must have a
-        frame of its own: a message without one would come twice in a resumed session. Raises Failed if waiting cannot help."""
+        frame of its own: a message without a frame would come twice in a resumed session. Raises Failed if waiting cannot help."""
         self._left -= 1
         joins = self._first > 0 and self._place >= self._first and not self._data
         if joins:

@@ -219,7 +219,7 @@ def _read_config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerBase]) -> None:
-    """Raises BadCheckpoint if a tokenizer's folder has no vocabulary: Transformers would make one without any words."""
+    """Raises BadCheckpoint if a tokenizer's folder has no vocabulary: Transformers would make a vocabulary without words."""
     files = dict(kind.vocab_files_names)
     whole = files.pop("tokenizer_file", "tokenizer.json")
     missing = [file for file in files.values() if not (folder / file).is_file()]

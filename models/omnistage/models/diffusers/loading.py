@@ -186,7 +186,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
 def _make_artist(
     folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
 ) -> StepDrawing | WholeDrawing:
-    """Load the pipeline and its LoRA, and give it its own loop; without one it is drawn by whole calls."""
+    """Load the pipeline and its LoRA, and give it its own loop; if there is no loop for it, it is drawn by whole calls."""
     kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
     pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
     add_loras(pipe, loras)
@@ -237,7 +237,7 @@ def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> DrawingPlan:
     """The plan of a picture with this side, steps and number of edited pictures; 0: as usual. An edited picture is grey, and as large as
-    the drawn one if a size can be asked for. is_smallest: see `smallest`."""
+    the drawn picture if a size can be asked for. is_smallest: see `smallest`."""
     limits = artist.limits
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)

@@ -27,7 +27,7 @@ from omnistage.models.errors import LoadError
 
 MOST = 16
 PARTS = ("transformer", "transformer_2")
-"""Parts of pipelines of two experts; the first one is for steps of much noise."""
+"""Parts of pipelines of two experts; the first expert is for steps of much noise."""
 WHICH = "the first has the steps of high noise, the second those of low"
 SECOND = "load_into_transformer_2"
 """The name of the second part for Diffusers' loader."""

@@ -113,7 +113,7 @@ class DrawnModel(Generic[J]):
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """image_pixels: limit of the pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens:
-        limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in one step, or 0. vocabulary:
+        limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in a step; 0: any. vocabulary:
         the words that the model knows, if its checkpoint lists them."""
         self._vocabulary = vocabulary or Vocabulary()
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info

@@ -41,7 +41,7 @@ ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|,
 
 def check_followed(pipe: Any, followed: Container[str]) -> None:
     """Raises BadCheckpoint for a config by which the pipeline of Diffusers would do something that the loop here does not do: values that
-    its source mentions must be the usual ones. followed: names, as part.name, of values that the loop follows too."""
+    its source mentions must be the usual values. followed: names, as part.name, of values that the loop follows too."""
     for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
         model: Any = getattr(pipe, part, None)
         if model is None or f"{part}.{name}" in followed or name not in model.config:
@@ -99,7 +99,7 @@ class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
     """A product of steps; its latents are canvases, one for each result that has not been made yet."""
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The number of the first result that must be drawn: the client has the earlier ones."""
+        """The number of the first result that must be drawn: the client has the earlier results."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The previews of the last step, if one is due."""

@@ -125,7 +125,7 @@ class Pictures:
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The number of the first result that must be drawn: the client has the earlier ones."""
+        """The number of the first result that must be drawn: the client has the earlier results."""
         counts = self.items(plan)
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
 

@@ -129,7 +129,7 @@ def draws_nothing(mask: EditedPicture) -> bool:
 
 
 class SourcePicture(NamedTuple):
-    """The identity of an edited picture. digest: SHA-256 of its file. background: colour under transparent pixels; None: white."""
+    """The identity of an edited picture. digest: SHA-256 of its file. background: colour under transparent pixels; None: the default."""
 
     digest: bytes
     background: tuple[int, int, int] | None = None
@@ -183,7 +183,7 @@ class DrawingPlan:
         return self.media_type or PNG
 
     def seed_of(self, number: int) -> int:
-        """The seed of the picture with that number: a request for three pictures gets the same ones as three requests with a seed each."""
+        """The seed of the picture with that number: a request for three pictures gets the pictures of three requests with a seed each."""
         return (self.seed + number) % SEEDS
 
     def option(self, name: str, usual: Value) -> Value:

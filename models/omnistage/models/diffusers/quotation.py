@@ -13,7 +13,7 @@ from typing import Any
 WITH_APOSTROPHE = re.compile(r"[a-zA-Z]+'[a-zA-Z]+")
 QUOTED = re.compile("('[^']*?'|\"[^\"]*?\"|‘[^‘’]*?’|“[^“”]*?”)")
 PRIVATE = range(0xF0000, 0xFFFFE)
-"""Characters without a meaning, more than a prompt can have, so that one is free to stand for an apostrophe."""
+"""Characters without a meaning, more than a prompt can have, so that one of them is free to stand for an apostrophe."""
 
 
 def split_quotation(prompt: str) -> list[tuple[str, bool]]:

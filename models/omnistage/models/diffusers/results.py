@@ -203,7 +203,7 @@ class WholeSound:
         return list(_field(output, "audios"))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Yields the samples from the wanted one on, in pieces of PIECE_S. latents: the sound."""
+        """Yields the samples from the first wanted sample on, in pieces of PIECE_S. latents: the sound."""
         count, (made,) = self.items(plan)[AUDIO], latents
         samples, piece = _samples(made, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
         for place in range(wanted.get(AUDIO, count), count, piece):

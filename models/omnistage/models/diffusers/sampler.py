@@ -167,7 +167,7 @@ class PictureSampler:
             )
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros up to this one: then only values that depend on the picture are not as after real steps."""
+        """Take steps of zeros up to step `step`: then only values that depend on the picture are not as after real steps."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)

@@ -129,7 +129,7 @@ class SoundPieces:
         self._samples, self._upsampling = samples, upsampling
 
     def decoded(self, latents: Tensor, first: int, end: int, skipped: int = 0) -> Iterator[NDArray[np.float32]]:
-        """Yields the samples from `first` to before `end`, without the first `skipped` ones, as [samples, channels]. Pieces always have the
+        """Yields the samples from `first` to before `end`, without the first `skipped`, as [samples, channels]. Pieces always have the
         same borders, because others would change some bits. Raises Failed for values that are no numbers: the sound would be silent."""
         count, wanted = FIRST_LATENTS, first + skipped
         while first < end:

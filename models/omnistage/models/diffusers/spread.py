@@ -81,7 +81,7 @@ class Spread:
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:
-        """Computes a pass on all ranks. Raises RanksApart, also for every pass after a failed one: the other ranks might be in the middle
+        """Computes a pass on all ranks. Raises RanksApart, also for every pass after a failed pass: the other ranks might be in the middle
         of the failed pass. Raises ValueError, and sends nothing, if there are fewer tokens than ranks to share them."""
         if self._apart:
             raise RanksApart(self._apart)

@@ -36,7 +36,7 @@ from omnistage.models.media.errors import BadMedia
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
-"""Frames a second, as published: no file says it. The second one is for TI2V."""
+"""Frames a second, as published: no file says it. The second rate is for TI2V."""
 MAX_FRAMES = 1024
 ENCODED_FRAMES = 4
 """The number of frames that the VAE encodes together."""

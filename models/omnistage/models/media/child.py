@@ -70,7 +70,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
 
 def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
     """Decode the medium in `file` into `output`. Returns the reply to the parent: the shape or lengths of the result, or the text of an
-    error as bad or no_room (the medium), short (the machine) or broken (a call was refused). Ends the process if memory is short."""
+    error by its kind: bad or no_room (the medium), short (the machine), broken (a refused call). Ends the process if memory is short."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])

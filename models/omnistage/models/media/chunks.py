@@ -102,7 +102,7 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
     """The extent of the first sound in a file that begins with a sound of this layout. Its stated number of samples counts if the rest of
-    the file confirms it. most_bytes: largest size of a file; a larger one is not believed. Raises BadMedia for a sound that was cut off."""
+    the file confirms it. most_bytes: largest size of a file; more is not believed. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:

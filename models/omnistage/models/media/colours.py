@@ -158,7 +158,7 @@ def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[
 
 
 def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
-    """The picture in sRGB, mode RGB. profile: its ICC profile. Without one that fits and can be read, its numbers count as sRGB."""
+    """The picture in sRGB, mode RGB. profile: its ICC profile. Without a profile that fits and can be read, its numbers count as sRGB."""
     transform = None
     if profile and len(profile) <= PROFILE_BYTES:
         try:

@@ -59,7 +59,7 @@ def _flip(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]
 
 
 def _lay_on(frame: Any, background: Colour) -> NDArray[np.uint8]:
-    """The frame's pixels in RGB, [height, width, 3]; transparent ones lie on the background."""
+    """The frame's pixels in RGB, [height, width, 3]; transparent pixels lie on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
     seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))

@@ -51,7 +51,7 @@ def words(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The error, and the calls that led to it, the last one first."""
+    """The error, and the calls that led to it, the last call first."""
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     calls = (f"{frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})" for frame, line in frames)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MOST_TOLD]

@@ -107,7 +107,7 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """Read a number of 1 to 8 bytes: one more than its leading zero bits. None if all its bits are set (unknown), or at the file's end."""
+    """Read a number of 1 to 8 bytes, one more than leading zero bits. None if all its bits are set (unknown), or at the file's end."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:

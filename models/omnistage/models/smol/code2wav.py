@@ -98,7 +98,7 @@ class _Phrase:
         self.received = 0  # Rows that have come.
         self.given = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
-        self._pushed = 0  # Rows that the net has got. All their samples are made but of the last LOOKAHEAD_ROWS.
+        self._pushed = 0  # Rows that the net has got. Their samples are made, but for the last LOOKAHEAD_ROWS.
         self._whole = False  # Whether the net has got the end of the phrase.
         self._seed = seed
         self._next_frame = first_row * FRAMES_PER_ROW  # Index, in the session, of the frame of the next spectrum.

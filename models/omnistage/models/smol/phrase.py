@@ -117,7 +117,7 @@ class PhraseCutter:
             yield from self._cut_long()
 
     def _word_ended(self) -> Iterator[Phrase]:
-        """A space has come: yield a phrase if one ends before it."""
+        """A space has come: if a phrase ends before it, yield the phrase."""
         before = self._text.rstrip()
         word = before.rsplit(None, 1)[-1] if before else ""
         mark = word.rstrip(_CLOSERS)[-1:] or word[-1:]
@@ -128,7 +128,7 @@ class PhraseCutter:
             if not _may_go_on(word, before):
                 yield from self._cut(self._end, self._pause)
         elif mark in _SENTENCE_ENDS and self._words >= MIN_WORDS and not _goes_on(word):
-            self._end, self._pause = len(self._text), Pause.SENTENCE  # the next letter decides: a small one goes on with the sentence
+            self._end, self._pause = len(self._text), Pause.SENTENCE  # a small letter after it goes on with the sentence
         elif self._is_long_after(word):
             yield from self._cut(len(self._text), Pause.NONE)
 

@@ -272,7 +272,7 @@ class PlainText:
             self._held += character
 
     def _after_link_text(self, character: str) -> None:
-        """Read the character after the "]": with "(" or "[" a target follows; without one it was no link."""
+        """Read the character after the "]": with "(" or "[" a target follows; without a target it was no link."""
         text = self._held[1:]
         if character in "([":
             self._release(1, "")

@@ -56,7 +56,7 @@ def read_graph(path: Path) -> Weights:
         quantised, zero = stored[node.input[1]], stored[node.input[3]]
         scale = stored[node.input[1].replace("_quantized", "_scale")]
         matrix = (quantised.astype(np.float32) - zero.astype(np.float32)) * scale
-        # A matrix has lost its name, but the bias that is added to its product still has one: MatMulInteger > Cast > Mul (scales) > Add
+        # A matrix has no name, but the bias that is added to its product has a name: MatMulInteger > Cast > Mul (scales) > Add
         # (bias).
         product = node
         for _ in range(3):

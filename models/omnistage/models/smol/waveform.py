@@ -110,7 +110,7 @@ class OverlapAdd:
                 total[block : block + count] += frames[:, block]
                 norm[block : block + count] += _HANN_SQUARED[block]
         self._sum, self._norm = total[count:], norm[count:]
-        # The first window starts half a window before the first sample, the last one ends half a window after the last sample.
+        # The first window starts half a window before the first sample, the last window ends half a window after the last sample.
         done = count + _OVERLAP // 2 if last else count
         skip = min(self._skip, done)
         self._skip -= skip

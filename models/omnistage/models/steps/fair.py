@@ -65,7 +65,7 @@ class Fair(Generic[J]):
 
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
         """budget: limit of the cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or step_budget if
-        that is more. step_budget: limit of the cost of jobs that step together; a single one may cost more. most: limit of the number of
+        that is more. step_budget: limit of the cost of jobs that step together; a single job may cost more. most: limit of the number of
         jobs that step together; 0: no limit."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)

@@ -158,7 +158,7 @@ class Loop(Generic[J, A, T]):
         return entry.ready and job not in self._stepping and not entry.over.done()
 
     def _start(self, group: Sequence[J]) -> None:
-        """Start a step of these jobs on an idle worker; on two, if a second one has no other jobs and the step can be halved."""
+        """Start a step of these jobs on an idle worker; on two, if a second worker has no other jobs and the step can be halved."""
         workers = [self._idle.pop()]
         self._stepping.update(group)
         try:

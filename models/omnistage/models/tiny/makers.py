@@ -25,7 +25,7 @@ class MakeError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOrder:
-    """A checkpoint to be made. size: one of its Maker. tokenizer: "built" (a small vocabulary) or "qwen". dtype: "" for the size's own."""
+    """A checkpoint to be made. size: see Maker.sizes. tokenizer: "built" (a small vocabulary) or "qwen". dtype: "" for the size's own."""
 
     size: str = "tiny"
     seed: int = 0
@@ -35,7 +35,7 @@ class CheckpointOrder:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: what it can make."""
+    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: their names."""
 
     make: str
     sizes: tuple[str, ...]

@@ -76,7 +76,7 @@ def build_vocabulary() -> ByteVocabulary:
 
 
 def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgress, write: Callable[[Path, ByteVocabulary], Ids]) -> Ids:
-    """Write a tokenizer with the ordered vocabulary; returns the result of `write`. Raises FetchError (Qwen's only)."""
+    """Write a tokenizer with the ordered vocabulary; returns the result of `write`. Raises FetchError for Qwen's."""
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
     ids = write(directory, vocabulary)

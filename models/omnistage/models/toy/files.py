@@ -26,7 +26,7 @@ _GREY = (8, 0, 0, 0, 0)
 
 
 class Unreadable(ValueError):
-    """The bytes are no such file, or one in a form that toys do not read; the text says which forms they read."""
+    """The bytes are not of this type of file, or in a form that toys do not read; the text says which forms they read."""
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

@@ -56,7 +56,7 @@ class ToyOptions:
     """interval_s: pause before each token, and of a Code2Wav before each piece. max_chunk: limit of tokens, frames or blocks in a piece; 1
     makes the cuts certain. stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens after which
     the model ends by itself. chunk_samples: limit of samples in a piece of sound; 0: all that can be made. context: frames that a Code2Wav
-    requests before the one in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
+    requests before the frame in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
     revision, as if it sampled differently. room: limit of characters of a conversation; 0: none. prebuffer_s: as in Sound; below 0:
     None. mute_every: the Talker reports the word of each row with a number divisible by this as unspoken; 0: none. thinks: how many of the
     first tokens of an answer are a thought."""
@@ -130,7 +130,7 @@ class FirstTokens:
 
 
 class ToyThinker(Toy):
-    """Implements `ThinkerModel`: each token is the last one plus 7 (`formulas.token`), and its row counts up from it (`formulas.row`)."""
+    """Implements `ThinkerModel`: each token is the last token plus 7 (`formulas.token`), and its row counts up from it (`formulas.row`)."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
@@ -304,7 +304,7 @@ class ToyCode2Wav(Toy):
         return max(sample // self.options.samples_per_frame - self.options.context, 0)
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. Each sample depends on its own frame alone; samples before the first wanted one are dropped."""
+        """See Code2WavModel.decode. Each sample depends on its own frame alone; samples before the first wanted sample are dropped."""
         first, reached = wanted["audio"], 0
         needed = self.first_frame(prepared, first)
         async for piece in inputs:
@@ -327,7 +327,7 @@ class ToyCode2Wav(Toy):
             raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {first}")
 
     def _sound(self, codes: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """The samples of frames, [n, 1]; with the option `stamp` the first ones are time stamps."""
+        """The samples of frames, [n, 1]; with the option `stamp` the first samples are time stamps."""
         sound = formulas.samples(codes, self.options.samples_per_frame)
         if self.options.stamp:
             sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768

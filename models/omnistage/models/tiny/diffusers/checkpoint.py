@@ -114,7 +114,7 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.1
     if name.endswith(("time_proj.weight", ".weights")):  # frequencies
         return 0.0, 1.0
-    if name.endswith(".weight_g"):  # a length; with a larger one each layer of a VAE of sound would be louder than the last one
+    if name.endswith(".weight_g"):  # a length; if it were larger, each layer of a VAE of sound would be louder than the last
         return 0.6, 0.06
     if name.endswith(".gamma") or len(shape) == 1:  # a norm
         return 1.0, 0.1
