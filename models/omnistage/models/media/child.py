@@ -1,6 +1,6 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
-It gets one medium after another on a socket of packets: the request as JSON, a descriptor of the file, and one of an empty file for the
+It gets one medium after another on a socket of packets: the request as JSON, with descriptors of the file and of an empty file for the
 result. It says that it has taken the medium, decodes it, and answers in JSON. It ends when its parent ends or closes the socket, when
 memory is short, or when a medium takes more processor time than a medium of its size may take.
 """

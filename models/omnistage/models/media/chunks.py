@@ -180,7 +180,7 @@ def _after_chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Yields the chunks that follow each other from `at` on, while they are whole. The last has the samples and may be cut off."""
+    """Yields the chunks that follow each other from `at` on, while they are whole. A chunk of samples is the last, and may be cut off."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

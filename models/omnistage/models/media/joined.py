@@ -75,7 +75,7 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _tag_bytes(file: BinaryIO) -> int:
-    """The bytes of tags in front of a sound; 0 for an MP3 or without tags. In front of most other formats FFmpeg needs this."""
+    """The bytes of tags in front of a sound; 0 for an MP3 or without tags. FFmpeg skips tags only in front of few formats."""
     at = mp3.behind_tags(file)
     file.seek(at)
     return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0

@@ -42,7 +42,7 @@ class MediaLimits:
     memory_bytes: int = 2048 * _MIB
 
     def picture_cpu_s(self, size: int, pixels: int) -> float:
-        """Seconds of processor time that a picture of `size` bytes may take."""
+        """Seconds of processor time that a picture of `size` bytes and `pixels` pixels may take."""
         return self.picture_least_s + self.megapixel_s * pixels / 1e6 + self.picture_mebibyte_s * size / _MIB
 
     def sound_cpu_s(self, size: int) -> float:

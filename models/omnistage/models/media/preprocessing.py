@@ -25,7 +25,7 @@ FLOOR_SHARE = 1.05
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
     """The result has min_pixels to max_pixels pixels, and sides that are multiples of `factor`: see `smart_resize`. background: the colour
-    under transparent pixels; None: white. alpha: the result has opacity after the colours; None is then no ground."""
+    under transparent pixels; None: white. alpha: add opacity after the colours; background None is then no ground."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
