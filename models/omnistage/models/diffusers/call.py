@@ -148,7 +148,7 @@ def _check_sigmas(scheduler: Any) -> Any:
 
     @functools.wraps(step)
     def begun(*arguments: Any, **named: Any) -> Any:
-        if getattr(scheduler, "begin_index", None) is None:  # Then the timestep finds the first step: the second of equal ones.
+        if getattr(scheduler, "begin_index", None) is None:  # Then the first step is looked up by its timestep: no two may be equal.
             check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
         return step(*arguments, **named)
 

@@ -31,7 +31,7 @@ LATENT_FRAMES = 3
 COPIES = 4
 """Copies of latents in float32: the latents, the input and the output of the transformer, and a copy for the VAE."""
 FRAME_BYTES = 3 * (3 * 4 + 1)
-"""Bytes of a pixel while its frame is made: for each colour the VAE's value, this from 0 to 1, this times 255, and the byte."""
+"""Bytes of a pixel while its frame is made: for each colour the VAE's value, the same from 0 to 1, the same times 255, and the byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
 """How many rows a block has for each token, at most: rows as wide as the transformer, and as its MLP. Some are in float32."""
 WORDS = 512

@@ -36,7 +36,7 @@ IMAGE, LATENTS, PIXELS = "image", "latents", "pixels"
 
 BLANK = "a picture has one colour all over: try other words, another seed or size"
 BLANK_SIDE, BLANK_LEVELS = 16, 24
-"""A picture is blank if, at this side, the levels of each colour differ by at most this number."""
+"""A picture is blank if, resized to squares of BLANK_SIDE pixels, the levels of each colour differ by at most BLANK_LEVELS."""
 
 
 def check_kind(request: DrawRequest, name: str) -> None:

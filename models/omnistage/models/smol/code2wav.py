@@ -292,7 +292,7 @@ class SmolCode2Wav:
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
-        """Always 0, because only the rows show where the phrase of a sample begins. With the sound, `Sound.needs` says it."""
+        """Always 0, because only the rows show where the phrase of a sample begins. A caller that has the sound reads `Sound.needs`."""
         return 0
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:

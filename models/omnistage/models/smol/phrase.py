@@ -128,7 +128,7 @@ class PhraseCutter:
             if not _may_go_on(word, before):
                 yield from self._cut(self._end, self._pause)
         elif mark in _SENTENCE_ENDS and self._words >= MIN_WORDS and not _goes_on(word):
-            self._end, self._pause = len(self._text), Pause.SENTENCE  # a small letter after it goes on with the sentence
+            self._end, self._pause = len(self._text), Pause.SENTENCE  # if a small letter follows, the sentence goes on
         elif self._is_long_after(word):
             yield from self._cut(len(self._text), Pause.NONE)
 
