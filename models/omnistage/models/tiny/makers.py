@@ -35,7 +35,7 @@ class CheckpointOrder:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: their names."""
+    """A family whose checkpoints can be made. make: "module:function" of a Make, imported when it is needed. sizes: names of sizes."""
 
     make: str
     sizes: tuple[str, ...]

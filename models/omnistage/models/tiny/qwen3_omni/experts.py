@@ -8,7 +8,7 @@ import torch
 
 
 def experts_apart(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Split weights that Transformers 5 keeps for all experts of a layer, [experts, rows, columns], into one an expert; others stay."""
+    """Split weights that Transformers 5 keeps for all experts of a layer, [experts, rows, columns], into one for each; the rest stays."""
     found: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         experts, _, part = name.rpartition(".")
