@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 SMALLEST_CLASS = 4096
 _DEFAULT_CAP = 1 << 30
-_SHARE = 8  # the part of the free memory that one process takes: the four stages of a chain leave half of it to others
+_SHARE = 8  # one process takes at most an eighth of the free memory, so the four stages of a chain leave half of it to others
 _SPARE_DEDICATED = 2
 _GROWTH_PAUSE_S = 1.0
 _STREAMS = 4
@@ -46,10 +46,10 @@ class Share:
 
     limit: int
     used: int = 0
-    """Bytes of its blocks that are not free, for any reason."""
+    """Bytes of the stream's blocks that are not free, for any reason."""
 
     def allows(self, length: int) -> bool:
-        """Whether a tensor of `length` bytes fits. The first tensor always fits, however large it is."""
+        """Whether the stream may take a block for `length` bytes. The first block is always allowed, however large it is."""
         return not self.used or self.used + class_bytes(length) <= self.limit
 
 
@@ -57,10 +57,10 @@ class Share:
 class Block:
     """A piece of the arena. `generation` is 0 while the block is free, and unique in the arena while it is handed out.
 
-    offset: of its header in the segment. capacity, length: payload bytes that it can hold, and that it holds. holders: how many have still
-    to give it back before it is free: one for every stream whose reader may look at it, and one for the log that may send it again. doomed:
-    how many of these holders are gone without giving it back and count until their grace ends. share: the share that counts its bytes.
-    """
+    offset: of its header in the segment, in bytes. capacity, length: payload bytes that it can hold, and that it holds. holders: how many
+    must still give it back before it is free: one for every stream whose reader may look at it, and one for the log that may send it again.
+    doomed: how many of these holders are gone without giving it back; they count until their grace ends. share: the share that counts its
+    bytes; None: no share."""
 
     segment: ProducerSegment
     offset: int
@@ -73,7 +73,7 @@ class Block:
 
     @property
     def payload_offset(self) -> int:
-        """Where the payload begins in the segment's map."""
+        """Byte of the segment's map at which the payload begins."""
         return self.offset + BLOCK_HEADER
 
 
@@ -97,11 +97,10 @@ class Arena:
     ) -> "Arena | None":
         """Make the arena of this process. Return None if tensors must go inline; then the reason is logged once.
 
-        max_bytes: most memory to take; by default an eighth of the free memory on the mount, at most 1 GiB; 0 asks for no arena, quietly.
-        segment_bytes: size of a segment, a multiple of 4096, at least 64 KiB. Memory is taken as it is needed, not per segment.
-        grace_s: seconds for which blocks of a broken stream are kept from reuse.
-        poison: overwrite every freed block with 0xFF (NaN in every float type), to find readers that come too late.
-        """
+        max_bytes: limit of the memory; by default an eighth of the free memory on the mount, at most 1 GiB; 0: no arena, and no log line.
+        segment_bytes: size of a segment, a multiple of 4096, at least 64 KiB. Memory is taken as it is needed, not per segment. grace_s:
+        seconds for which blocks of a broken stream are not used again. poison: overwrite every freed block with 0xFF (NaN in every float
+        type), to find readers that come too late."""
         if segment_bytes % PAGE or segment_bytes < 16 * PAGE:
             raise ConnectorError("segment_bytes must be a multiple of 4096 and at least 65536")
         if max_bytes == 0:
@@ -123,7 +122,7 @@ class Arena:
             return None
 
     def __init__(self, max_bytes: int, segment_bytes: int, grace_s: float, poison: bool, clock: Callable[[], float]) -> None:
-        """Use `create`. Raises OSError when the mount refuses the first files."""
+        """Call `create` instead. Raises OSError if the mount refuses the first files."""
         liveness = Liveness()
         self.uuid = liveness.arena
         self.max_bytes = max_bytes
@@ -228,8 +227,9 @@ class Arena:
             self._trim_dedicated()
 
     def quarantine(self, block: Block, reader: Peer | None = None) -> None:
-        """Give a block back for a holder that is gone without doing so: after the grace, because its reader may still read, or as soon as
-        the reader is known to be dead. If all holders of the block are gone in this way, no new reader is let in."""
+        """Give a block back in place of a holder that is gone without doing so: after the grace, because the reader may still read, or as
+        soon as the reader is found dead. reader: None: unknown. If all holders of the block are gone in this way, no new reader is let
+        in."""
         if not self._removal.alive:
             return
         block.doomed += 1
@@ -267,7 +267,7 @@ class Arena:
                 del self._quarantine[reader]
 
     def _find(self, capacity: int) -> Block:
-        """A block of a class in which none is free. The steps go from cheap to expensive. Raises ArenaFull if none of them helps."""
+        """Find or make a block of a size class without free blocks; cheap ways are tried first. Raises ArenaFull if no way helps."""
         dedicated = self._is_dedicated(capacity)
         block = None if dedicated else self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity)
         block = block or self._grow(capacity, dedicated)
@@ -278,7 +278,7 @@ class Arena:
         return block
 
     def _carve(self, capacity: int) -> Block | None:
-        """Cut a block off the first segment with room left."""
+        """Cut a block off the first segment that has room; None: no segment has."""
         for segment in self._segments.values():
             if not segment.dedicated:
                 block = self._cut(segment, capacity)
@@ -287,7 +287,7 @@ class Arena:
         return None
 
     def _recut(self, capacity: int) -> Block | None:
-        """Take a segment with no block in use, forget how it was cut, and cut a block off its start."""
+        """Cut a block off the start of a segment that has no block in use, and forget its old blocks. None: there is no such segment."""
         for segment in self._segments.values():
             if not segment.dedicated and segment.live_blocks == 0:
                 self._forget_free(segment)
@@ -314,7 +314,8 @@ class Arena:
         return block
 
     def _replace_idle(self, capacity: int, dedicated: bool) -> Block | None:
-        """Give one segment with no block in use back to the mount and try to grow. Raises ArenaFull if that cannot help."""
+        """Give one segment with no block in use back to the mount, and try to grow; None: that was not enough, call it again. Raises
+        ArenaFull if it cannot help."""
         idle = [segment for segment in self._segments.values() if segment.live_blocks == 0]
         least = self.bytes_total - sum(segment.reserved for segment in idle)
         if not idle or least + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
@@ -331,13 +332,13 @@ class Arena:
         return -(-(PAGE + BLOCK_HEADER + capacity) // PAGE) * PAGE if dedicated else self._segment_bytes
 
     def _cut_extent(self, capacity: int) -> Block | None:
-        """Cut a block off the smallest range of joined blocks that is large enough."""
+        """Cut a block off the smallest range of joined blocks that is large enough; None: no range is."""
         found = self._extents.take(BLOCK_HEADER + capacity)
         return Block(self._segments[found[0]], found[1], capacity) if found else None
 
     def _join(self, capacity: int) -> Block | None:
         """Join free blocks of all classes with their free neighbours until a block can be cut. Each free block is joined at most once, so
-        this costs no more than the calls of `free` before it. None if that makes no range large enough."""
+        this costs no more than the calls of `free` before it. None: no range became large enough."""
         for size, free in self._free.items():
             while free and not self._is_dedicated(size):
                 block = free.pop()

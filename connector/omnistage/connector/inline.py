@@ -9,7 +9,7 @@ from omnistage.connector.reference import Raw, TensorLayout, header_of
 from omnistage.v1 import tensor_pb2
 
 PART_BYTES = 1 << 20
-"""Most bytes of one InlinePart."""
+"""Largest number of bytes in one InlinePart."""
 
 
 def split(raw: Raw, layout: TensorLayout) -> Iterator[tensor_pb2.Tensor]:
@@ -24,11 +24,11 @@ def split(raw: Raw, layout: TensorLayout) -> Iterator[tensor_pb2.Tensor]:
 
 
 class Assembly:
-    """One tensor, some parts of which have come. Each part is copied once, to its place in the tensor."""
+    """A tensor that comes in parts. Each part is copied once, to its place in the tensor. layout: of the whole tensor."""
 
     def __init__(self, layout: TensorLayout) -> None:
         self._layout = layout
-        self._bytes = np.empty(layout.size, np.uint8)  # untouched until the parts come, so a large promise costs no memory
+        self._bytes = np.empty(layout.size, np.uint8)  # takes memory only as parts come, so announcing a large tensor costs nothing
         self._received = 0
 
     @property

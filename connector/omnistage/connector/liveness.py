@@ -1,4 +1,4 @@
-"""Shows that a process's arena is alive: by a record lock on a file, which the kernel drops with the process.
+"""Shows that a process's arena is alive, by a record lock on a file, which the kernel drops when the process ends.
 
 A process id would not do (containers use the same numbers, ids are reused), nor would flock (a forked child keeps it).
 """
@@ -61,7 +61,7 @@ class Liveness:
 
 
 class Peer:
-    """Another process with an arena. Its liveness file stays open here, so it does not matter who removes its name meanwhile."""
+    """Another process with an arena. Its liveness file stays open here, so `is_dead` works even after the file's name was removed."""
 
     __slots__ = ("__weakref__", "_fd")
 
@@ -71,8 +71,8 @@ class Peer:
         weakref.finalize(self, os.close, descriptor)
 
     def is_dead(self) -> bool:
-        """Whether the process is dead: its lock is gone. It reads nothing any more then, because a process that ends loses its memory first
-        and its locks afterwards."""
+        """Whether the process is dead, which shows in its lock being gone. A dead process reads nothing any more: a process that ends loses
+        its memory before its locks."""
         lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         # F_GETLK only asks. Taking the lock would make a sweep, or another process that asks, believe that the peer lives.
         kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, lock))[0]

@@ -1,4 +1,4 @@
-"""The element type, shape and size of a Tensor message, checked once at the door."""
+"""The element type, shape and size of a Tensor message, checked once when the message arrives."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 Raw: TypeAlias = npt.NDArray[np.uint8]
 
 MAX_RANK = 8
-"""Most dimensions that a tensor may have."""
+"""Largest number of dimensions of a tensor."""
 
 _MAX_BYTES = (1 << 63) - 1  # numpy counts bytes in a signed 64-bit integer
 

@@ -34,7 +34,7 @@ _BLOCK = struct.Struct("<QQQ")  # magic, generation, length
 _GENERATION_AT, _LENGTH_AT = _WORD, 2 * _WORD
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loop (about 1 ms), large enough to be rare
+_STEP = 1 << 20  # bytes reserved at once: few enough not to delay the event loop (about 1 ms), enough that reserving is rare
 
 
 def segment_name(arena: bytes, number: int) -> str:
@@ -75,8 +75,8 @@ class ProducerSegment:
     """A segment of this process's own arena. Address space is mapped at once, memory is reserved as blocks are carved.
 
     `posix_fallocate` before the first touch makes a full mount an OSError here; without it the write would kill the process (SIGBUS).
-    dedicated: it holds one large block alone. carved: the offset up to which it is cut into blocks. live_blocks: how many are in use.
-    """
+    dedicated: it holds a single large block. carved: the offset up to which it is cut into blocks. live_blocks: number of its blocks in
+    use."""
 
     def __init__(self, arena: bytes, number: int, size: int) -> None:
         """Create the file of `size` bytes (a multiple of the page) and reserve its header page. If that raises OSError, nothing is left."""
@@ -136,14 +136,14 @@ class ProducerSegment:
 
 
 def _store(shared: mmap.mmap, at: int, value: int) -> None:
-    """Write one aligned word in a single store: a reader in another process finds the old value or the new one. struct would write zeros
-    first and then byte after byte."""
+    """Write one aligned word (8 bytes) in a single store, so that a reader in another process finds the old value or the new one. struct
+    would write zeros first and then byte after byte."""
     with memoryview(shared) as view, view.cast("Q") as words:
         words[at // _WORD] = value
 
 
 def _load(shared: mmap.mmap, at: int) -> int:
-    """Read one aligned word in a single load."""
+    """Read one aligned word (8 bytes) in a single load."""
     with memoryview(shared) as view, view.cast("Q") as words:
         return words[at // _WORD]
 
@@ -183,7 +183,8 @@ def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | St
 
 
 def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
-    """How many bytes of a segment have memory, as its header says. size: bytes of its file. Raises InvalidReference for a wrong header."""
+    """How many bytes of a segment have memory, according to its header. size: bytes of its file. Raises InvalidReference for a wrong
+    header."""
     reserved: int
     magic, version, named, owner, stated_size, reserved = _SEGMENT.unpack(header)
     if (magic, version, named, owner, stated_size) != (_MAGIC, _VERSION, number, arena, size):
@@ -276,7 +277,7 @@ class ReaderSegment:
             return True
 
     def close_if_unused(self) -> bool:
-        """Unmap unless a view is alive (its buffer holds the mapping). Return whether it is unmapped."""
+        """Unmap the segment unless a view of it is alive. Return whether it is unmapped."""
         try:
             self.map.close()
         except BufferError:

@@ -32,9 +32,8 @@ _NEWBORN_S = 10.0
 def sweep(*, limit_s: float = math.inf) -> int:
     """Unlink the files of dead producers. Return how many producers were found dead.
 
-    Call it when a process starts and now and then. Several sweeps at once do no harm, nor does one that ends early. limit_s: begin nothing
-    more after this time, for callers that may not wait; the next sweep does the rest.
-    """
+    Call it when a process starts, and now and then. Several sweeps at once do no harm, nor does a sweep that ends early. limit_s: seconds
+    after which it begins nothing more, for callers that may not wait; the next sweep does the rest."""
     deadline = time.monotonic() + limit_s
     dead = 0
     for arena, kinds in _arenas(deadline).items():
@@ -89,7 +88,7 @@ def _if_unlocked(path: Path, lock: Callable[[int, int], object], act: Callable[[
         return False  # gone already, or not ours to touch
     try:
         facts = os.fstat(descriptor)
-        newborn = 0 <= time.time() - facts.st_mtime < _NEWBORN_S  # one from the future is old: the clock was set back
+        newborn = 0 <= time.time() - facts.st_mtime < _NEWBORN_S  # a time in the future counts as old: the clock was set back
         if newborn or not _is_own_file(facts):
             return False
         try:

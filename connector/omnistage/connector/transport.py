@@ -28,7 +28,7 @@ from omnistage.v1 import tensor_pb2
 
 PROBE_BYTES = 32
 
-_Key = tuple[int, int, int]  # segment, offset, generation: names one block of one arena for ever
+_Key = tuple[int, int, int]  # segment, offset, generation: no other block of the arena ever has the same
 
 
 class _Lease(weakref.ref[Raw]):
@@ -112,11 +112,11 @@ class Sender:
         self._blocks: dict[_Key, Block] = {}
         self._closed = False
         self.ignored_releases = 0
-        """Releases of blocks that this stream does not hold: repeated, late, or made up."""
+        """Number of releases of blocks that this stream does not hold: repeated, late, or invented."""
         self.inline_fallbacks = 0
-        """Tensors that went inline because the arena was full."""
+        """Number of tensors that went inline because the arena was full."""
         self.over_share = 0
-        """Tensors that went inline because this stream has its share of the arena already."""
+        """Number of tensors that went inline because this stream's share of the arena was used up."""
 
     @property
     def transport(self) -> tensor_pb2.TransportKind:
@@ -130,7 +130,7 @@ class Sender:
 
     @property
     def outstanding(self) -> int:
-        """Blocks that the other end has not given back."""
+        """Number of blocks that the other end has not given back."""
         return len(self._blocks)
 
     def offers(self) -> list[tensor_pb2.Offer]:
@@ -184,7 +184,7 @@ class Sender:
             self._reader = find_peer(arenas[0]) if arenas else None
 
     def pack(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
-        """Messages that carry `array`, in order, once: `store` and `post` without keeping a parcel."""
+        """Messages that carry `array`, in order, to be sent once: `store` and `post` without keeping a parcel."""
         parcel = self.store(array, element_type=element_type)
         messages = self.post(parcel)
         parcel.drop()
@@ -236,7 +236,7 @@ class Sender:
         return Parcel(layout, [tensor], self._arena, block)
 
     def _place(self, tensor: tensor_pb2.Tensor, block: Block) -> None:
-        """Make `tensor` a reference to `block`."""
+        """Write a reference to `block` into the message `tensor`."""
         assert self._arena is not None
         slot = tensor.shared_memory
         slot.arena = self._arena.uuid
@@ -264,7 +264,7 @@ class Sender:
             return
         probe, self._probe = self._probe, None
         if probe is not None:
-            self._arena.free(probe[0])  # a late reader of the probe only fails to prove something
+            self._arena.free(probe[0])  # nobody may still need it: a late reader of the probe only fails to prove the memory
         over = clean or (self._reader is not None and self._reader.is_dead())
         for block in self._blocks.values():
             if over:
@@ -308,7 +308,7 @@ class Receiver:
     def __init__(
         self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False, owners: Collection[int] = ()
     ) -> None:
-        """byte_limit: most bytes of tensors that may be held here at once: views, copies and unfinished tensors.
+        """byte_limit: largest number of bytes of tensors that may be held here at once: views, copies and unfinished tensors.
         copy: copy every tensor out of the sender's file and give its block back at once. If a sender cuts its file short, a reader that
             copies gets a typed error; a reader that has the file mapped is killed.
         owners: ids of further users whose memory is read, always by copies. The memory of all other users but our own is refused.
@@ -320,7 +320,7 @@ class Receiver:
         self._arena: bytes | None = None
         self._assemblies: dict[str, inline.Assembly] = {}
         self._held: dict[_Key, _Lease] = {}
-        self._copies: dict[int, _Lease] = {}  # by id, not by key: a hostile sender may refer to one block again and again
+        self._copies: dict[int, _Lease] = {}  # by id of the lease: a hostile sender may refer to one block many times
         self._held_bytes = 0
         self._dropped: deque[weakref.ref[Raw]] = deque()  # leases without an alias; any thread may append one
         self._to_release: list[_Key] = []
@@ -328,7 +328,7 @@ class Receiver:
 
     @property
     def held(self) -> int:
-        """Views of the sender's memory that are alive."""
+        """Number of views of the sender's memory that are alive."""
         self._collect()
         return len(self._held)
 
@@ -366,8 +366,8 @@ class Receiver:
         return ""
 
     def _read_probe(self, offer: tensor_pb2.Offer) -> bytes:
-        """The secret bytes of an offer's probe. If its memory belongs to another user, all tensors are copied from now on. Raises
-        ConnectorError; ForeignSegment for memory of another user if no `owners` are set."""
+        """The secret bytes of an offer's probe. If the memory belongs to another user, all tensors are copied from now on; if no `owners`
+        are accepted, it raises ForeignSegment. Raises ConnectorError."""
         probe = offer.probe
         layout = parse_layout(probe)
         if probe.WhichOneof("place") != "shared_memory" or layout.size != PROBE_BYTES or probe.shared_memory.length != PROBE_BYTES:

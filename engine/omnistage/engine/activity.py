@@ -10,11 +10,12 @@ STEP_LIMIT_S = 60.0
 
 
 class Activity:
-    """Whether one computing thread has work (`busy`), and how many steps it has done (`steps`).
+    """The present state of one computing thread: whether it has work (`busy`), and how many steps it has done (`steps`).
 
-    name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped:
-    whether other threads, such as torch's pool, may compute for it while it sleeps. processes: ids of processes whose threads may compute
-    for it too. `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock."""
+    name: of the thread, for the log. step_limit_s: a step of more seconds counts as hanging, without the time for which the thread waits
+    for a CPU. thread_id: of the operating system; None before `enter`. helped: whether other threads, such as torch's pool, may compute for
+    it while it sleeps. processes: ids of processes whose threads may compute for it too. `begin` and `rest` are called under the lock that
+    guards the thread's queue; reading needs no lock."""
 
     helped = True
 
@@ -28,7 +29,7 @@ class Activity:
         self._tell: Callable[[], None] | None = None
 
     def on_busy(self, tell: Callable[[], None]) -> None:
-        """Set a function to call whenever work comes to the resting thread. `tell` must not wait."""
+        """Set the function that `begin` calls when the thread was without work. `tell` must not wait."""
         self._tell = tell
 
     def enter(self) -> None:
@@ -36,7 +37,7 @@ class Activity:
         self.thread_id = threading.get_native_id()
 
     def begin(self) -> None:
-        """Note that there is work."""
+        """Note that there is work; if there was none before, call the function of `on_busy`."""
         if not self.busy:
             self.busy = True
             if self._tell is not None:

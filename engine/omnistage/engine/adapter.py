@@ -21,13 +21,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Sizes of a decoder.
+    """Sizes and types of a decoder.
 
-    item_ids: the first id of an item is below it. drawn_ids: the ids that can be drawn, which have logits, are below it; 0: item_ids.
-    context: rows that one sequence may have, prompt and answer together; positions are below it too. codebooks: ids of one item: 1 for
-    tokens, more for frames of codes. further_ids: the other ids of an item are below it; 0: item_ids. axes: number of axes of a position.
-    given_width: width of a vector that is given for a row. tap_width: width of a vector that is put out for a row. 0: there are none. The
-    family decides what such vectors hold, even parts that are added to a row after later layers."""
+    item_ids: the first id of an item is below this number. drawn_ids: only ids below this number have logits and can be drawn; 0: item_ids.
+    context: rows that one sequence may have, prompt and answer together; positions are below it too. codebooks: number of ids in an item: 1
+    for tokens, more for frames of codes. further_ids: the other ids of an item are below this number; 0: item_ids. axes: number of axes of
+    a position. given_width: numbers of a vector that a request gives for a row; 0: none are given. tap_width: numbers of a vector that the
+    decoder puts out for a row; 0: it puts out none. The family decides what such vectors hold, even parts that are added to a row after
+    later layers."""
 
     layers: int
     query_heads: int
@@ -60,9 +61,9 @@ class DecoderSpec:
 class StepRows:
     """The rows of one step; the rows of a sequence are next to each other.
 
-    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: vectors for rows, [rows, given_width] in the decoder's dtype,
-    zeros for a row without one. has_given: whether a row has one, bool [rows, 1]. Both are None if no row of the step has one. taps:
-    whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used."""
+    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: the vectors of the rows, [rows, given_width] in the decoder's
+    dtype; zeros for a row without a vector. has_given: whether a row has a vector, bool [rows, 1]. Both are None if no row has a vector.
+    taps: whether taps of a row of this step are wanted. padding: number of rows at the end whose results are not used."""
 
     items: torch.Tensor
     positions: torch.Tensor
@@ -84,7 +85,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden rows of a step. last: [rows, hidden], after the last norm. taps: [rows, tap_width]; None if `StepRows.taps` is false."""
+    """The results of a decoder. last: hidden rows after the last norm, [rows, hidden]. taps: [rows, tap_width]; None: not wanted."""
 
     last: torch.Tensor
     taps: torch.Tensor | None = None
@@ -101,7 +102,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawnItem:
-    """A drawn item. logprob, top: those of its first id, as in DrawnToken."""
+    """A drawn item. logprob: of its first id; None: not wanted. top: the likeliest first ids, as in DrawnToken."""
 
     item: Item
     logprob: float | None = None
@@ -112,5 +113,5 @@ class Head(Protocol):
     """Turns hidden rows into items."""
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
-        """Draw one item for each row; None for a row whose numbers are not finite. hidden: [rows, hidden]; rows after the first len(draws)
-        are padding. banned: for each row, the first ids that may not be drawn."""
+        """Draw one item for each row; None for a row with logits that are not finite, or without an id that may be drawn. hidden: [rows,
+        hidden]; rows after the first len(draws) are padding. banned: for each row, the first ids that may not be drawn."""

@@ -1,9 +1,9 @@
 """Attention over paged keys and values. The bits of a row depend neither on the other rows of its step nor on their number.
 
-A run is some consecutive rows of one sequence, all in one page. So its rows see equally many pages, and for each row the slots after it in
-this page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the sizes of
-all three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is loaded,
-`choose_backend` takes the first backend that keeps its claim for the shape of its heads: that rows do not depend on each other.
+A run is some consecutive rows of one sequence, all in one page. So all its rows see the same number of pages, and for each row the slots
+after it in this page are masked. A row's scores are one product over those pages, its weights one softmax, its result one more product: the
+sizes of all three depend only on the row's place in its sequence. The table `ATTENTION` has all backends, best first. When a model is
+loaded, `choose_backend` tries whether rows depend on each other with its shape of heads, and takes the first backend that passes.
 
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. First keys, then values are copied out
 of their pages into one piece of memory that fits into the cache next to the core: main memory is read once. Masked pages after the end of a
@@ -66,13 +66,13 @@ class AttentionBackend(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the backend claims that the bits of a row do not depend on other rows. One without this claim may be chosen too; the
-        reason in `BackendChoice` then says so."""
+        """Whether the backend claims that the bits of a row do not depend on other rows. A backend without this claim may be chosen too;
+        the reason in `BackendChoice` then says so."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors that the backend raises if its kernels cannot be compiled on this machine; empty if it compiles none. If it does, its
-        results are also compared with another backend's: see `numbers_agree`."""
+        """Errors that the backend raises if its kernels cannot be compiled on this machine; empty: it compiles no kernels. The results of a
+        backend that compiles are also compared with SDPA's: see `numbers_agree`."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether the backend can be used for these heads on this device."""
@@ -84,7 +84,7 @@ class AttentionBackend(Protocol):
 class PagedAttention:
     """Implements `AttentionBackend` for processors. Not shared between threads.
 
-    sweep: dtype -> largest number of pages at which runs of different lengths share a batch."""
+    sweep: dtype -> largest number of pages at which runs with different numbers of pages share a batch; absent: they never do."""
 
     is_exact = True
     failures = ()
@@ -163,7 +163,7 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
 
 class _Bound(ABC):
     """Implements `Attention` for the rows of one plan: stores their keys and values, then lets `attend` compute. Padding is not stored, and
-    its results are zeros."""
+    its results are zeros. `_group`: number of query heads that share one head of keys."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
@@ -186,7 +186,7 @@ class _Bound(ABC):
 class _Tile:
     """Some runs with equal numbers of rows, which are attended together over as many pages as the longest of them sees.
 
-    rows: numbers of their rows in the step, run by run. runs: number of runs. count: rows of each run. keys, values: the rows of
+    rows: the numbers of all rows in the step, run by run. runs: number of runs. count: rows of each run. keys, values: the rows of
     `KVCache.heads` to use, by run, head and page, int64 [runs * kv_heads * pages]. mask: 0 or -inf, added to the scores of the last
     `length` slots, [runs, 1, count, 1, length]; every row sees all slots before these."""
 
@@ -241,8 +241,8 @@ def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    """Attends for `PagedAttention` in one plan, tile by tile; `attend` writes into `result`. sweep: see `_tiles`. scratch: memory for
-    copies and results of products."""
+    """Attends for `PagedAttention` in one plan, tile by tile; `attend` writes into `result`. sweep: see `_tiles`. scratch: reused memory
+    for copies and results of products."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
@@ -290,7 +290,7 @@ def _pad(rows: torch.Tensor) -> torch.Tensor:
 
 class _Triton(_Bound):
     """Attends for `TritonAttention` in one plan; `attend` writes into `result`. Each program of the kernel computes one tile of queries for
-    one head of keys. `_table`: the numbers that the programs read. `_tiles`: number of tiles."""
+    one head of keys. `_table`: the numbers that the programs read (`paged_kernel.tiles`). `_tiles`: number of tiles."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
@@ -362,7 +362,7 @@ class BackendChoice:
 
 
 def choose_backend(spec: DecoderSpec) -> BackendChoice:
-    """The first backend for this device that keeps its claim for these heads, or makes none. Raises ValueError if there is none."""
+    """The first backend for this device that passes its trial, or does not claim exactness. Raises ValueError if none is left."""
     refused = ""
     for make in ATTENTION:
         backend = make()
@@ -388,8 +388,8 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Whether the backend's results equal those of SDPA in float32, except for rounding. Tried with whole pages of rows, at several numbers
-    of pages, and with single rows of several sequences."""
+    """Whether the backend's results equal the results of SDPA in float32, except for rounding. They are compared for whole pages of rows,
+    at several numbers of pages, and for single rows of several sequences."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may round float32 to fewer bits.
         expected = tuple(exact.rows())
@@ -400,8 +400,8 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
 
 
 def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Whether a row has the same bits in runs of every length, and alone as in a step with other sequences. Tried at several numbers of
-    pages."""
+    """Whether a row has the same bits in runs of every length, and the same bits alone as in a step with other sequences, tried at several
+    numbers of pages."""
     bench = _Bench(backend, spec)
     return all(bench.cuts_agree(pages, counts) for pages, counts in bench.CUTS) and bench.company_agrees()
 
@@ -485,7 +485,7 @@ def attend(
     stored: torch.Tensor,
     layer: int = 0,
 ) -> torch.Tensor:
-    """The attention of one layer by itself, for probes and tests. stored: keys and values of the rows. Shapes as in `Attention`."""
+    """The attention of one layer by itself, for trials and tests. stored: keys and values of the rows. Shapes are as in `Attention`."""
     slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)

@@ -1,4 +1,4 @@
-"""The engine's view of a constraint on the text of an answer: it says, token by token, which may come next."""
+"""The engine's view of a constraint on the text of an answer, which says before each token which tokens are allowed."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import torch
 
 
 class Walk(Protocol):
-    """One answer's way through its constraint, token by token. One thread at a time uses it."""
+    """The state of a constraint within one answer: the tokens so far decide which may come next. One thread at a time uses it."""
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is known to be complete, so that only an end may follow. This costs nothing."""
+        """Whether it is known already that only an end may follow. False may also mean: not known yet. Reading it costs nothing."""
 
     @property
     def must_end(self) -> bool:
-        """Whether only an end may come next. It may take a call of `allowed` to know this."""
+        """Whether only an end may come next. To find out, this may call `allowed`, which takes time."""
 
     def allowed(self) -> torch.Tensor:
         """The tokens that may come next, with the end tokens if the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, one bit for
         each token, the lowest bit first. If no bit is set, the answer cannot go on. Neither the caller nor this object changes it later."""
 
     def note(self, token_id: int) -> None:
-        """Go on by one token of the answer, which is no end token."""
+        """Add the next token of the answer, which is no end token."""
 
 
 class Constraint(Protocol):
@@ -34,4 +34,4 @@ class Constraint(Protocol):
         """Number of its tokens, which is the size of the decoder's vocabulary."""
 
     def begin(self) -> Walk:
-        """A new walk, which begins after the history of the request."""
+        """A new walk for an answer, which begins after the request's history."""

@@ -43,9 +43,9 @@ LM_HEAD = "lm_head.weight"
 class DecoderParts:
     """Functions that build the parts of a decoder; a part that is None is left out.
 
-    entry: makes the first layer's input. norm: called for each norm with the prefix of its weights' names. rope: applies positions to
-    queries and keys. head_norm: normalizes queries and keys of a layer before that. feed_forward: of a layer. after: adds to the output of
-    layers. tap: puts out a vector for a row, besides its item."""
+    entry: makes the first layer's input. norm: called for each norm, with the name of its weight without ".weight". rope: applies positions
+    to queries and keys. head_norm: normalizes queries and keys of a layer before `rope`. feed_forward: makes the feed-forward of a layer.
+    after: changes the output of layers. tap: puts out a vector for a row, apart from its item."""
 
     entry: Callable[[Materials], Enter] = in_place
     norm: Callable[[Materials, str], Norm] = rms_norm
@@ -84,12 +84,12 @@ class _Built:
 class PackedDecoder:
     """Implements `Decoder` over plain weights.
 
-    weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names of
-    Transformers' text models; None for an absent bias. The embedding is kept without a copy, and may be memory of a file; all others are
-    copied. If there is no weight "lm_head.weight", the logits use the embedding ("tied"). products: the backend of its products, and why a
-    faster one was refused. group: the ranks that compute it together. With several ranks, config and weights are this rank's part (of heads
-    and of columns of the FFN), and "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets
-    the whole result."""
+    weight: returns the tensor of a name as in Transformers' text models ("embed_tokens.weight", "norm.weight",
+    "layers.N.self_attn.q_proj.weight" ...); None: the checkpoint has no such tensor. The embedding is kept without a copy, and may be
+    memory of a file; all others are copied. If there is no weight "lm_head.weight", the logits use the embedding ("tied"). parts: None: the
+    default parts. products: text for the log: the backend of its products, and why faster backends were refused. group: the ranks that
+    compute it together. With several ranks, config and weights are this rank's part (of heads and of columns of the FFN), and
+    "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets the whole result."""
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:
         embedding, chosen = need(weight, EMBEDDING, (config.vocab_size, config.embedding_width)), parts or DecoderParts()
@@ -149,7 +149,7 @@ class PackedDecoder:
 
 
 def _build(materials: Materials, parts: DecoderParts, head: torch.Tensor) -> _Built:
-    """Build all parts. head: the weight of the logits."""
+    """Build all parts. head: the weight of the logits, [ids, hidden_size]."""
     return _Built(
         enter=parts.entry(materials),
         rope=parts.rope(materials),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 class _StopString:
-    """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977): the work for
-    a character does not grow with the length of the string. matched: how many of the string's first characters are now the end of the
-    text."""
+    """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977), whose work for
+    a character does not grow with the length of the string. text: the string. matched: how many of the string's first characters are now
+    the end of the text."""
 
     __slots__ = ("_shorter", "matched", "text")
 
@@ -41,9 +41,9 @@ class _StopString:
 
 
 class Detokenizer:
-    """Makes the text of one answer, token by token. piece: the bytes of a token id, empty for a token that is not text. stop: strings that
-    end the text; the one that ends earliest in the text counts, and among several that end there, the longest. Invalid bytes become U+FFFD,
-    one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder)."""
+    """Makes the text of one answer, token by token. piece: returns the bytes of a token id, empty for a token that is not text. stop:
+    strings that end the text; the one that ends earliest in the text counts, and among several that end there, the longest. Invalid bytes
+    become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder)."""
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         if any(not text for text in stop):
@@ -54,13 +54,14 @@ class Detokenizer:
         self._held = ""
         self._stopped = False
         self.decoded = 0
-        """Complete characters of all tokens so far."""
+        """Number of complete characters of all tokens so far."""
         self.given = 0
-        """Characters given out; once the text has ended, all its characters."""
+        """Number of characters given out so far."""
 
     @property
     def needed(self) -> int:
-        """Number of characters that are given out once the text of all tokens so far is final: an incomplete character counts as one."""
+        """Number of characters in all tokens so far: when `given` has reached it, their text was given out. An incomplete character counts
+        as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 
@@ -70,11 +71,11 @@ class Detokenizer:
         return self._stopped
 
     def push(self, token_id: int) -> str:
-        """Add the next token. Returns the text that became final, often empty."""
+        """Add the next token. Returns the text that became final; empty: none did."""
         return self._advance(self._decoder.decode(self.piece(token_id)))
 
     def finish(self) -> str:
-        """End the text, and return the part that was held back. Incomplete bytes become U+FFFD."""
+        """End the text, and return the rest that was held back, or "". Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
         self.given += len(held)
@@ -88,7 +89,7 @@ class Detokenizer:
         return final
 
     def _final(self, fresh: str) -> str:
-        """The part of the held text and `fresh` that no stop string can cut any more."""
+        """The beginning of the held text and `fresh` that no stop string can cut any more; the rest is held back."""
         if self._stopped:
             return ""
         if not self._stop:
@@ -107,8 +108,8 @@ class Detokenizer:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that stand for the 256 bytes in a byte-level vocabulary: printable Latin-1 characters stand for themselves, the other
-    bytes are U+0100 and following (GPT-2, `bytes_to_unicode`)."""
+    """character -> the byte that it stands for in a byte-level vocabulary: printable Latin-1 characters stand for themselves, U+0100 and
+    the following for the other bytes, in order (GPT-2, `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -116,9 +117,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class BytePieces:
-    """Returns the bytes of each token of a byte-level vocabulary, made at the first request for that token.
+    """Called with a token id, returns the bytes of this token of a byte-level vocabulary; they are kept for the next call.
 
-    token: returns the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning."""
+    token: returns the vocabulary's entry of an id, None for an unknown id. known: id -> bytes, for ids whose bytes do not follow from the
+    entry. A call raises ValueError for an unknown id."""
 
     def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()

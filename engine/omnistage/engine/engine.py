@@ -1,10 +1,9 @@
 """The autoregressive engine: requests in, streams of items out, one thread of computation.
 
-The thread's loop: take orders, admit, plan, compute, apply, publish. Only that thread touches the engine's state; callers on event loops
-leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events ahead of its
-reader. Nothing polls: the thread sleeps while there is nothing to run, and wakes each reader's event loop once a step for all of its
-streams.
-"""
+The thread's loop: carry out orders, admit requests, plan a step, compute it, apply the results, publish them. Only that thread touches the
+engine's state; callers on event loops leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at
+most `MAX_UNREAD` events ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and after a step wakes each
+reader's event loop once for all of its streams."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ CLOSE_S = 10.0
 class Engine:
     """Runs a decoder for many requests at once.
 
-    pages: number of pages of the KV cache (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
-    None: a quarter. poison: see `KVCache` (tests). step_s: see `Pace`. attention: the backend chosen for the decoder, and why; None: it is
-    chosen here. followers: the other ranks of the decoder. activity: what the thread does now; the thread starts with the first request."""
+    pages: number of pages of the KV cache (`kv.page_bytes` each). limits: None: the defaults. kept_pages: how many pages may be kept for
+    prompts that begin alike; None: a quarter. poison: see `KVCache` (tests). step_s: see `Pace`. attention: the backend for the decoder,
+    and why; None: it is chosen here. followers: the other ranks. activity: state of the thread, which starts with the first request."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Engine:
         self._check_ids(request)
 
     def _check_ids(self, request: SequenceRequest) -> None:
-        """Check the ids of a request: those that can be drawn or change the draw must be among the logits. See `check`."""
+        """Check the ids of a request: an id that can be drawn, or that changes the draw, must have a logit. Raises what `check` raises."""
         spec, items = self.spec, request.prompt.items
         if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
             told = " or ".join(map(str, dict.fromkeys(spec.ids)))
@@ -133,7 +132,7 @@ class Engine:
             )
 
     def submit(self, request: SequenceRequest) -> SequenceStream:
-        """Start a request; call it on a running event loop. Raises what `check` raises, EngineFull or EngineClosed."""
+        """Start a request; call it on a running event loop. Returns its stream of events. Raises as `check`, EngineFull or EngineClosed."""
         self.check(request)
         stream = SequenceStream(Sequence(request), self._mailbox, self.spec.given_width)
         self._mailbox.ask(stream)
@@ -187,8 +186,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Carry out all orders. If there is nothing to run, wait for an order first; but while requests wait, no longer than IDLE_S, after
-        which idle sequences make room. Returns False if the engine must close."""
+        """Carry out all orders. If there is nothing to run, wait for an order first; while requests wait for admission, no longer than
+        IDLE_S, because after it idle sequences make room. Returns False if the engine must close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
@@ -210,22 +209,22 @@ class Engine:
             sequence.begun = True
 
     def _put_found_taps(self, sequence: Sequence) -> None:
-        """Put out the taps that were found with kept pages, before any that are computed. They are one event: one for each page could be
-        more than a reader may leave unread."""
+        """Put out the taps that were found with kept pages, before any computed taps. They are one event, because an event for each page
+        could be more events than a reader may leave unread."""
         if found := sequence.found_taps:
             taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
             self._put(sequence, SequenceEvent(taps=self._new_taps(sequence, taps)))
             found.clear()
 
     def _new_taps(self, sequence: Sequence, taps: Taps) -> Taps:
-        """The part of these taps that was not put out before; the sequence counts it as put out."""
+        """The part of these taps that was not put out before; it counts as put out from now on."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
         return fresh
 
     def _plan(self) -> Step:
-        """Plan the next step. Also puts out the taps that were found for running sequences, and tells the cache which pages were taken and
-        freed."""
+        """Plan the next step. Also puts out the taps that were found for running sequences, and reports to the cache which pages were taken
+        and freed."""
         decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
         step = self._scheduler.plan(self._pace.long_rows(decoding))
         for sequence in self._scheduler.running:
@@ -246,8 +245,8 @@ class Engine:
         return done
 
     def _compute_runs(self, runs: list[Run]) -> list[Computed]:
-        """Compute runs in one pass. If that fails, compute each by itself, to find the one that fails and end its sequence; the others
-        write the same values to the same places again."""
+        """Compute runs in one pass. If that fails, compute each run by itself, and end the sequence of a run that fails. The other runs
+        write the same keys and values into their pages a second time."""
         try:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:
@@ -257,7 +256,7 @@ class Engine:
             return []
 
     def _apply(self, done: Computed) -> None:
-        """Apply the result of a run to its sequence: put out taps, and the next item or the end."""
+        """Apply the result of a run to its sequence: put out its taps, and the next item or the end if one was drawn."""
         run, sequence = done.run, done.run.sequence
         if sequence not in self._streams:
             return
@@ -299,7 +298,7 @@ class Engine:
         self._outbox.put(self._streams[sequence], sequence.introduce(event))
 
     def _fail(self, sequence: Sequence, cause: BaseException | None) -> None:
-        """End a sequence with SequenceFailed. cause: the error of its step; None: its logits were not finite."""
+        """End a sequence with SequenceFailed. cause: the error that its step raised; None: its logits were not finite."""
         error = SequenceFailed(f"a step raised {cause!r}" if cause else "the model's logits are not finite")
         error.__cause__ = cause
         self._end(sequence, error)
@@ -318,7 +317,7 @@ class Engine:
         self._outbox.end(stream, error)
 
     def _publish(self) -> None:
-        """Update the stats and deliver the outputs of the step; a sequence that nobody can read any more is ended."""
+        """Update the stats and deliver the outputs of the step; end each sequence whose reader's event loop is closed."""
         self._stats = self._measure()
         for orphan in self._outbox.send():
             self._end(orphan.sequence)

@@ -1,4 +1,4 @@
-"""Adds given vectors to the input of a decoder's layers, beside the embeddings of items."""
+"""Puts the vectors that a request gives for rows into the input of a decoder's layers, in place of or added to embeddings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
 
 
 def in_place(materials: Materials) -> Enter:
-    """A given vector replaces the embedding of its row. If the vector is wider, only its first numbers do."""
+    """Build an `Enter` that replaces a row's embedding by the row's given vector, or by the first numbers of a wider vector."""
 
     def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
         if rows.given is None or rows.has_given is None:
@@ -28,8 +28,8 @@ def in_place(materials: Materials) -> Enter:
 
 
 def deepstack(layers: int) -> Callable[[Materials], After]:
-    """After each of the first `layers` layers, a part of a given vector is added to its row (Meng et al. 2024). A given vector is as wide
-    as 1 + layers hidden rows: the first part is for `in_place`, the others are for these layers."""
+    """Returns a function that builds an `After`: after each of the first `layers` layers it adds a part of a given vector to its row (Meng
+    et al. 2024). A given vector has 1 + layers parts as wide as a hidden row: the first for `in_place`, one for each of these layers."""
 
     def build(materials: Materials) -> After:
         width = materials.config.hidden_size

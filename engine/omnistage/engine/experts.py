@@ -1,11 +1,10 @@
 """A feed-forward of experts: each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
 
-All rows are gathered once, so that the rows of an expert lie together. They go through its products like any other rows, in such numbers
-that their bits do not change (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a
-row do not depend on which other rows chose the same expert. A step costs two products for each expert that some row chose, and a few
-operations, however many experts there are; padding chooses none. Each rank has some whole experts and adds up their results; then the sums
-of all ranks are added up.
-"""
+All rows are gathered once, so that the rows of an expert lie together. They go through its products in numbers of rows that do not change
+their bits (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on
+which other rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations, however many
+experts there are; padding chooses none. Each rank has some whole experts and adds up their results; then the sums of all ranks are added
+up."""
 
 from __future__ import annotations
 
@@ -47,20 +46,22 @@ class ExpertSizes:
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
-        """Numbers of the experts that a rank has: the ranks take turns."""
+        """Numbers of the experts that a rank has: every `size`-th expert, from the number of the rank on."""
         return range(group.rank, self.experts, group.size)
 
 
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
-    """A function that builds a layer's experts on this rank: some of the experts, its columns of the shared one, and the whole router."""
+    """A function that builds a layer's experts on this rank: some of the experts, some columns of the shared expert, and the whole
+    router."""
     if not 0 < sizes.chosen <= sizes.experts:
         raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
     return lambda materials, layer: Experts(materials, f"layers.{layer}.mlp", sizes)
 
 
 class Experts:
-    """Implements `FeedForward`. prefix: beginning of the names of its weights, which end in "gate.weight" (the router),
-    "experts.N.gate_proj.weight" ..., and "shared_expert.gate_proj.weight" ... with "shared_expert_gate.weight"."""
+    """The experts of one layer on this rank; implements `FeedForward`. prefix: beginning of the names of its weights, which end in
+    "gate.weight" (the router), "experts.N.gate_proj.weight" ..., and "shared_expert.gate_proj.weight" ... with
+    "shared_expert_gate.weight"."""
 
     def __init__(self, materials: Materials, prefix: str, sizes: ExpertSizes) -> None:
         hidden, ranks = materials.config.hidden_size, materials.group.size
@@ -113,9 +114,9 @@ class Experts:
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
     """Find places that put the rows of each expert next to each other. numbers: the experts of each row, int64 [rows, chosen]; below
-    `experts`, or equal to it for an expert of another rank. Returns a place for each of these, in the same shape, and for each expert its
-    number of places, which includes padding to the fewest rows of a product. All rows of other ranks' experts share one place after all
-    others."""
+    `experts`, or equal to it for an expert of another rank. Returns a place for each entry of `numbers`, in the same shape, and for each
+    expert its number of places, which includes padding to the fewest rows of a product. All rows of other ranks' experts share one place
+    after all others."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     room = [pad_rows(count) if count else 0 for count in counts]

@@ -22,12 +22,12 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 """A function that is applied to each number by itself."""
 
 _COLUMNS = 32
-"""An activation gets a multiple of this many columns. A processor computes exponentials of 16 numbers at a time, and what remains at the
-end of all rows in another way; with such a number of columns nothing remains."""
+"""An activation gets a multiple of this many columns. A processor computes exponentials of 16 numbers at a time, and the remainder at the
+end of all rows in another way, with other bits. A multiple of 32 leaves no remainder."""
 
 _SERIAL = (1 << 15) - 1
-"""PyTorch leaves up to this many numbers to one thread. More are divided among its threads, at any place within a row, and then each thread
-has a remainder."""
+"""PyTorch leaves up to this many numbers to one thread. More numbers are divided among its threads, even in the middle of a row, and then
+each thread has a remainder."""
 
 
 def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
@@ -39,14 +39,15 @@ def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
-    """Build the gated feed-forward (Shazeer 2020) of a layer; with several ranks, this rank's part of it."""
+    """Build the gated feed-forward (Shazeer 2020) of a layer, from this rank's columns; its result is the sum of all ranks."""
     product, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
     return lambda rows, x: group.all_reduce(product(x))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedProduct:
-    """Computes down(silu(gate(x)) * up(x)). gate_up: one product that gives gate and up, side by side."""
+    """Computes down(silu(gate(x)) * up(x)). gate_up: one product that gives gate and up next to each other. x: [rows, hidden_size]; the
+    result too."""
 
     gate_up: Linear
     down: Linear

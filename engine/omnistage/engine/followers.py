@@ -10,8 +10,8 @@ from omnistage.engine.plan import StepPlan
 
 
 class Followers(Protocol):
-    """The other ranks. Each of them has a cache like the engine's, for its own heads, and carries out orders one after the other. Each
-    method raises RanksApart if one has ended. processes: ids of their processes."""
+    """The other ranks. Each rank has a cache like the engine's, for its own heads, and carries out orders one after the other. Each method
+    raises RanksApart if a rank has ended. processes: ids of their processes."""
 
     @property
     def processes(self) -> Sequence[int]: ...

@@ -10,13 +10,13 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import FileStore
 
 EXCHANGE_LIMIT_S = 1800.0
-"""Seconds that a rank waits for the others in one exchange. In a server the watchdog finds a rank that hangs long before; this limit ends
-processes that nobody watches. It is longer than any pause of a machine, because its clock goes on during a pause."""
+"""Seconds that a rank waits for the others in one exchange. In a server the watchdog finds a hanging rank much earlier; this limit ends
+processes that nobody watches. Its clock goes on while a machine is paused, so it is longer than any such pause."""
 
 
 class RanksApart(Exception):
     """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results are
-    void. It is no error of a step, because a step would be tried again."""
+    void. Not one of the engine's errors of a step, after which it would try the step again."""
 
 
 class Group(Protocol):
@@ -54,14 +54,14 @@ ALONE = Alone()
 class Distributed:
     """Implements `Group` with torch.distributed, one process for each rank. A process is in one group at a time.
 
-    Parts are gathered, then added in the order of the ranks. A library's own sum adds the pieces of a large tensor in another order than
-    those of a small one, so the bits of a row would depend on the number of rows. For two ranks both ways move the same number of bytes."""
+    Parts are gathered, then added in the order of the ranks. A library's own sum adds the parts in an order that depends on the size of the
+    tensor, so the bits of a row would depend on the number of rows. For two ranks both ways move the same number of bytes."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def connect(self, store: str, device: torch.device) -> None:
-        """Meet the other ranks, which do the same. store: path of a file that all ranks use, in a folder made for them; it may be removed
+        """Wait until all ranks have called this too. store: path of a file that all ranks use, in a folder made for them; it may be removed
         when this returns. Raises RanksApart.
 
         On CPUs the environment names the network interface (GLOO_SOCKET_IFNAME)."""

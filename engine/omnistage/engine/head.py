@@ -11,7 +11,7 @@ from omnistage.engine.sampler import Draws, Sampler
 
 
 class TokenHead:
-    """Implements `Head`. logits: maps [rows, hidden] to [rows, vocabulary]."""
+    """Implements `Head` for items of one token. logits: maps [rows, hidden] to [rows, vocabulary]."""
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._logits, self._sample = logits, Sampler()

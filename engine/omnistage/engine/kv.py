@@ -14,8 +14,8 @@ from omnistage.engine.transfer import to_device
 class KVCache:
     """The memory of the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
 
-    A page is zeroed when it is taken: masked places take part in products, so what is in them must be finite. poison: a page is filled with
-    NaN when it is freed, so that any use of a page that is not held shows at once."""
+    A page is zeroed when a sequence takes it: masked slots take part in products, so their numbers must be finite. poison: fill a page with
+    NaN when it becomes free, so that any use of a page without a holder shows at once."""
 
     def __init__(self, spec: DecoderSpec, pages: int, *, poison: bool = False) -> None:
         self._data = torch.empty(spec.layers, pages, 2 * spec.kv_heads, PAGE_ROWS, spec.head_size, dtype=spec.dtype, device=spec.device)
@@ -30,15 +30,16 @@ class KVCache:
         return self._layers[index]
 
     def heads(self, index: int) -> torch.Tensor:
-        """The same memory as [pages * 2 * kv_heads, PAGE_ROWS, head_size]; a page's head is row page * 2 * kv_heads + head."""
+        """The memory of `layer` as [pages * 2 * kv_heads, PAGE_ROWS, head_size]: row page * 2 * kv_heads + n is head n of a page."""
         return self._heads[index]
 
     def write(self, index: int, pages: torch.Tensor, places: torch.Tensor, keys_values: torch.Tensor) -> None:
-        """Store rows in a layer. pages, places: page and place in it of each row, int64 [n]. keys_values: [n, 2 * kv_heads, head_size]."""
+        """Store n rows in a layer. pages, places: the page of each row and its slot there, int64 [n]. keys_values: [n, 2 * kv_heads,
+        head_size]."""
         self._layers[index][pages, :, places] = keys_values
 
     def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
-        """Apply the changes of pages since the last step (`PagePool.changes`)."""
+        """Zero the pages that were taken since the last step; with `poison`, spoil those that became free (`PagePool.changes`)."""
         if taken:
             self._data.index_fill_(1, to_device(torch.tensor(taken), self._data.device), 0.0)
         if self._poison and freed:
@@ -46,5 +47,5 @@ class KVCache:
 
 
 def page_bytes(spec: DecoderSpec) -> int:
-    """Bytes of one page over all layers."""
+    """Bytes of one page in all layers together."""
     return spec.layers * PAGE_ROWS * 2 * spec.kv_heads * spec.head_size * spec.dtype.itemsize

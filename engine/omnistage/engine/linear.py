@@ -1,9 +1,8 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
 A row of `x @ W.T` has the same bits in every batch only if the library computes it in one way for every batch size. A `LinearProduct` is a
-way to compute products, with the numbers of rows for which it claims that. The table `PRODUCTS` has all of them, best first. The claim is
-checked for every weight when the weight is loaded; if it fails for one, `build_exact` takes the next entry for all weights.
-"""
+way to compute products, with the numbers of rows for which it claims equal bits. The table `PRODUCTS` has all ways, best first. The claim
+is checked for every weight when the weight is loaded; if it fails for any weight, `build_exact` takes the next way for all weights."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ import torch
 import torch.nn.functional as functional
 
 MIN_ROWS = 4
-"""Fewest rows of a step, padding included: with so many, no product has to pad."""
+"""Fewest rows of a step, padding included: the products need at least as many, so that none has to pad by itself."""
 
 _TURNS = 16
-"""Number of weights of one shape that share the trial of all numbers of rows."""
+"""Number of weights of one shape that together try all numbers of rows, each a part of them."""
 
 _LARGE = 1 << 23
-"""Number of elements of a weight above which a whole trial would take seconds."""
+"""A weight of more elements is tried with a part of the numbers of rows, because a whole trial would take seconds."""
 
 _INPUTS = 2
-"""Number of random inputs for the trial of a weight; a size is tried with one of them."""
+"""Number of random inputs for the trial of a weight; each number of rows is tried with one of these inputs."""
 
 Built = TypeVar("Built")
 
@@ -46,8 +45,8 @@ class RowsDiffer(ValueError):
 
 
 class LinearProduct(Protocol):
-    """A way to compute products of one weight. least, most: numbers of rows for one call of `run`; more rows are computed in blocks, fewer
-    are padded."""
+    """A way to compute products of one weight. least, most: fewest and most rows for one call of `run`; more rows are computed in blocks,
+    fewer are padded."""
 
     @property
     def name(self) -> str: ...
@@ -72,10 +71,11 @@ class LinearProduct(Protocol):
 class Packed:
     """oneDNN on a CPU, with weights that are re-ordered once into the layout of its kernels.
 
-    Rows have equal bits in products of 4 to 32 rows, with AMX and without. With one row, and with AMX from 48 rows on, another kernel runs.
-    With AMX 32 rows cost hardly more than 4; in float32 the arithmetic dominates, and 64 rows cost a quarter less than twice 32. A CPU that
-    does not multiply bfloat16 gets float32 instead: twice the memory, and many times as fast as the library's bfloat16 there. At small
-    batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them at every call."""
+    Rows have equal bits in products of 4 to 32 rows, with AMX and without. For one row, and with AMX for 48 rows and more, oneDNN runs
+    another kernel. With AMX 32 rows cost hardly more than 4. In float32 the arithmetic dominates: 64 rows at once cost a quarter less than
+    32 rows twice. A CPU that does not multiply bfloat16 gets the weights in float32: they take twice the memory, and are many times as fast
+    as the library's bfloat16 there. At small batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them
+    at every call."""
 
     name: str = "packed"
     least: int = MIN_ROWS
@@ -123,15 +123,15 @@ PRODUCTS: tuple[LinearProduct, ...] = (
     Fixed("blocks of 64 rows", 64, 64, "cuda"),
     Fixed("row by row", 1, 1),
 )
-"""All ways, best first. The last one needs no claim: it computes each row alone."""
+"""All ways, best first. The last way cannot break the claim, because it computes each row alone."""
 
 WHOLE = Fixed("whole", 1, sys.maxsize)
-"""Any number of rows in one product, without a claim: for a computation that is always alone in its product, with the same number of rows
-each time."""
+"""Any number of rows in one product, without a claim: for a computation whose rows are always alone in their product, always in the same
+number."""
 
 
 def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[LinearProduct]:
-    """The ways that work on this machine, best first; at least one."""
+    """The ways that work for this dtype and device, best first; at least one."""
     return (product for product in PRODUCTS if product.is_viable(dtype, device))
 
 
@@ -143,8 +143,8 @@ def pad_rows(count: int) -> int:
 class Linear:
     """Computes `x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`, for any number of rows.
 
-    It keeps a packed weight and a copy of the bias, not the given tensors: a memory-mapped checkpoint is read once, and its pages may go.
-    """
+    It keeps a packed weight and a copy of the bias, and lets the tensors of the caller go, so that a memory-mapped checkpoint leaves memory
+    after one reading."""
 
     __slots__ = ("_bias", "_packed", "_product")
 
@@ -169,8 +169,8 @@ class Linears:
     """Makes the products of one model, all with one backend, and tries each of them out.
 
     The library chooses its kernel by shape and number of rows. So the first weight of a shape is tried with every number of rows up to 32
-    and every fourth above. Each later weight is tried with every sixteenth of these numbers, the next weight with the next ones. A large
-    weight is a head, the only one of its shape: it is tried with a fourth of the numbers."""
+    and every fourth above. Each later weight of the shape is tried with another sixteenth of these numbers. A large weight is a head, the
+    only weight of its shape: it is tried with a fourth of the numbers."""
 
     def __init__(self, product: LinearProduct) -> None:
         self._product = product
@@ -196,7 +196,7 @@ def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
     """Call `build` with the best backend that keeps its claim for all weights that `build` makes products of. Returns the result, and a
-    text: the name of the backend, and why better ones were refused. Raises RowsDiffer if none is left."""
+    text for the log: the name of the backend, and why better backends were refused. Raises RowsDiffer if no backend is left."""
     refused: list[str] = []
     for product in viable_products(dtype, device):
         try:
@@ -211,9 +211,8 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
 def rows_that_differ(
     run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: LinearProduct, sizes: Iterable[int] | None = None
 ) -> int:
-    """The first number of rows at which `run` gives a row other bits than it has in a product of `product.most` rows, at another place; 0
-    if there is none. weight: its width and dtype are those of the input. sizes: the numbers of rows to try; None: all that the backend
-    claims."""
+    """The first number of rows at which `run` gives a row other bits than it has in a product of `product.most` rows; 0: there is none.
+    weight: gives the width and dtype of the input. sizes: the numbers of rows to try; None: all for which the backend claims equal bits."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
     wholes: dict[int, torch.Tensor] = {}

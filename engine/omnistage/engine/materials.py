@@ -18,9 +18,10 @@ Weights = Callable[[str], torch.Tensor | None]
 class DecoderConfig:
     """Sizes and constants of a `PackedDecoder`. Everything else about it is a part: see `decoder.DecoderParts`.
 
-    ffn_size: columns of the feed-forward. context: rows that a sequence may have. head_size: 0: hidden_size / query_heads. embedding_width:
-    width of an item's embedding; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first one, and `entry` the others.
-    further_ids: these others are below it; 0: vocab_size. given_width: width of a vector that is given for a row; 0: hidden_size."""
+    ffn_size: columns of the feed-forward. context: rows that a sequence may have. head_size: numbers of a head; 0: hidden_size /
+    query_heads. embedding_width: width of an item's embedding; 0: hidden_size. codebooks: number of ids in an item; the decoder embeds the
+    first id, and `entry` the others. further_ids: the other ids are below this number; 0: vocab_size. given_width: width of a vector that a
+    request gives for a row; 0: hidden_size."""
 
     layers: int
     hidden_size: int
@@ -50,7 +51,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """The materials from which the parts of a decoder are built. config: the sizes of this rank: only its own heads and columns count.
+    """The materials from which the parts of a decoder are built. config: the sizes of this rank, with its own heads and columns only.
     weight: returns the weights of this rank. linear: makes a product; a part makes all its products with it, so that they are tried out at
     load. group: all ranks. dtype, device: of the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
 
@@ -65,8 +66,8 @@ class Materials:
         return need(self.weight, name, shape)
 
     def fuse(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
-        """One product of several weights, joined along their outputs. prefix: beginning of their names. sizes: name of each weight -> its
-        output width. width: of the input."""
+        """One product of several weights, joined along their outputs. prefix, sizes: the weights are prefix.name.weight, [size, width], for
+        each name and size of `sizes`. width: numbers of an input row."""
         matrix = torch.cat([self.need(f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
         return self.linear(matrix, self.fused_bias(prefix, sizes))
 
@@ -84,7 +85,8 @@ class Materials:
 
 
 def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The weight of this name. Raises ValueError if it is missing or misshapen, before memory of the expected size is taken."""
+    """The weight of this name. Raises ValueError if it is missing or has another shape, before the caller allocates memory of the expected
+    size."""
     tensor = weight(name)
     if tensor is None:
         raise ValueError(f"the checkpoint has no weight {name!r}")

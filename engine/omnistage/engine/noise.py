@@ -5,11 +5,11 @@ That is a draw by these probabilities; with logits it is the arg max of `logit -
 Because the noise depends on the token id, a tiny change of the logits almost never changes the choice, and a sequence that another replica
 continues gets the same draws.
 
-The times of a block of 32 tokens are made from the earliest of them. The least of 32 exponential times is distributed as a 32nd of one such
-time, and belongs to each of the 32 tokens with equal chance. Each other token comes later by one more such time, because the exponential
-distribution has no memory. So these are still 32 independent times, and the earliest one alone shows whether any token of the block can be
-early enough. Few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-"""
+The times of a block of 32 tokens are made from the earliest of them. The least of 32 exponential times is distributed like an exponential
+time divided by 32, and belongs to each of the 32 tokens with equal chance. Each other token comes later by a further exponential time,
+because the exponential distribution has no memory. So these are still 32 independent times, and the earliest one alone shows whether any
+token of the block can be early enough. Few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64
+(Steele, Lea, Flood 2014)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 
 
 def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The earliest time of the tokens of each block, and the place in the block of its token.
+    """(the earliest time among the tokens of each block, the index in the block of the token that has this time).
 
     keys: int64 [rows]. blocks: int64, broadcast to [rows, n]. Returns float64 and int64, both [rows, n]; times lie strictly between 0 and
     1.2."""

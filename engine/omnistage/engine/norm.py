@@ -18,7 +18,7 @@ kv_heads, head_size]."""
 
 
 def rms_norm(materials: Materials, name: str) -> Norm:
-    """Build an RMS norm (Zhang and Sennrich 2019). name: of its weight, without ".weight"."""
+    """Build an RMS norm (Zhang and Sennrich 2019). name: the name of its weight without ".weight"."""
     config = materials.config
     weight, shape, eps = materials.need(f"{name}.weight", (config.hidden_size,)).clone(), (config.hidden_size,), config.norm_eps
     return lambda x: functional.rms_norm(x, shape, weight, eps)

@@ -3,9 +3,8 @@ their values.
 
 A step takes as long as its decoding rows alone would take, mostly to read the weights, plus some time for each row of long runs. This
 additional time is small if a processor multiplies 32 rows as fast as one, and nearly the whole time if it does not. Both times are learned
-from past steps. A step with long runs then takes at most SLOWER times as long as one without, so decoding sequences keep more than half of
-their pace; or it takes BESIDE_S, if that is more.
-"""
+from past steps. A step with long runs may take at most SLOWER times as long as a step without them, so decoding sequences keep more than
+half of their pace; or it may take BESIDE_S, if that is longer."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ BESIDE_S = 0.01
 """Seconds that a step may always take: nobody reads or hears a hundred tokens a second."""
 
 SLOWER = 1.8
-"""How many times as long a step may take with long runs as without."""
+"""A step with long runs may take this many times as long as a step without them."""
 
 BLOCK_ROWS = 32
-"""Rows of a block: a product takes them as fast as one row. A further block is not begun for only a few rows."""
+"""Rows of a block: a product computes them as fast as one row. So a further block is not begun for only a few rows."""
 
 LEAST_ROWS = 4
 """A step takes at least this many rows of long runs, if so many wait: a wrong measurement must not stop a prompt."""
@@ -36,8 +35,8 @@ _LIGHT_WEIGHT = 0.5
 
 
 class Pace:
-    """Bounds the next step by what it learned from past steps. most_rows: rows that a step may have. step_s: seconds that a step may take
-    while no sequence decodes; None: no step is bounded in time."""
+    """Bounds the rows of the next step by the durations of past steps. most_rows: rows that a step may have. step_s: seconds that a step
+    may take while no sequence decodes; None: no step is bounded in time. `_row_s`: seconds of a long run's row; 0: not measured yet."""
 
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
@@ -48,7 +47,8 @@ class Pace:
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
-        """Number of rows of long runs that the next step may take beside its `decoding` rows of decoding sequences."""
+        """Number of rows of long runs that the next step may compute. decoding: the number of other rows in this step, of sequences that
+        decode."""
         most = max(self._most_rows - decoding, 1)
         if self._step_s is None:
             return most
@@ -75,15 +75,15 @@ class Pace:
         self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
 
     def _light_step_s(self, decoding: int) -> float:
-        """Seconds of a step with this many decoding rows and no long runs, measured for the nearest number of rows; 0: none was
-        measured."""
+        """Seconds of a step with this many decoding rows and no long runs, as measured for the nearest number of rows; 0: not measured
+        yet."""
         if not decoding or not self._light_s:
             return 0.0
         return self._light_s[min(self._light_s, key=lambda rows: (abs(rows - decoding), rows))]
 
 
 def _fill_blocks(long: int, decoding: int) -> int:
-    """`long`, a number of rows of long runs, less the rows that would begin another block of a product, if these are few. Decoding rows
-    fill the blocks too."""
+    """`long`, a number of rows of long runs, minus the rows that would begin another block of a product, if these are few. decoding: number
+    of other rows, which fill the blocks too."""
     few = (decoding + long) % BLOCK_ROWS
     return long - few if 2 * few < min(BLOCK_ROWS, long) else long

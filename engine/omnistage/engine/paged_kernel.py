@@ -16,10 +16,10 @@ from omnistage.engine.plan import PlannedRun
 __all__ = ["TritonError", "attend", "tiles"]
 
 TILE = 32
-"""Queries of one program. A query is one row of one query head; the heads that share keys lie side by side. The number is fixed, because a
-kernel of another size could give a row other bits. A decoding row needs one query for each head of its group. The longest run, with 7 heads
-in a group, needs seven programs, which all read its pages, six of them from the cache. With 64, the matrix units of some GPUs use other
-instructions than with 32."""
+"""Queries of one program. A query is one row of one query head; the heads that share keys are next to each other. The number is fixed,
+because a kernel with another number could give a row other bits. A decoding row needs one query for each head of its group. A run of 32
+rows with 7 heads in a group needs seven programs, which all read its pages, six of them from the GPU's cache. With 64, the matrix units of
+some GPUs use other instructions than with 32."""
 
 _FIELDS = 5
 """Number of the numbers that describe a tile: see `tiles`."""
@@ -32,8 +32,8 @@ _LEAST_WIDTH = 16
 
 
 def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
-    """A table of numbers, int32, which says what each program computes, and the number of tiles: one program computes one tile, for one
-    head of keys. group: number of query heads that share keys.
+    """(a table, int32 [numbers], that says what each program computes; the number of tiles). One program computes one tile for one head of
+    keys. group: number of query heads that share keys.
 
     Each tile has _FIELDS numbers: the first row of its run in the step, the rows of the run, the slot of the run's first row, the index in
     this table at which the list of the run's pages begins, and the first query of the tile, counted in the run. After all tiles come the
@@ -52,7 +52,7 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
 
 def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, table: torch.Tensor, total: int, result: torch.Tensor) -> None:
     """Write the attention of the rows of some runs into `result`. queries, result: [rows, query_heads, head_size], contiguous. pages: keys
-    and values of one layer, as in `KVCache.layer`. table, total: the results of `tiles`, the first one on the device."""
+    and values of one layer, as in `KVCache.layer`. table, total: the results of `tiles`, the table on the device."""
     if not total:
         return
     # Triton launches on the device of the thread, wherever the tensors are.

@@ -1,5 +1,5 @@
-"""Counts the holders of each page of the cache, and finds kept pages again by the content that led to them. The only tensors here are the
-taps that are kept with pages."""
+"""Counts the holders of each page of the cache, and finds kept pages by all the content from the first row to their last. The only tensors
+here are the taps that are kept with pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 
 PAGE_ROWS = 32
-"""Rows of a page. A run has no more, because it never crosses a page; so all rows of a run see equally many pages."""
+"""Rows of a page. A run never crosses a page, so it has no more rows than that, and all its rows see the same number of pages."""
 
 
 def pages_for(rows: int) -> int:
-    """Pages that hold `rows` rows."""
+    """Number of pages that hold `rows` rows."""
     return -(-rows // PAGE_ROWS)
 
 
@@ -23,8 +23,8 @@ class OutOfPages(RuntimeError):
 
 
 class PagePool:
-    """Counts the holders of each page, which are sequences and the prefix cache. A page without a holder is free. The pool knows which
-    pages the prefix cache keeps, and how many of these nobody else holds."""
+    """Counts the holders of each page, which are sequences and the prefix cache. A page without a holder is free. The pool also counts the
+    pages that only the prefix cache holds (`only_kept`). `_taken`, `_freed`: pages since the last call of `changes`."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -50,7 +50,7 @@ class PagePool:
 
     @property
     def only_kept(self) -> int:
-        """Number of kept pages that nobody else holds."""
+        """Number of pages that the prefix cache keeps and no sequence holds."""
         return self._only_kept
 
     def is_kept(self, page: int) -> bool:
@@ -112,17 +112,17 @@ class PagePool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A kept page. taps: those of its rows, [PAGE_ROWS, tap_width]; None: not known."""
+    """A kept page. taps: the taps of its rows, [PAGE_ROWS, tap_width]; None: they were not computed."""
 
     page: int
     taps: torch.Tensor | None
 
 
 class PrefixCache:
-    """Keeps full computed pages, to be found again by a key that stands for everything that led to them (`Sequence.page_keys`).
+    """Keeps full computed pages, to be found by a key: a hash of everything that their contents depend on (`Sequence.page_keys`).
 
-    It is a holder of each page that it keeps, at most `limit` pages; the page that was not found for the longest is forgotten first. With a
-    page it keeps the taps of its rows, for sequences that want them."""
+    It is a holder of each page that it keeps. limit: largest number of pages; beyond it, the page that was not found for the longest time
+    is forgotten. With a page it keeps the taps of its rows, for sequences that want them."""
 
     def __init__(self, pool: PagePool, limit: int) -> None:
         self._pool = pool
@@ -137,9 +137,9 @@ class PrefixCache:
         return self._limit
 
     def find(self, keys: Sequence[bytes], taps_from: int | None, first: int = 0) -> tuple[list[int], list[torch.Tensor]]:
-        """The kept pages for `keys[first:]`, up to the first key without one; the caller becomes a holder of them. Also the taps of those
-        pages that end after slot `taps_from` (None: no taps); a page that lacks wanted taps ends the search. The caller has the pages
-        before `first` already."""
+        """(the kept pages for `keys[first:]`, up to the first key without a page; the taps of those pages that end after slot `taps_from`).
+        The caller becomes a holder of the pages. taps_from: None: no taps are wanted; a page that lacks wanted taps ends the search. first:
+        the caller has the pages before this index already."""
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):
@@ -156,8 +156,8 @@ class PrefixCache:
         return pages, taps
 
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
-        """Keep a full page; if there are then too many, the oldest one is forgotten. taps: those of its rows; if the page is kept already
-        without taps, they are added."""
+        """Keep a full page; if there are then too many, forget the oldest page. taps: the taps of its rows; None: not computed. If a page
+        is kept for this key already, it only gets the taps that it lacks."""
         known = self._kept.get(key)
         if known is not None:
             known.taps = taps if known.taps is None else known.taps
@@ -173,8 +173,8 @@ class PrefixCache:
             self._forget(next(iter(self._kept)))
 
     def make_room(self) -> bool:
-        """Forget the oldest page that nobody else holds. Returns whether there was one. Older pages that are in use move to the end, so
-        that the next search does not pass them again."""
+        """Forget the oldest page that no sequence holds. Returns whether there was such a page. Older pages that are in use move to the
+        end, so that the next search does not pass them again."""
         if not self._pool.only_kept:
             return False
         while self._pool.holders(self._kept[key := next(iter(self._kept))].page) > 1:

@@ -17,8 +17,8 @@ from omnistage.engine.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run as attention sees it. first: number of its first row in the step. count: number of its rows. start: slot of the first row.
-    pages: the pages that its rows see; the rows themselves are in the last one."""
+    """The numbers of a run that attention needs. first: number of its first row in the step. count: number of its rows. start: slot of the
+    first row in its sequence. pages: the pages that its rows see; its own rows are in the last of these pages."""
 
     first: int
     count: int
@@ -28,8 +28,9 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The input of one step, on the CPU until `to` copies it. rows: the decoder's input. pages, places: where keys and values of each row
-    go, int64 [rows without padding]. runs: in the order of the rows. drawn: numbers of the rows from which an item is drawn, int64 [n]."""
+    """The input of one step, on the CPU until `to` copies it. rows: the decoder's input. pages, places: for each row the page for its keys
+    and values, and its slot in that page, int64 [rows without padding]. runs: in the order of the rows. drawn: numbers of the rows from
+    which an item is drawn, int64 [n]."""
 
     rows: StepRows
     pages: torch.Tensor
@@ -43,7 +44,7 @@ class StepPlan:
         return len(self.pages)
 
     def to(self, device: torch.device) -> StepPlan:
-        """The same plan on a device. Vectors that an encoder made there are not copied."""
+        """The same plan on a device. Vectors that are on this device already are not copied."""
         if device.type == "cpu":
             return self
         rows = self.rows
@@ -104,7 +105,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
 
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """`given` and `has_given` of StepRows. parts: pairs of a row and the vectors for the rows from it on."""
+    """`given` and `has_given` of StepRows. parts: pairs of a row's number and the vectors [n, given_width] for n rows from this row on."""
     # On the CPU if all parts are there, and they move with the plan; otherwise on the device, where an encoder's vectors are already.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)

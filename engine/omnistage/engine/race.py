@@ -1,10 +1,9 @@
 """Chooses a token for each row: the one with the largest score, or the winner of a race (see `noise`) among those that pass the filters.
 
 Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score. The n largest scores lie
-in the n blocks with the highest peaks. A block needs no noise for its tokens if its peak would not win even with the block's earliest time.
-Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and
-report for which rows the window was enough; for the other rows, all of their scores are sorted.
-"""
+in the n blocks with the highest peaks. The tokens of a block need no noise of their own if the peak would not win even with the block's
+earliest time. Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest
+scores, and report for which rows the window was enough; for the other rows, all of their scores are sorted."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 
 _SLACK = 1e-9
-"""Larger than the error of the library's logarithm: a block is left out only if it is worse by at least this much."""
+"""A block is left out only if it is worse by more than this, which is larger than the error of the library's logarithm."""
 
 _PROMISING = 8
-"""Number of blocks of a row that race first."""
+"""Number of the best blocks of a row that race first, to find a score that other blocks must beat."""
 
 _WINDOW = 128
 """Number of the largest scores of a row that top-k and top-p look at first: enough for nearly every row."""
 
 _PIECE = 8
-"""Number of neighbouring scores that the search for the window takes as one. It divides BLOCK."""
+"""Number of neighbouring scores that the search for the window treats as one piece. It divides BLOCK."""
 
 _TOTALS_ERROR = 1e-5
-"""Larger than the relative error of a total, whose exponents and sums inside blocks are float32."""
+"""A bound that is larger than the relative error of a total, whose exponents and sums inside blocks are float32."""
 
 
 class Scores:
@@ -41,14 +40,14 @@ class Scores:
 
     def __init__(self, blocks: torch.Tensor, at: torch.Tensor | None = None, peaks: torch.Tensor | None = None) -> None:
         """blocks: all scores, float32 [all rows, blocks, BLOCK], -inf after the last token. at: numbers of the rows to use, int64 [rows];
-        None: all. peaks: if the caller knows them."""
+        None: all rows. peaks: of these rows; None: they are computed."""
         self._all = blocks
         self._at = torch.arange(len(blocks), device=blocks.device) if at is None else at
         self.peaks = blocks.amax(-1) if peaks is None else peaks
         self.tops = self.peaks.amax(-1, keepdim=True).double()
 
     def some(self, places: Sequence[int]) -> Scores:
-        """The scores of some of these rows. places: their numbers among these rows, ascending."""
+        """The scores of some of these rows. places: their numbers among these rows, from 0, ascending."""
         if len(places) == len(self._at):
             return self
         some = to_device(torch.tensor(places), self._at.device)
@@ -69,8 +68,8 @@ class Scores:
         return block * BLOCK + self.of(torch.arange(len(block), device=block.device), block).argmax(-1)
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest scores of each row, descending, and their token ids; both [rows, n], n the lesser of _WINDOW and the number of all
-        scores."""
+        """The largest scores of each row, descending, and their token ids; both [rows, n], n is _WINDOW, or the number of all scores if
+        that is less."""
         if self.peaks.shape[1] <= _WINDOW:
             scores = self.whole().flatten(1)
             values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
@@ -97,7 +96,8 @@ class Scores:
 
 class Filters:
     """The sampling settings of some rows, each a column [rows, 1] on a device: top_k int64, the others float64. any_top_k, any_top_p:
-    whether any row has this filter. of_all: numbers of the rows with top-p but no top-k, whose top-p is a share of the whole vocabulary."""
+    whether any row has this filter. of_all: numbers of the rows with top-p and without top-k, whose top-p is a share of the whole
+    vocabulary."""
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
 
@@ -117,7 +117,7 @@ def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
 
 
 def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
-    """The least score that passes top-k, top-p and min-p in each row, float64 [rows, 1], from all scores of the rows, sorted."""
+    """The least score that passes top-k, top-p and min-p in each row, float64 [rows, 1], found by sorting all scores of the row."""
     floors = []
     for place, sampling in enumerate(settings):  # Row by row: its data stays in the processor's cache, and its sums depend on no other row.
         filters = Filters([sampling], scores.peaks.device)
@@ -126,7 +126,7 @@ def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
 
 
 def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least score that passes top-k and top-p, float64 [rows, m], and the least that passes top-k alone, [rows, 1]; -inf if all pass.
+    """(the least score that passes top-k and top-p, float64 [rows, m]; the least score that passes top-k alone, [rows, 1]). -inf: all pass.
 
     values: the largest scores of each row, descending, float32 [rows, n]. totals: float64 [rows, m], m estimates of the sum of exp((score -
     top) / temperature) over the vocabulary, of which top-p takes a share in rows without top-k; each estimate gives a floor. None: the sum
@@ -148,8 +148,8 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw one token for each row among those whose score is not below its floor, int64 [rows]. floors: float64 [rows, 1]. keys: of the
-    noise, see `noise`."""
+    """Draw one token for each row among the tokens whose score is not below the row's floor, int64 [rows]. floors: float64 [rows, 1]. keys:
+    of the noise, int64 [rows], see `noise.keys`."""
     numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
     peaks = scores.peaks.double()
     first, _ = first_times(keys, numbers)
@@ -179,8 +179,8 @@ def _race_blocks(
 
 
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `race`, but with floors from a window of the largest scores. Returns tokens, int64 [rows], and for which rows the window was
-    enough, bool [rows]; the tokens of the other rows are void."""
+    """As `race`, but with floors from a window of the largest scores. Returns (the tokens, int64 [rows]; whether the window was enough for
+    the row, bool [rows]). If it was not, the row's token is void."""
     values, ids = scores.window()
     errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
     totals = _totals(scores, filters) * to_device(errors, keys.device)

@@ -17,8 +17,8 @@ from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 class Given:
     """Vectors for consecutive rows of a prompt, such as the features of a picture.
 
-    first: slot of the first of these rows. rows: [n, given_width]. digest: of everything that the vectors were made from (content,
-    settings, encoder); empty: the prefix cache keeps no rows from here on."""
+    first: slot of the first of these rows. rows: the vectors, [n, given_width]. digest: hash of everything that the vectors were made from
+    (content, settings, encoder); empty: unknown, so the prefix cache keeps no pages from this row on."""
 
     first: int
     rows: torch.Tensor
@@ -31,8 +31,8 @@ class Prompt:
 
     items: int64 [rows, codebooks]. given: vectors for some of the rows, in order, not overlapping. positions: int64 [axes, rows]; None: a
     row's position is its slot, on every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of
-    different scopes share no pages. given_later: each row after those of `given` needs a vector too, which comes by `SequenceStream.give`;
-    rows that have theirs are computed meanwhile."""
+    different scopes share no pages. given_later: each row after the last row of `given` needs a vector too, which comes by
+    `SequenceStream.give`; rows that have their vector are computed meanwhile."""
 
     items: NDArray[np.int64]
     given: tuple[Given, ...] = ()
@@ -70,7 +70,7 @@ class Prompt:
 
     @property
     def ready_rows(self) -> int:
-        """Number of rows that have everything they need before any later vector comes."""
+        """Number of rows that can be computed before a vector comes by `SequenceStream.give`."""
         return self.given_rows if self.given_later else len(self.items)
 
     @property
@@ -88,16 +88,16 @@ class SequenceRequest:
     """A request to draw items after a prompt.
 
     max_items: items that the whole answer may have, `history` included; at least one more than the history has. min_items: no end is drawn
-    before the answer has this many. end_ids: an item that begins with one of these ends the answer and is no part of it. ignore_end: no end
-    is ever drawn. banned: ids that are never drawn. logprobs: whether they are wanted. top_logprobs: with `logprobs`, number of the
-    likeliest tokens that are wanted with theirs. tokenless: ids of the head that are not tokens, and so never among the likeliest. history:
-    the beginning of the answer, made earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it.
-    seen: ids that the repetition penalty counts as seen before the answer; None: the text of the prompt. constraint: limits the text; if it
-    allows nothing more, the answer ends, even against min_items and ignore_end.
+    before the answer has this many items. end_ids: an item that begins with one of these ends the answer and is no part of it. ignore_end:
+    no end is ever drawn. banned: ids that are never drawn. logprobs: whether the logprob of each item is wanted. top_logprobs: with
+    `logprobs`, for how many of the likeliest tokens logprobs are wanted too. tokenless: ids of the head that are not tokens, and so never
+    among the likeliest. history: the beginning of the answer, made earlier by an equal request; its rows are computed again, with the same
+    bits, and the answer goes on after it. seen: ids that the repetition penalty counts as seen before the answer; None: the text of the
+    prompt. constraint: limits the text; if it allows nothing more, the answer ends, even against min_items and ignore_end.
 
-    appended: whether the row of each item of the answer also needs a vector, which comes by `SequenceStream.append`: the n-th for the n-th
-    item, and after the last one came, that one for every further item. taps_from: taps are wanted for the rows from this slot on; None: for
-    none. client: sequences of different clients take turns."""
+    appended: whether the row of each item of the answer also needs a vector, which comes by `SequenceStream.append`: the n-th vector for
+    the n-th item, and the last vector for every further item. taps_from: taps are wanted for the rows from this slot on; None: for no row.
+    client: sequences of different clients take turns."""
 
     prompt: Prompt
     seed: int
@@ -123,7 +123,8 @@ class SequenceRequest:
 
     @property
     def rows(self) -> int:
-        """Largest number of rows that prompt and answer can have together: the row of the answer's last item is never computed."""
+        """Largest number of rows that prompt and answer can have together. The row of the answer's last item is not counted: it is never
+        computed."""
         return len(self.prompt) + self.max_items - 1
 
 
@@ -136,7 +137,7 @@ class Taps:
     rows: torch.Tensor
 
     def beginning_at(self, slot: int) -> Taps:
-        """These taps without those of rows before `slot`."""
+        """These taps without the taps of rows before `slot`."""
         skipped = max(slot - self.first, 0)
         return Taps(self.first + skipped, self.rows[skipped:]) if skipped else self
 
@@ -145,10 +146,10 @@ class Taps:
 class SequenceEvent:
     """One event of a sequence.
 
-    item: the drawn item; None if an end was drawn, or if the event has only taps. logprob: the item's, if wanted. top: the likeliest tokens
-    at the item's place, as (id, logprob), descending. finish_reason: only on the last event. taps: of computed rows; the taps of an item's
-    row come after the item. complete: the constraint allows nothing after the item. queued_s, cached_rows: on the first event, seconds from
-    the request to its admission, and rows of the prompt that were found in the prefix cache."""
+    item: the drawn item; None if an end was drawn, or if the event has only taps. logprob: of the item; None: not wanted. top: the tokens
+    that were likeliest instead of the item, as (id, logprob), descending. finish_reason: None except on the last event. taps: of computed
+    rows; the taps of an item's row come after the item. complete: the constraint allows nothing after the item. queued_s, cached_rows: on
+    the first event, seconds from the request to its admission, and rows of the prompt that were found in the prefix cache."""
 
     item: Item | None = None
     logprob: float | None = None
@@ -164,9 +165,9 @@ class SequenceEvent:
 class EngineStats:
     """How busy an engine is.
 
-    Numbers of sequences: waiting for a place, preempted among these, running, parked because nobody reads them, starved because the vector
-    of their next row has not come. Numbers of pages: held by sequences (`pages_used`), kept only for later prompts (`pages_kept`), all.
-    Counts since the start: steps, sequences in them (each once a step), computed rows, drawn items, preemptions."""
+    Numbers of sequences: waiting for admission; preempted ones among the waiting; running; parked because nobody reads them; starved
+    because the vector of their next row has not come. Numbers of pages: held by sequences (`pages_used`), kept only for later prompts
+    (`pages_kept`), all. Counts since the start: steps, sequences in them (each once a step), computed rows, drawn items, preemptions."""
 
     waiting: int = 0
     preempted: int = 0

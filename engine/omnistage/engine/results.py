@@ -1,4 +1,4 @@
-"""This machine's results for a fixed sequence: bits that tell it from a machine that computes the same model differently."""
+"""This machine's results for a fixed sequence. Their bits differ from the results of a machine that computes the same model differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.plan import PlannedRun, StepPlan
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
-"""Two pages and a half: with one decoded row more, this uses every product, and attention over one page and over several."""
+"""Two pages and a half: with one more row, which is decoded, the sequence uses every product, and attention to one page and to several."""
 
 REVISION = 3
 """Raise it whenever a change of the engine, or of the models' shared code, can give other items for equal input and no fixed sequence shows

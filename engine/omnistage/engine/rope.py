@@ -1,7 +1,7 @@
 """Applies the positions of rows to their queries and keys: rotary positions (Su et al. 2021) on one axis or several.
 
-A rope is called once a step with the positions of its rows. It returns a function that turns the heads of each layer in place.
-"""
+A rope is called once in each step, with the positions of the step's rows. It returns a function that turns the heads of each layer in
+place."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Rope(Protocol):
 
 
 def contiguous_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, where the first pairs belong to the first axis, the next ones to the second, and so on (Wang et
-    al. 2024). sections: number of pairs of each axis."""
+    """The number of the axis of each pair of components: the first pairs belong to axis 0, the next pairs to axis 1, and so on (Wang et al.
+    2024). sections: number of pairs of each axis."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def interleaved_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, where the axes take turns while each has pairs left, and the first axis gets the rest (Bai et
-    al. 2025). sections: number of pairs of each axis."""
+    """The number of the axis of each pair of components: the axes take turns, and axis 0 also gets the turns of an axis that has no pairs
+    left (Bai et al. 2025). sections: number of pairs of each axis."""
     axes = len(sections)
     turns = (pair % axes for pair in range(sum(sections)))
     return tuple(axis if pair < sections[axis] * axes else 0 for pair, axis in enumerate(turns))

@@ -17,8 +17,8 @@ from omnistage.engine.scheduler import Run
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a run. taps: of all its rows; None: none were wanted. drawn: the next item; None: none was to be drawn, or the logits
-    were not finite."""
+    """The result of a run. taps: of all its rows; None: no taps were wanted. drawn: the next item; None: no item was to be drawn, or none
+    could be, because logits were not finite or nothing is allowed."""
 
     run: Run
     taps: Taps | None
@@ -26,14 +26,14 @@ class Computed:
 
 
 class Runner:
-    """Computes steps on this rank, and tells the followers about each."""
+    """Computes steps on this rank, and sends each step to the other ranks, the followers."""
 
     def __init__(self, decoder: Decoder, head: Head, cache: KVCache, attention: AttentionBackend, followers: Followers = NOBODY) -> None:
         self._decoder, self._head, self._cache, self._attention = decoder, head, cache, attention
         self._followers = followers
 
     def follow(self, taken: Many[int], freed: Many[int]) -> None:
-        """Tell the cache, here and on the followers, which pages were taken and freed since the last step."""
+        """Report to the cache, here and on the followers, which pages were taken and freed since the last step."""
         self._cache.follow(taken, freed)
         if taken or freed:
             self._followers.pages_changed(taken, freed)

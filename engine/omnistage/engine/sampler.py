@@ -1,4 +1,4 @@
-"""Draws tokens from logits, for many sequences at once; each gets the token that it would get alone.
+"""Draws tokens from logits, for many sequences at once; each sequence gets the token that it would get alone.
 
 Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or answer),
 frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those that a
@@ -24,8 +24,9 @@ from omnistage.engine.types import Sampling
 
 
 class TokenTally:
-    """The ids that penalties look at, each once, and how often each occurs in the answer. prompt: ids that count as seen before the answer.
-    The tensors have spare room, at least one place at first, which `note` doubles when it is full; `ids` and `counts` leave it out."""
+    """The ids that penalties apply to, each once, and how often each id occurs in the answer. prompt: ids that count as seen before the
+    answer. The tensors have unused elements at the end, which `ids` and `counts` leave out; `note` doubles full tensors. `_places`: id ->
+    its index."""
 
     __slots__ = ("_counts", "_ids", "_places")
 
@@ -55,10 +56,10 @@ class TokenTally:
 
 
 class Draws:
-    """The sampler's knowledge of one sequence. `note` adds each token of the answer. logprobs: whether the logprob of each drawn token is
-    wanted. top_logprobs: how many of the likeliest tokens are wanted, with their logprobs. tokenless: ids that are never among the
-    likeliest. seen: ids that the repetition penalty counts as seen before the answer begins. walk: the answer's way through its constraint;
-    None: there is none. step: number of tokens of the answer so far."""
+    """The state of one sequence that the sampler needs; `note` adds each token of the answer. logprobs: whether the logprob of each drawn
+    token is wanted. top_logprobs: how many of the likeliest tokens are wanted, with their logprobs. tokenless: ids that are never among the
+    likeliest. seen: ids that the repetition penalty counts as seen before the answer begins. walk: the state of the answer's constraint;
+    None: there is no constraint. step: number of tokens of the answer so far."""
 
     __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
 
@@ -101,7 +102,7 @@ class DrawnToken:
 
 
 class Sampler:
-    """Draws the tokens of one step after the other, on one thread.
+    """Draws the tokens of each step, on one thread.
 
     Its memory for scores is used again in each step: allocating as much would cost more than filling it."""
 
@@ -117,8 +118,8 @@ class Sampler:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
-    """Draw one token for each row; None for a row with a logit that is not finite. logits: [len(rows), vocab]. banned: for each row, ids
-    that may not be drawn."""
+    """Draw one token for each row; None for a row with a logit that is not finite, or without a token that may be drawn. logits:
+    [len(rows), vocab]. banned: for each row, ids that may not be drawn."""
     return Sampler()(logits, rows, banned)
 
 
@@ -144,7 +145,8 @@ def _sample(
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for each row, int64 [rows], and whether it is final, bool [rows]; other rows must be drawn again from all of their scores."""
+    """(a token for each row, int64 [rows]; whether it is final, bool [rows]). The other rows must be drawn again from all of their
+    scores."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -172,8 +174,8 @@ def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
 
 
 def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
-    """The scores: the logits after penalties, bias, bans and constraints, in this order. scores: the memory for them, [rows, vocab rounded
-    up to whole blocks]."""
+    """The scores: the logits after penalties, bias, bans and constraints, in this order. scores: memory for the scores, float32 [rows,
+    vocab rounded up to whole blocks]."""
     device, width = scores.device, scores.shape[1]
     vocab = logits.shape[1]
     scores[:, :vocab] = logits

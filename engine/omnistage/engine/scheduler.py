@@ -1,11 +1,11 @@
 """The scheduler chooses which rows of which sequences the next step computes. It uses no tensor.
 
-A step computes one row of each sequence that has exactly one left (it decodes), and runs of consecutive rows of the sequences that have
-more left (in their prompt or history), up to a budget of rows. A run never crosses a page. Its result does not depend on the step that
+A step computes one row of each sequence that has exactly one row left (it decodes), and runs of consecutive rows of the sequences that have
+more rows left (in their prompt or history), up to a budget of rows. A run never crosses a page. Its result does not depend on the step that
 computes it: the budget decides when a row is computed, never its value.
 
-* Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads its output; it then
-keeps its pages but has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
+* Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads its output; then it
+keeps its pages and has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one
 client those that ran longest ago are next. * Admission. A request is admitted when there is a place, and pages for all its known rows.
 Clients take turns: the one with the fewest sequences in places is next, and among its requests the oldest. A client with at least two
 sequences more in places than the client of the request gives up the place and pages of its youngest one. A sequence that has been idle for
@@ -22,8 +22,7 @@ its rows again. The oldest sequence loses pages only while it is idle, so it alw
 Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another one got
 nothing in MAX_WAITED steps in which a later sequence got a run: so m such sequences get a run each within MAX_WAITED + m turns that their
 client gives to later ones. To wait for earlier sequences does not count: prompts that come together are read one after the other, not all a
-little at a time.
-"""
+little at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ MAX_PASSED = 16
 """Number of times that later requests may pass a waiting request."""
 
 MAX_TRIED = 8
-"""Number of requests that do not fit after which a step looks at no more."""
+"""After this many requests that do not fit, a step looks at no further requests."""
 
 MAX_WAITED = 16
 """Number of steps in which later sequences with fewer rows left may pass a sequence."""
@@ -54,7 +53,7 @@ compute its rows again."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows `start` .. `start + count - 1` of a sequence, all in one page."""
+    """Consecutive rows of a sequence that a step computes: slots `start` .. `start + count - 1`, all in one page."""
 
     sequence: Sequence
     start: int
@@ -62,7 +61,7 @@ class Run:
 
     @property
     def draws(self) -> bool:
-        """Whether the next item is drawn from its last row, which is the last known row of the sequence."""
+        """Whether the next item is drawn after the run: the run ends with the last known row of the sequence."""
         return self.start + self.count == self.sequence.known
 
     @property
@@ -98,9 +97,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of a scheduler. max_sequences: sequences in a step, and admitted sequences that are not idle. max_waiting: requests that wait
-    for their first admission. max_rows: rows of a step; but one row of each sequence with a place always runs, and at least one row of
-    longer runs."""
+    """Bounds of a scheduler. max_sequences: at most this many sequences are in a step, or are admitted and not idle. max_waiting: at most
+    this many requests wait for their first admission. max_rows: largest number of rows in a step, except that one row of each sequence with
+    a place always runs, and at least one row of longer runs."""
 
     max_sequences: int = 64
     max_waiting: int = 64
@@ -114,8 +113,8 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room that was found for a waiting sequence. pages: kept pages with the content of its first rows; the sequence is a holder of them.
-    taps: the taps of these pages that it must still put out. leaving: running sequences that must lose their pages first."""
+    """The pages that were found for a waiting sequence. pages: kept pages with the content of its first rows; the sequence is a holder of
+    them. taps: the taps of these pages that it must still put out. leaving: running sequences that must lose their pages first."""
 
     pages: list[int]
     taps: list[Taps]
@@ -123,7 +122,7 @@ class _Room:
 
 
 class Scheduler:
-    """Holds the waiting and the running sequences, and gives pages to them. clock: returns seconds, for IDLE_S."""
+    """Holds the waiting and the running sequences, gives pages to them, and plans steps. clock: returns seconds, for IDLE_S."""
 
     def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock
@@ -133,7 +132,7 @@ class Scheduler:
         """The waiting and the running sequences, both in order of arrival."""
         self._steps = 0
         self._turns: Counter[str] = Counter()
-        """Client -> number of long runs that it has had, less the smallest of these numbers."""
+        """Client -> number of long runs that it has had, minus the smallest number of any client."""
         self.preemptions = 0
 
     @property
@@ -148,13 +147,13 @@ class Scheduler:
         return pages_for(request.rows) <= self._pool.total
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence in the queue. The engine has checked the queue's bound and `can_ever_run`."""
+        """Put a sequence in the queue. The caller has checked `max_waiting` and `can_ever_run`."""
         self._arrivals += 1
         sequence.number = self._arrivals
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, waiting or running. One that is not here is no error."""
+        """Remove a sequence, waiting or running. It is no error if it is neither."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._give_back(sequence)
@@ -170,7 +169,7 @@ class Scheduler:
     # Admission --------------------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Admit the waiting sequences that fit, and return them; a preempted one may be among them. They get the kept pages with their
+        """Admit the waiting sequences that fit, and return them; a preempted sequence may be among them. They get the kept pages with their
         content now, and other pages as they fill them."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
@@ -187,8 +186,8 @@ class Scheduler:
         return admitted
 
     def _choose_next(self, refused: list[Sequence]) -> Sequence | None:
-        """The waiting sequence whose turn it is; None: there is none. refused: sequences that did not fit in this step. A sequence that
-        could not compute anything after its admission keeps waiting."""
+        """The waiting sequence to admit next; None: there is none. refused: sequences that did not fit in this step, which are passed over.
+        A sequence that could not compute anything after its admission is no candidate."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
         placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
@@ -197,7 +196,7 @@ class Scheduler:
 
     def _find_room(self, sequence: Sequence) -> _Room | None:
         """Find the kept pages with the content of a sequence, and make it a holder of them; then choose running sequences to leave until
-        its other pages fit. Returns None, and holds no pages, if they never fit."""
+        its other pages fit. Returns None if the pages do not fit even then; the sequence is then no holder."""
         pages, taps = self._find_pages(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
@@ -210,8 +209,8 @@ class Scheduler:
         return _Room(pages, taps, leaving)
 
     def _find_pages(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
-        """Kept pages with the content of a sequence, from its page number `first` on, of which it becomes a holder; and the taps of these
-        pages that it must still put out."""
+        """(kept pages with the content of a sequence, from its page number `first` on; the taps of these pages that it must still put out).
+        The sequence becomes a holder of the pages."""
         # The last known row is always computed, because the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
@@ -219,7 +218,8 @@ class Scheduler:
         return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
 
     def _find_more(self, sequence: Sequence) -> None:
-        """Add kept pages to a running sequence whose prompt's vectors came after its admission, if its own pages are full."""
+        """If the pages of a running sequence are full, add kept pages with the content of its next rows, whose vectors came after its
+        admission."""
         if sequence.computed == len(sequence.pages) * PAGE_ROWS:
             pages, taps = self._find_pages(sequence, len(sequence.pages))
             sequence.pages += pages
@@ -227,9 +227,9 @@ class Scheduler:
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether a place is free, and enough pages for the known rows of this sequence and of the staying ones. found: number of kept
-        pages that the sequence holds. leaving: sequences whose pages count as free. A sequence that was preempted must leave one page more
-        to each staying one, or it would soon be preempted again."""
+        """Whether there are a place for this sequence and enough pages for its known rows and those of the staying sequences. found: number
+        of kept pages that the sequence holds. leaving: sequences whose pages count as free. A preempted sequence must leave a further page
+        to each staying sequence, or it would soon be preempted again."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         needed = pages_for(sequence.known) - found
@@ -243,7 +243,7 @@ class Scheduler:
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
     def _choose_leaving(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
-        """The next running sequence to give up its place and pages for a waiting one; None if none has to."""
+        """The next running sequence that gives up its place and pages for the waiting `sequence`; None: none has to."""
         now = self._clock()
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
@@ -256,7 +256,7 @@ class Scheduler:
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
     def _begin(self, sequence: Sequence, room: _Room) -> None:
-        """Make a waiting sequence a running one, in the room that was found."""
+        """Make a waiting sequence a running sequence, with the pages that were found for it."""
         for victim in room.leaving:
             self._preempt(victim)
         sequence.pages, sequence.found_taps = room.pages, room.taps
@@ -299,8 +299,8 @@ class Scheduler:
                 sequence.idle_since_s = now
 
     def _choose_placed(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences that get a place in the next step, in order of arrival. sequences: all running ones that are not idle, which may be
-        more than there are places."""
+        """The sequences that get a place in the next step, in order of arrival. sequences: all running sequences that are not idle; there
+        may be more of them than places."""
         if len(sequences) <= self._limits.max_sequences:
             return sequences
         turns: Counter[str] = Counter()
@@ -329,8 +329,9 @@ class Scheduler:
                 sequence.waited += 1
 
     def _add_run(self, sequence: Sequence, most_rows: int, runs: dict[Sequence, list[Run]]) -> Run | None:
-        """Add the next run of a sequence to `runs`, after those that it has in this step, and return it. If no page is free for it, another
-        sequence is preempted and loses its runs. Returns None if no page can be had, or if the sequence itself was preempted."""
+        """Add the next run of a sequence to `runs`, after the runs that the sequence has in this step already, and return it. If no page is
+        free for it, another sequence is preempted and loses its runs. Returns None if no page can be had, or if the sequence itself was
+        preempted."""
         if sequence not in self._running:
             return None
         before = runs.get(sequence)
@@ -356,15 +357,15 @@ class Scheduler:
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 
     def _choose_victim(self, sequence: Sequence) -> Sequence | None:
-        """The sequence that must lose its pages to this one: an idle one, otherwise the youngest, if it is younger than this one; None if
-        there is none."""
+        """The sequence that must lose its pages to this one: the youngest idle sequence, otherwise the youngest of all that are younger
+        than this one; None: there is none."""
         others = [other for other in self._running if other.pages and other is not sequence]
         idle = max((other for other in others if other.idle), key=_arrival, default=None)
         return idle or max((other for other in others if other.number > sequence.number), key=_arrival, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take all pages from a running sequence, which then waits again and later computes its rows again. Its full pages stay in the
-        prefix cache until a page is needed."""
+        """Take all pages from a running sequence, which then waits for admission and computes its rows a second time. Its full pages stay
+        in the prefix cache until a page is needed."""
         self.preemptions += 1
         self.remember(sequence)
         self._running.remove(sequence)

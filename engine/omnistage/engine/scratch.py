@@ -1,4 +1,4 @@
-"""Bounds memory that products need: for compiled kernels, and for values between two products."""
+"""Bounds the memory that products need for compiled kernels and for values between two products."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 
 KEPT_KERNELS = 256
-"""Compiled products that oneDNN keeps, and descriptions of them that PyTorch keeps for each thread. By default both keep 1,024, at a MB
-together for each: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
+"""Number of compiled products that oneDNN keeps, and of their descriptions that PyTorch keeps for each thread. By default both keep 1,024,
+and each takes a MB: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
 sequences whose contexts all have different lengths needs 128 for attention, and some dozens for other products: with fewer, each layer
 would compile all of them again, which takes five times as long as attending."""
 
@@ -24,7 +24,7 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
 @contextmanager
 def kernels_kept(count: int) -> Iterator[None]:
     """Use it around the first product of a process: oneDNN then keeps `count` compiled products, unless the environment sets another
-    number. Processes that are started later do not inherit the setting."""
+    number. Processes that are started after this context do not inherit the number."""
     given = os.environ[ONEDNN_KEEPS]
     if given == str(KEPT_KERNELS):
         os.environ[ONEDNN_KEEPS] = str(count)
@@ -35,9 +35,9 @@ def kernels_kept(count: int) -> Iterator[None]:
 
 
 class Scratch:
-    """Memory that is used again and again, one piece for each use. New memory for each product would cost more than the product. Memory for
-    a prompt that grows page by page would never fit into memory freed before: a process would grow by a gigabyte for good. Not shared
-    between threads."""
+    """Memory that is used again and again, one piece for each use, because new memory for each product would cost more than the product.
+    Memory for a prompt that grows page by page would never fit into memory that was freed before, so a process would grow by a gigabyte for
+    good. Not shared between threads."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, torch.Tensor] = {}

@@ -28,9 +28,9 @@ MAX_UNREAD = 32
 class Sequence:
     """The rows of one request: how many there are, how many can be computed now, and how many are computed.
 
-    Rows are counted by slot: first the rows of the prompt, then one for each item of the answer. The item of the first `known` rows is
-    known; the first `ready` of them have everything they need; the first `computed` of these are in the cache. Only the engine's thread
-    touches it."""
+    A row's slot is its number in the sequence: first the rows of the prompt, then one row for each item of the answer. The item of the
+    first `known` rows is known; the first `ready` of them have everything they need; the first `computed` of these are in the cache. Only
+    the engine's thread touches it."""
 
     __slots__ = (
         "_appended",
@@ -70,15 +70,15 @@ class Sequence:
         self.taps_out = request.taps_from
         """Slot of the first row whose taps are still to be put out; None: no taps are wanted."""
         self.found_taps: list[Taps] = []
-        """Taps that were found with kept pages, to be put out before any others."""
+        """Taps that were found with kept pages, to be put out before any computed taps."""
         self.number = 0
         """Order of arrival; the scheduler sets it."""
         self.passed = 0
         """How often a later request was admitted before this one."""
         self.ran = 0
-        """The step in which it last had rows; 0: in none."""
+        """Number of the last step in which it had rows; 0: it had none yet."""
         self.waited = 0
-        """Steps since rows of this sequence last ran, while there were some to run."""
+        """Number of steps since it last had a run, in which a later sequence of its client had one."""
         self.idle_since_s = math.inf
         """The time at which it became idle, in seconds of the scheduler's clock; infinite while it is not idle."""
         self.unread = 0
@@ -129,8 +129,8 @@ class Sequence:
 
     @property
     def able(self) -> bool:
-        """Whether the sequence could compute something once it is admitted. A prompt that is still coming may begin with the rows that are
-        there; if it was admitted before and lost its pages, it waits for all of its rows."""
+        """Whether the sequence could compute something after its admission. A prompt whose vectors are still coming may begin with the rows
+        that have theirs; if it was admitted before and lost its pages, it waits for all vectors."""
         return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
 
     @property
@@ -145,7 +145,7 @@ class Sequence:
 
     @property
     def starved(self) -> bool:
-        """Whether no row can be computed now: the vector of the next one has not come yet."""
+        """Whether no row can be computed now, because the vector of the next row has not come yet."""
         return self.left == 0
 
     @property
@@ -161,7 +161,7 @@ class Sequence:
         return request.banned if may_end else request.banned | request.end_ids
 
     def introduce(self, event: SequenceEvent) -> SequenceEvent:
-        """The event itself; the first event of a sequence with its queue time and cached rows added."""
+        """Returns the event; queue time and cached rows are added to the first event of a sequence."""
         if self._silent:
             self._silent = False
             return replace(event, queued_s=self.queued_s, cached_rows=self.cached)
@@ -177,8 +177,8 @@ class Sequence:
         self._given_rows += len(given.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
-        """Add the vectors of the next items of the answer. rows: [n, given_width]. end: no more come, and the last one serves every further
-        item."""
+        """Add the vectors of the next items of the answer. rows: [n, given_width]. end: no more vectors come; the last vector serves every
+        further item."""
         self._appended.extend(rows)
         self._appended_all = end
 
@@ -201,8 +201,8 @@ class Sequence:
         return np.concatenate([prompt.positions[:, start : start + within], slots[:, within:] + prompt.delta], axis=1)
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
-        """The vectors that belong to the `count` rows from slot `start` on: pairs of the first row that has one, counted from `start`, and
-        vectors [n, given_width]."""
+        """The vectors that belong to the `count` rows from slot `start` on: pairs of a row, counted from `start`, and the vectors [n,
+        given_width] of this row and the n - 1 rows after it."""
         parts = [_overlap(given, start, count) for given in self._given_among(start, count)]
         if self._appended:
             prompt = len(self.request.prompt)
@@ -211,8 +211,8 @@ class Sequence:
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
-        """The given vectors of the prompt that belong to some of the `count` rows from slot `start` on. A prompt that came page by page has
-        one entry for each page, so this does not go through all of them."""
+        """Yields the entries of `_given` that have vectors for some of the `count` rows from slot `start` on. A prompt that came page by
+        page has one entry for each page, so this does not go through all entries."""
         if start >= len(self.request.prompt):
             return
         after = bisect_right(self._given, start, key=_FIRST)
@@ -231,7 +231,7 @@ class Sequence:
             self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
 
     def taps_of_page(self, page: int) -> torch.Tensor | None:
-        """The taps of a page, [PAGE_ROWS, tap_width]; None if some of them are not there."""
+        """The kept taps of a page, [PAGE_ROWS, tap_width]; None: some of its rows have no kept taps."""
         parts = self._taps.get(page, [])
         return torch.cat(parts) if sum(map(len, parts)) == PAGE_ROWS else None
 
@@ -250,7 +250,7 @@ class Sequence:
 
     @property
     def _keyed_rows(self) -> int:
-        """Number of rows, from the first on, whose content ids and digests describe completely."""
+        """Number of rows, from the first row on, whose content is completely described by ids and digests."""
         if self._nameless is not None:
             return self._nameless
         return self._given_rows if self.request.appended else self.ready

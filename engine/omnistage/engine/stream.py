@@ -20,8 +20,9 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """The orders since the engine last looked. asked: new requests. cancelled: requests to end. taken: number of events that a reader took.
-    given: vectors of the next rows of a prompt. appended: vectors of the next items of an answer, and whether they are the last."""
+    """The orders to the engine's thread since it last collected them. asked: new requests. cancelled: requests to end. taken: number of
+    events that each reader took. given: vectors of the next rows of a prompt. appended: vectors of the next items of an answer, and whether
+    they are the last. closing: the engine must end."""
 
     asked: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
@@ -38,7 +39,7 @@ class Mailbox:
     """Takes orders from any thread to the engine's thread. max_waiting: number of requests that may wait for admission. on_order: called
     when an order comes. on_rest: called before the engine's thread waits. Both are called under the lock and must not wait.
 
-    Only the number of waiting requests is bounded here; what one stream may order bounds the other orders."""
+    Only the number of waiting requests is bounded here; the other orders are bounded by what one stream may order."""
 
     def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
         self._changed = threading.Condition()
@@ -90,7 +91,7 @@ class Mailbox:
             self._waiting -= count
 
     def collect(self, wait: bool, most_s: float | None = None) -> Orders:
-        """Take all present orders out. wait: if there are none, wait for one, at most `most_s` seconds (None: for ever)."""
+        """Return and forget all orders. wait: if there is none, wait for one, at most `most_s` seconds (None: no limit), or return none."""
         with self._changed:
             while wait and not self._orders:
                 self._on_rest()
@@ -122,8 +123,8 @@ class SequenceStream:
         self._given_rows = sequence.request.prompt.ready_rows
 
     async def take(self) -> list[SequenceEvent]:
-        """Wait for events and return all that there are. Returns an empty list only after the end. Raises SequenceFailed or EngineClosed
-        after the last event."""
+        """Wait for at least one event, and return all events since the last call. An empty list: the answer has ended. Raises
+        SequenceFailed or EngineClosed after the last event."""
         while not self._events and not self._ended:
             self._changed.clear()
             await self._changed.wait()
@@ -145,8 +146,8 @@ class SequenceStream:
         self._mailbox.give(self, given)
 
     def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
-        """Pass vectors [n, given_width] for the next items of the answer; n may be 0 with `end`. end: no more come. The caller must not
-        change `rows` afterwards.
+        """Pass vectors [n, given_width] for the next items of the answer; n may be 0 with `end`. end: no more vectors come. The caller must
+        not change `rows` afterwards.
 
         Vectors for more items than the answer may have are dropped. Raises ValueError after the end, for a request that needs none, and for
         another width."""
@@ -164,7 +165,7 @@ class SequenceStream:
             raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs, and wait until it holds no page."""
+        """Cancel the request if it still runs, and wait until the engine has ended it, and freed its pages."""
         if not self._ended:
             self._mailbox.cancel(self)
         while not self._ended:
@@ -181,7 +182,7 @@ class SequenceStream:
 
 @dataclass(slots=True)
 class StreamOutput:
-    """The output of a step for one stream."""
+    """The output of a step for one stream. ended: no more events come. error: raised to the reader after the events; None: no error."""
 
     events: list[SequenceEvent] = field(default_factory=list)
     ended: bool = False

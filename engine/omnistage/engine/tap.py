@@ -1,4 +1,4 @@
-"""Taps: vectors that a decoder puts out for its rows, for the next stage, besides the drawn items."""
+"""Taps: vectors that a decoder puts out for its rows, for the next stage, in addition to the drawn items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tap:
 
 
 def last_and_embedding(materials: Materials) -> Tap:
-    """Makes taps that are the last hidden row plus the embedding of the row's item; without the embedding for a row with a given vector."""
+    """Build taps that are the last hidden row plus the embedding of the row's item; for a row with a given vector, the hidden row alone."""
 
     def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
@@ -33,8 +33,8 @@ def last_and_embedding(materials: Materials) -> Tap:
 
 
 def hidden_of(layer: int) -> Callable[[Materials], Tap]:
-    """Taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. The returned function raises ValueError
-    for a layer that does not exist."""
+    """A function that builds taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. It raises
+    ValueError for a layer that does not exist."""
 
     def build(materials: Materials) -> Tap:
         if not 0 <= layer < materials.config.layers:
@@ -45,7 +45,7 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
 
 
 def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
-    """Taps that are the embedding of the row's item, or `hidden_state(index)` for a row with a given vector."""
+    """A function that builds taps: the embedding of the row's item, or `hidden_state(index)` for a row with a given vector."""
 
     def build(materials: Materials) -> Tap:
         tap = hidden_state(index)(materials)
@@ -59,9 +59,9 @@ def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
 
 
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
-    """Taps that are `hidden_states[index]` of Transformers. 0 is the input of the first layer. n is the output of the n-th layer, before
-    `DecoderParts.after` adds to it; for the last layer, after the last norm. The returned function raises ValueError for an index that does
-    not exist."""
+    """A function that builds taps that are `hidden_states[index]` of Transformers. Index 0 is the input of the first layer. Index n is the
+    output of the n-th layer, before `DecoderParts.after` adds to it; for the last layer, after the last norm. It raises ValueError for an
+    index that does not exist."""
 
     def build(materials: Materials) -> Tap:
         width = materials.config.hidden_size

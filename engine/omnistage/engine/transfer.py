@@ -6,8 +6,8 @@ import torch
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from the CPU to a device. The device copies it after its earlier work, and the caller does not wait for that, as it
-    would with a plain copy; so it must not change `values` afterwards."""
+    """Copy a tensor from the CPU to a device. The device copies it after its earlier work. The caller does not wait for that, unlike with a
+    plain copy, so it must not change `values` afterwards."""
     if device.type == "cpu":
         return values
     # Only for pinned memory does the caller not wait. The allocator keeps that memory until the copy is made.

@@ -31,8 +31,8 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; the caller has checked them. temperature: 0 is greedy. top_k:
-    0 is off. The penalties are Transformers' and OpenAI's definitions."""
+    """How tokens are drawn. The caller has checked the ranges of `omnistage.v1.Sampling`. temperature: 0: always the likeliest token.
+    top_k: 0: off. The penalties are defined as in Transformers (repetition) and by OpenAI (presence, frequency)."""
 
     temperature: float = 0.0
     top_k: int = 0

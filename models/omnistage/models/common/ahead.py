@@ -1,4 +1,4 @@
-"""Make things before they are requested: while the caller looks at one, the next is made."""
+"""Makes things before they are requested: while the caller works with one thing, the next thing is made."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ T = TypeVar("T")
 
 
 async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yields the items of `source`. The source runs in a task of its own and makes one item while the caller looks at the one before;
-    then it waits. When this generator is closed, it closes the source first. Raises the source's error after all items that the source
-    yielded."""
+    """Yields the items of `source`. The source runs in a task of its own: it makes the next item while the caller works with an item, then
+    waits. When this generator is closed, it closes the source first. Raises the source's error after all items that the source yielded."""
     made: list[T] = []
     there, taken = asyncio.Event(), asyncio.Event()
 
@@ -44,12 +43,12 @@ async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]
             del thing
     finally:
         await _end_task(making)
-        del making  # Its error refers to this frame: a cycle.
+        del making  # Its error refers to this frame, which would be a cycle.
 
 
 async def _end_task(task: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end, even if the waiting task itself is cancelled; then raises CancelledError at the end. The error
-    of the ended task is dropped: the caller has seen it, or does not need it any more."""
+    """Cancel `task` and wait for its end. If the caller is cancelled meanwhile, it waits all the same, and raises CancelledError at the
+    end. The error of `task` is dropped, because the caller has seen it, or does not need it any more."""
     task.cancel()
     cancelled = False
     while not task.done():

@@ -1,5 +1,4 @@
-"""The text of a Thinker's answer: takes the tokens and rows that an engine makes, and returns the pieces for the ports. No torch and no
-thread.
+"""Makes the pieces of a Thinker's answer for its ports, out of the tokens and rows that an engine makes. It needs no torch and no thread.
 
 Text is final when no stop string can cut it any more; only final text goes out. A row goes out together with the text of its token, so that
 a Talker, which speaks the rows, says what the client reads. Text that a stop string has cut off gets no rows.
@@ -49,13 +48,13 @@ class AnswerAssembler:
         ready: Sequence[TensorRows] = (),
         thought: ThoughtLike | None = None,
     ) -> None:
-        """history: tokens of the answer that went out earlier. finished: why the answer ended after them; None: it goes on. most: largest
-        number of tokens of the answer. row_port: the port with one row for each token; empty for a model without one. last_row: whether the
-        last token has a row although no end token follows it, because there was no room for one or a stop string was met. row_of: makes the
-        row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port with the rows of the prompt.
-        prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this port has; None: all. ready:
-        rows that are known already and go out first. thought: the thought before the answer, which has no rows; None: there is none. Raises
-        BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so far."""
+        """history: tokens of the answer that went out earlier. finished: why the answer ended after these tokens; None: it goes on. most:
+        largest number of tokens of the answer. row_port: the port with one row for each token; empty: the model has no such port. last_row:
+        whether the last token has a row although no end token follows it, because there was no room for one or a stop string was met.
+        row_of: makes the row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port with the rows of
+        the prompt. prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this port has; None:
+        all. ready: rows that are ready already, and go out first. thought: the thought before the answer, which has no rows; None: there is
+        none. Raises BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so far."""
         self._detokenizer = detokenizer
         self._wants_text = "text" in wanted
         self._wants_rows = row_port in wanted
@@ -118,8 +117,8 @@ class AnswerAssembler:
 
     @property
     def items(self) -> int:
-        """Number of items to request from an engine, including the history: no more than the wanted ports need. An engine makes the row of
-        a token only to draw the next one, so a wanted row of the last token takes one item more."""
+        """Number of items to request from an engine, history included: only as many as the wanted ports need. An engine makes the row of a
+        token only to draw the next token, so a wanted row of the last token takes one item more."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1
         return self._most + (self._wants_rows and self._last_row)
@@ -132,7 +131,7 @@ class AnswerAssembler:
         return self._prompt_rows + self._thought_tokens + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
-        """Set two figures of the next piece, known when the first step begins: seconds of waiting, and tokens found in the cache."""
+        """Set two figures of the next piece: seconds from the request to its admission, and number of tokens found in the cache."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
 
     def asked_with(self, prompt_tokens: int) -> None:
@@ -140,8 +139,8 @@ class AnswerAssembler:
         self._prompt_tokens = prompt_tokens
 
     def token(self, token_id: int, logprob: float | None = None, *, top: Sequence[tuple[int, float]] = (), complete: bool = False) -> None:
-        """Add the next token. Tokens after a stop string are dropped. top: the likeliest tokens at its place as (id, logprob). complete:
-        the text is complete with this token."""
+        """Add the next token. Tokens after a stop string are dropped. top: the tokens that were likeliest there, as (id, logprob).
+        complete: the text is complete with this token."""
         if self.ended:
             return
         text = self._push(token_id)
@@ -160,7 +159,8 @@ class AnswerAssembler:
             self.end(FinishReason.LENGTH)
 
     def rows_at(self, slot: int, rows: Array) -> None:
-        """Add the rows [n, width] of consecutive slots; unwanted ones are dropped. slot: the first one, counted from the prompt's start."""
+        """Add the rows [n, width] of consecutive slots; unwanted rows are dropped. slot: of the first row, counted from the prompt's
+        start."""
         split = max(self._prompt_rows - slot, 0)
         end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
         places = self._prompt_slots[self._next_prompt_row : end] - slot
@@ -175,7 +175,7 @@ class AnswerAssembler:
             self.rows(rows[split:][max(self._thought_tokens + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
-        """Add the next rows of the answer [n, width], from the first wanted one on. They are not copied, and may come later than their
+        """Add the next rows of the answer [n, width], from the first wanted row on. They are not copied, and may come later than their
         tokens."""
         if self._wants_rows and len(rows):
             self._rows.append(rows)
@@ -183,7 +183,7 @@ class AnswerAssembler:
             self._next_row += len(rows)
 
     def end(self, reason: FinishReason) -> None:
-        """Note that no more tokens come, and why; rows may still come."""
+        """Note that no more tokens come, for this reason; rows may still come."""
         if self.ended:
             return
         if self._thought is not None and (rest := self._thought.finish()):
@@ -208,7 +208,7 @@ class AnswerAssembler:
         return pieces
 
     def _piece(self, reason: FinishReason | None = None) -> TextPiece:
-        """The tokens and text since the last piece, as a piece, and forgets them. reason: why the answer ended; None: it goes on."""
+        """Make a piece of the tokens and text since the last piece. reason: why the answer ended; None: it goes on."""
         told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
         tokens = (tuple(self._ids), tuple(self._logprobs), tuple(self._top_logprobs))
         piece = TextPiece(self._text, *tokens, reason, *told, pieces=tuple(self._pieces), thought=self._thought_text)
@@ -223,7 +223,7 @@ class AnswerAssembler:
         return 0 if self._thought is None else self._thought.count
 
     def _joined_prompt(self) -> list[TensorRows]:
-        """The new rows of the prompt, joined to one piece: an engine makes rows page by page, and sending many small pieces costs more."""
+        """The new rows of the prompt, joined to one piece or none, because many small pieces, one for each page, would cost more."""
         pieces, self._prompt_pieces = self._prompt_pieces, []
         if len(pieces) < 2:
             return pieces
@@ -248,7 +248,7 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Count the tokens whose text has become final in `_rows_due`, and drop their spans; but not a last token without a row."""
+        """Add the number of tokens whose text has become final to `_rows_due`, and drop their spans. A last token without a row is left."""
         # An engine makes the last token's row only if it draws one more token, which is then an end token.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
@@ -258,11 +258,11 @@ class AnswerAssembler:
 
     @property
     def _end_was_drawn(self) -> bool:
-        """Whether an end token ended the answer. This is judged only by facts that a replica which goes on with the answer knows too."""
+        """Whether an end token ended the answer. It uses only facts that a replica also has if it continues the answer."""
         return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
 
     def _is_final(self, span: _Span) -> bool:
-        """Whether the text of a token is final. If a stop string cuts a token in the middle, the token counts as final and is spoken whole:
+        """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole, because
         otherwise its visible part would not be heard."""
         given = self._detokenizer.given
         if span.end <= given:
@@ -270,7 +270,7 @@ class AnswerAssembler:
         return self.ended and (span.begin < given or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
-        """The rows of tokens whose text is final, as one piece or none. A piece without rows only ends the port."""
+        """The rows of tokens whose text is final, in one piece or none. A piece without rows means the end of the port."""
         self._settle()
         left = count = min(self._rows_due, self._arrived)
         taken: list[Array] = []
@@ -333,7 +333,7 @@ class EngineEvent(Protocol[T]):
 
 
 class EngineStream(Protocol[T]):
-    """The outputs of an engine for one request. `take` waits for events; it returns none after the end."""
+    """The outputs of an engine for one request. `take` waits for events; after the end it returns an empty list."""
 
     async def take(self) -> Sequence[EngineEvent[T]]: ...
 
@@ -341,8 +341,8 @@ class EngineStream(Protocol[T]):
 async def answer_pieces(
     stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]
 ) -> AsyncGenerator[TextPiece | TensorRows, None]:
-    """The pieces of an answer whose tokens are the first codes of a stream's items. array: converts the engine's rows to an array for the
-    port. Ends when all wanted output has come, perhaps before the stream ends: the caller then closes the stream."""
+    """Yields the pieces of an answer, whose tokens are the first ids of a stream's items. array: converts the engine's rows to an array for
+    the port. It ends when all wanted output has come, perhaps before the stream ends, which the caller then closes."""
     while True:
         for piece in answer.take():
             yield piece

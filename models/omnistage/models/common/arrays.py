@@ -9,7 +9,8 @@ from omnistage.models.interface import Array
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The memory of a CPU tensor as an array. NumPy has no bfloat16: its bits become uint16, as ports of that type have them."""
+    """A CPU tensor as an array, which shares its memory if possible. NumPy has no bfloat16, so the bits become uint16, as in ports of that
+    type."""
     return tensor.contiguous().view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

@@ -1,4 +1,4 @@
-"""Keeps libraries from building a model larger than its weights: the sizes in its config are checked against the headers of the files.
+"""Stops libraries that build a much larger model than the files have weights for. The files' headers give the number of weights.
 
 A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here building ends with an error as
 soon as there are more modules than the files could fill.
@@ -22,18 +22,18 @@ from omnistage.models.common.header import COMPUTED, PLAIN, Stored, check_finite
 SPARE_WEIGHTS = 256
 SPARE_NUMBERS = 1 << 24
 TIMES = 4
-"""A model may have more weights than the files: tied weights, and weights that it computes."""
+"""A model may have this many times as many weights as the files, and the spare ones: some weights are tied, some are computed."""
 
 DEPTH = 32
 """Largest number of dots in a weight's name at which names are compared."""
 
 MODULES = 64
-"""Modules that a model may have for each weight: some modules have no weights of their own."""
+"""Number of modules that a model may have for each weight, because some modules have no weights of their own."""
 
 
 def check_numbers(values: Mapping[str, Any], place: Path) -> None:
-    """Raises BadCheckpoint for a whole number larger than any count can be: libraries make lists of that length before they build a module.
-    The base of rotary frequencies is no count, and may be larger."""
+    """Raises BadCheckpoint for a whole number above MOST, because libraries make lists of such a length before they build a module. The
+    base of rotary frequencies is no count, and may be larger. place: file of the values, for the error."""
     for where, number in whole_numbers(values):
         if abs(number) > MOST and not where.endswith("theta'"):
             raise BadCheckpoint(f"{place}: {where} is {str(number)[:80]}, and {MOST} is the most that anything has")
@@ -76,10 +76,7 @@ def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
     """Raises BadCheckpoint if `header` has packed weights: tensors of whole numbers that are named like weights of the model, or of a type
-    with few bits. Whole numbers named like positions and masks are no fault. If the model lacks no weight, tensors without a place in it
-    are none either.
-
-    report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
+    with few bits. Whole numbers that are named like positions and masks are allowed. If the model lacks no weight, tensors that it does not use are allowed too. report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
     numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -90,7 +87,7 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
 
 
 def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:
-    """The names that equal a wanted name, or become equal when leading parts of either name are left out."""
+    """The names that equal a wanted name, or would equal it without leading parts of either name."""
     ends = {end for name in wanted for end in _ends(name)}
     return {name for name in names if name in ends or any(end in wanted for end in _ends(name))}
 

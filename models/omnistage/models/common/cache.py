@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. The directory need not exist."""
+    """The directory: `OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It may not exist yet."""
     if named := os.environ.get("OMNISTAGE_CACHE"):
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

@@ -12,10 +12,10 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.options import MEMORY_SHARE, LoadOptions
 
 KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
-"""Part of the free memory for keys and values. On a CPU others compute too."""
+"""Part of the free memory for keys and values, by the type of device. On a CPU it is smaller, because other programs need memory too."""
 
 USUAL_ROWS = 4096
-"""Rows of a usual sequence. A cache for this many rows of each session is enough."""
+"""Rows of a usual sequence. The cache is no larger than this many rows of each session, or one sequence of the context."""
 
 LEAST_CONTEXT = 1024
 
@@ -23,7 +23,7 @@ LEAST_CONTEXT = 1024
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """The memory of a model on the engine. context: rows that a sequence may have. kv_bytes: bytes of all keys and values. free: bytes that
-    were free before these were allocated. why: name of each setting -> its reason, for the user."""
+    were free before the keys and values were allocated. why: name of each setting -> its reason, for the user."""
 
     context: int
     kv_bytes: int
@@ -32,9 +32,9 @@ class CacheSize:
 
     @classmethod
     def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
-        """Choose the sizes. row_bytes: bytes of the keys and values of one row. context: rows that the model was made for. wanted: context
-        that the user asked for; 0: none. free: free bytes after the weights are loaded; None: they are measured. Raises LoadError if the
-        user asked for something impossible."""
+        """Choose the sizes. row_bytes: bytes of the keys and values of one row. context: largest number of rows for which the model was
+        made. wanted: context that the user asked for; 0: none. free: free bytes after the weights are loaded; None: measure them. Raises
+        LoadError if the user asked for something impossible."""
         if free is None:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
         most = int(free * KV_SHARE[options.device.partition(":")[0]])
@@ -49,8 +49,8 @@ class CacheSize:
 
 
 def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
-    """The context in rows, and the bytes of a cache that holds at least one sequence of it. whole: the wanted context. most: bytes that
-    there is room for. is_wanted: whether the user asked for this context.
+    """(the context in rows; bytes of a cache that holds at least one sequence of this context). whole: the wanted context. most: bytes that
+    may be used. is_wanted: whether the user asked for this context.
 
     A context that does not fit is reduced to a power of two: the context decides when an answer ends, so replicas whose free memory differs
     a little must choose the same."""
@@ -74,5 +74,5 @@ def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wa
 
 
 def power_of_two(most: int) -> int:
-    """The largest power of two that is not above `most`; 0: there is none."""
+    """The largest power of two that is at most `most`; 0: there is none."""
     return 1 << most.bit_length() >> 1

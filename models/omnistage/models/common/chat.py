@@ -23,11 +23,12 @@ TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja
 """Files that may hold a chat template, in the order in which Transformers looks for it. The last one belongs to the tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""Stands for the text of this number while the template writes a conversation; both characters belong to Unicode's private use area."""
+"""While the template writes a conversation, such a mark with a number stands for the text of this number. Its first and last character
+belong to Unicode's private use area."""
 
 
 class ChatTokenizer(TextTokenizer):
-    """The tokenizer of a checkpoint, and its chat template, which writes conversations."""
+    """The tokenizer of a checkpoint, with its chat template, which writes conversations. ends: ids that end an answer."""
 
     def __init__(self, directory: Path, vocabulary: int, end: str, media: Mapping[int, str]) -> None:
         """directory: the checkpoint's folder. vocabulary: number of ids that the model has. end: the special token that ends a turn. media:
@@ -56,8 +57,8 @@ class ChatTemplate:
         self._split = re.compile("|".join(re.escape(text) for text in sorted(added, key=len, reverse=True)) or "(?!)")
 
     def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
-        """Token ids of a conversation, with the beginning of the assistant's answer at their end, and one id for each medium. media:
-        "image", "audio" or "video" for each part that is not text, in order. Raises BadRequest if the template refuses the conversation."""
+        """Token ids of a conversation, up to the beginning of the assistant's answer, with one id for each medium. media: "image", "audio"
+        or "video" for each part that is not text, in order. Raises BadRequest if the template refuses the conversation."""
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _mark_texts(self._drop_thought(turn), texts, kinds)} for turn in turns]
         try:
@@ -71,8 +72,8 @@ class ChatTemplate:
         return ids
 
     def _drop_thought(self, turn: Turn) -> Turn:
-        """The turn without the thought that a client left in the assistant's text. Templates that know thoughts would leave them out
-        themselves, but here they cannot: they see marks in place of the texts."""
+        """The turn without a thought at the beginning of the assistant's text. Templates that know thoughts leave them out, but here they
+        cannot, because they see marks in place of the texts."""
         if turn.role != "assistant" or CLOSES not in self._template:
             return turn
         _, closes, answer = turn.text.rpartition(CLOSES)
@@ -85,8 +86,8 @@ class ChatTemplate:
         return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
-        """Ids of the conversation as the template wrote it. Added tokens that the template wrote become tokens; those in `texts`, the
-        users' texts, stay text."""
+        """Yields the ids of the conversation. rendered: the conversation, as the template wrote it, with marks in place of the texts.
+        texts: the users' texts. Added tokens that the template wrote become tokens; in `texts` they stay text."""
         plain = ""
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:
@@ -118,7 +119,7 @@ def _mark_texts(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | lis
 
 
 def _template(directory: Path) -> str:
-    """The text of the chat template; if the file has several by name, the one named default. Raises BadCheckpoint if there is none."""
+    """The text of the chat template; if a file has several templates, the template named default. Raises BadCheckpoint if there is none."""
     for path in (directory / name for name in TEMPLATES):
         if not path.is_file():
             continue

@@ -22,10 +22,10 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
 vocabulary and merges."""
 
 LARGEST_JSON = 64 << 20
-"""Most bytes of a JSON file that is read whole. The index of the largest models has a few million."""
+"""Largest number of bytes of a JSON file. The index of the largest models has a few million."""
 
 MOST = 1 << 24
-"""Largest size or count in a config: no model has more parts of any kind."""
+"""Largest size or count in a config. No model has so many parts of any kind."""
 
 V = TypeVar("V", int, float, str, bool)
 
@@ -35,7 +35,8 @@ class BadCheckpoint(LoadError):
 
 
 class Config:
-    """A JSON object of a checkpoint, whose values are checked when they are read. place: its file and its path there, for errors."""
+    """A JSON object of a checkpoint, whose values are checked when they are read. place: its file, and its keys in this file, for
+    errors."""
 
     def __init__(self, values: dict[str, Any], place: str) -> None:
         self._values = values
@@ -51,8 +52,8 @@ class Config:
         return self._values.get(name) is not None
 
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
-        """The value under a name; a whole number counts as a float too. default: the value if the name is missing or null; None: a missing
-        name is an error. Raises BadCheckpoint for a value of another kind too."""
+        """The value under a name; a whole number counts as a float too. default: returned if the name is missing or null; None: then it is
+        an error. Raises BadCheckpoint, also for a value of another kind."""
         found = self._values.get(name)
         if found is None:
             found = default
@@ -69,7 +70,7 @@ class Config:
         return found
 
     def at_least(self, name: str, least: float, default: float | None = None) -> float:
-        """The number under a name. default: see `value`. Raises BadCheckpoint if it is below `least`: nothing could be computed with it."""
+        """The number under a name. default: see `value`. Raises BadCheckpoint if it is missing, or below `least`."""
         if (found := self.value(name, float, default)) < least:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be {least} or more")
         return found
@@ -103,8 +104,8 @@ class Config:
 
 
 def _of_kind(found: object, kind: type[V], place: str) -> V:
-    """`found` if it is of this kind; a whole number is converted if a float is wanted. place: for errors. Raises BadCheckpoint for another
-    kind, and for a float that is not finite."""
+    """Returns `found` if it is of this kind; a whole number is converted if a float is wanted. place: where it was found, for errors.
+    Raises BadCheckpoint for another kind, and for a float that is not finite."""
     if kind is float and type(found) is int and abs(found) <= sys.float_info.max:
         found = float(found)
     if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):  # not isinstance: true and false are no numbers
@@ -125,14 +126,15 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
 
 
 def checkpoint_name(checkpoint: Path) -> str:
-    """The name that people use for a checkpoint: its folder's name, but NAME for models--OWNER--NAME/snapshots/COMMIT in a hub's cache."""
+    """The name that people use for a checkpoint: its folder's name; in a hub's cache, NAME of models--OWNER--NAME/snapshots/COMMIT."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name
 
 
 def name_of(folder: Path) -> str:
-    """The name that people use for the model in a folder, in lower case: the name in its config without the owner, else `called`."""
+    """The name that people use for the model in a folder, in lower case: the name in its config without the owner, else
+    `checkpoint_name`."""
     named = json_object(folder / "config.json").get("_name_or_path")
     return (named if isinstance(named, str) and named else checkpoint_name(folder)).rpartition("/")[2].lower()
 
@@ -149,7 +151,7 @@ def read_config(directory: Path, model_type: str) -> Config:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that is there. Raises BadCheckpoint if the file holds something else."""
+    """The object in a JSON file. Raises BadCheckpoint if the file is missing, too large, or holds something else."""
     try:
         if (size := path.stat().st_size) > LARGEST_JSON:
             raise BadCheckpoint(f"{path} has {size} bytes, and {LARGEST_JSON} are the most that such a file may have")

@@ -2,9 +2,8 @@
 
 The library llguidance makes the grammars. In a JSON schema, white space is only one space after a comma or a colon, so that an answer
 cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with unknown parts is refused.
-Every request has its own grammar: a grammar learns as it is used, and if it were shared, this would count against the bounds of the next
-request, and would reveal to one client what another has asked.
-"""
+Every request has its own grammar. A grammar grows as it is used: if requests shared it, this growth would count against the bounds of the
+next request, and would reveal to one client what another client has asked."""
 
 from __future__ import annotations
 
@@ -33,16 +32,16 @@ _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_l
 
 _SPACE = " ?"
 _HISTORY_PIECE = 256
-"""Tokens of a history that the matcher takes in one call."""
+"""Number of tokens of a history that the matcher gets in one call."""
 _FORCED_CHARACTERS = 128
-"""If the text can continue in only one way, the library tokenizes this continuation and takes its first token. Only so many characters of
-it are tokenized, because all of them at every step would cost too much."""
+"""If the text can continue in only one way, the library tokenizes this continuation and uses its first token. Only this many characters are
+tokenized, because all of them at every step would cost too much."""
 _MAX_REASON_CHARACTERS = 200
 
 
 class Grammar:
-    """Implements `engine.constraint.Constraint`. matcher: has read the history of the request; each walk gets a copy. ends: bits of the
-    tokens that end a text. vocabulary: number of ids."""
+    """A constraint as llguidance checks it; implements `engine.constraint.Constraint`. matcher: has read the history of the request; each
+    walk gets a copy. ends: bits of the tokens that end a text, as in `Walk.allowed`. vocabulary: number of ids."""
 
     def __init__(self, matcher: LLMatcher, ends: torch.Tensor, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -53,7 +52,8 @@ class Grammar:
 
 
 class GrammarWalk:
-    """Implements `engine.constraint.Walk`. ends: bits of the tokens that end a text."""
+    """Implements `engine.constraint.Walk`. ends: bits of the tokens that end a text. `_allowed`: result of `allowed`; None: not computed
+    yet."""
 
     def __init__(self, matcher: LLMatcher, ends: torch.Tensor) -> None:
         self._matcher, self._ends = matcher, ends
@@ -101,8 +101,8 @@ class AfterThought:
 
 
 class _ThinkingWalk:
-    """Implements `engine.constraint.Walk`. walk: for the answer after the thought. closes: id of the token that ends the thought. free:
-    bits of the tokens that may come within the thought."""
+    """Implements `engine.constraint.Walk` for a thought and the answer after it. walk: for the answer. closes: id of the token that ends
+    the thought. free: bits of the tokens that may come within the thought."""
 
     def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:
         self._walk, self._closes, self._free = walk, closes, free
@@ -126,9 +126,9 @@ class _ThinkingWalk:
 
 
 class Constraints:
-    """Makes grammars for one vocabulary, on a thread of its own. piece: returns the bytes of an id; none for an id without a token, any for
-    a special one. encode: turns text into ids, for text that can continue in only one way. special: ids that no text has. end_ids: the
-    special ids that end the text. vocabulary: number of ids in the decoder's head."""
+    """Makes grammars for one vocabulary, on a thread of its own. piece: returns the bytes of an id; b"" for an id without a token; not
+    called for special ids. encode: turns text into ids, for text that can continue in only one way. special: ids that no text has. end_ids:
+    the special ids that end the text. vocabulary: number of ids in the decoder's head."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Constraints:
         return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
 
     async def warm_up(self) -> None:
-        """Make a first grammar, which takes longest, before any request needs one."""
+        """Make what all grammars share before any request needs it, because that takes long."""
         await self._worker.run(lambda: self._tokenizer)
 
     async def close(self) -> None:
@@ -211,7 +211,7 @@ class _Vocabulary(TokenizerWrapper):
 
 
 def _source(constraint: TextConstraint) -> str:
-    """The grammar in the form that llguidance reads. Raises ValueError."""
+    """The constraint as a grammar in the form that llguidance reads. Raises ValueError for text that is not of this form."""
     match constraint.form:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": _SPACE})
@@ -226,8 +226,8 @@ def _literal(text: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """The line of the library's message that names the fault, at most _MAX_REASON_CHARACTERS long. Lines about its place are left out: the
-    user has not written the grammar."""
+    """The line of the library's message that names the fault, at most _MAX_REASON_CHARACTERS long. Lines that say where the fault is are
+    left out, because the user has not written the grammar."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
     return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]

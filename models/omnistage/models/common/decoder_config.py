@@ -9,10 +9,10 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 
 MOST_POSITIONS = 1 << 22
-"""Most positions of a decoder; each has angles in memory. Four times as many as any published decoder has."""
+"""Largest number of positions of a decoder, since each has angles in memory: four times as many as any published decoder has."""
 
 LEAST_THETA = 1
-"""Smallest theta. With a smaller one, later pairs of components would turn faster instead of slower, and with a much smaller one their
+"""Smallest theta. With a smaller theta, later pairs of components would turn faster instead of slower, and with a much smaller theta their
 angles would not be finite."""
 
 USUAL_THETA = 10_000.0
@@ -24,8 +24,8 @@ BIASED = ("q_proj", "k_proj", "v_proj")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How queries and keys turn with their positions (rotary embedding). theta: base of the frequencies. sections: number of pairs of
-    components of a head that turn with time, with height and with width; empty: positions have one axis."""
+    """The settings by which queries and keys turn with their positions (rotary embedding). theta: base of the frequencies. sections: number
+    of pairs of components of a head that turn with time, with height and with width; empty: positions have one axis."""
 
     theta: float
     sections: tuple[int, ...] = ()
@@ -80,15 +80,15 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
 
 
 def rope_theta_of(config: Config, kind: str = "default") -> float:
-    """Theta of a model that is no decoder; most configs do not give it, and then it is USUAL_THETA. kind: the model's type of positions.
-    Raises BadCheckpoint."""
+    """Theta of a model that is no decoder; USUAL_THETA if the config has none, as most configs. kind: the model's type of positions. Raises
+    BadCheckpoint."""
     return _read_rope(config, (kind,), USUAL_THETA)[1]
 
 
 def _read_rope(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
-    """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some also `rope_scaling`; Transformers 5
-    writes `rope_parameters`. The first of these two objects that is not empty is used; a theta in it wins over one outside. kinds: known
-    types; the first one is assumed if the config names none. usual: theta if the config has none; None: it must have one."""
+    """(the config's object about positions, theta). Published checkpoints have `rope_theta`, some also `rope_scaling`; Transformers 5
+    writes `rope_parameters`. The first of these two objects that is not empty is used; its theta wins over a theta outside of it. kinds:
+    supported types; the first is assumed if the config names none. usual: theta if the config has none; None: then it is an error."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
     if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:
@@ -97,7 +97,7 @@ def _read_rope(config: Config, kinds: tuple[str, ...], usual: float | None) -> t
 
 
 def attention_biases(config: Config) -> tuple[str, ...]:
-    """Products of attention that have a bias. Raises BadCheckpoint."""
+    """Names of the products of attention that have a bias; empty: none has. Raises BadCheckpoint."""
     return (*BIASED, "o_proj") if config.value("attention_bias", bool, False) else ()
 
 

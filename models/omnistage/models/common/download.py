@@ -15,10 +15,10 @@ from omnistage.models.humans import bytes_told
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-"""Seconds of silence of a server that count as a break."""
+"""If a server sends nothing for this many seconds, this counts as a break."""
 
 BREAKS = 5
-"""Number of breaks after which one call continues the download."""
+"""After each of this many breaks, a call continues the download; after a further break it gives up."""
 
 PAUSE_S = 1.0
 """Seconds of the pause after the first break; each further pause is this much longer."""
@@ -26,7 +26,7 @@ PAUSE_S = 1.0
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<size>\d+|\*)")
 
 Came = Callable[[int, int | None], None]
-"""Called as bytes come, with the number of bytes so far and the size of the file in bytes; None: the server does not say."""
+"""Called as bytes come, with the number of bytes so far and the size of the file in bytes (None: the server does not report it)."""
 
 
 class Undownloadable(Exception):
@@ -34,10 +34,7 @@ class Undownloadable(Exception):
 
 
 def download(url: str, partial: Path, most: int, came: Came) -> None:
-    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: bytes that the file may
-    have. came: reports the progress.
-
-    Raises Undownloadable; FetchError if the connection breaks too often (received bytes are kept), or if more than `most` bytes came."""
+    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: largest number of bytes of the file. came: called with the progress. Raises Undownloadable; FetchError if the connection breaks too often (received bytes are kept), or if more than `most` bytes came."""
     with _client() as client, partial.open("ab") as file:
         target = _Target(file, most, came)
         for number in range(1 + BREAKS):
@@ -66,12 +63,12 @@ def _client() -> httpx2.Client:
 
 
 class _Refused(Exception):
-    """An answer that is not the file."""
+    """The server's answer is not the file."""
 
 
 class _Target:
     """A partial file to which a download appends. position: bytes in it. has_grown: whether bytes were added since it was opened. most:
-    bytes that the file may have. came: reports the progress, see `Came`."""
+    largest number of bytes of the file. came: called with the progress, see `Came`."""
 
     def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
         self.position = file.tell()
@@ -81,12 +78,12 @@ class _Target:
         self._came = came
 
     def fill(self, client: httpx2.Client, url: str) -> None:
-        """Request the missing bytes and append them. If the server cannot send only these, empties the file and requests the whole one."""
+        """Request the missing bytes and append them. If the server cannot send only these, empty the file and request all bytes."""
         while not self._fill(client, url):
             self._empty()
 
     def _fill(self, client: httpx2.Client, url: str) -> bool:
-        """One try of `fill`. Returns False if the server lacks the requested range. Raises _Refused for an answer that is not the file."""
+        """One try of `fill`. Returns whether the file is complete; False: the server cannot send the requested range. Raises _Refused."""
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
         with client.stream("GET", url, headers=headers) as answer:
             if answer.headers.get("Content-Encoding", "identity") != "identity":

@@ -34,13 +34,13 @@ from omnistage.models.interface import Activity, Batches, Load, ModelInfo
 from omnistage.models.options import LoadOptions, with_resumed
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-"""From [rows, hidden] to [rows, vocabulary]."""
+"""Computes logits [rows, vocabulary] from [rows, hidden]."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class EngineModel:
-    """Implements `Model` except `warm_up`."""
+    """A model that runs on an engine; implements `Model` except `warm_up`."""
 
     def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
         """workers: threads in addition to the engine's. team: the other ranks of its decoder; None: there are none. The model closes the
@@ -67,7 +67,8 @@ class EngineModel:
 @dataclass(frozen=True, slots=True)
 class Started:
     """A running engine with the decoder of a checkpoint, and facts for the model's info. files: see `digests_of_files`. dtype: name of the
-    type of computing. results: what this machine computes from a fixed sequence. settings: the chosen settings with their reasons."""
+    type of computing. results: this machine's results for a fixed sequence, see `fixed_results`. settings: the chosen settings with their
+    reasons."""
 
     engine: Engine
     folder: Path
@@ -94,7 +95,7 @@ class Started:
         `Engine`. team: the other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = choose_backend(decoder.spec)
-        with ThreadPoolExecutor(1) as beside:  # Side by side: both take long, and do not hold Python's lock.
+        with ThreadPoolExecutor(1) as beside:  # At the same time: both take long, and do not hold Python's lock.
             files = beside.submit(digests_of_files, folder)
             results = compute_on_thread(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
@@ -147,9 +148,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
-    """The limits of the engine. rows: rows of a step if the user does not set them; 0: the usual number. Raises LoadError.
-
-    All sessions may wait at once, including those that continue here after another replica was lost."""
+    """The limits of the engine. rows: largest number of rows of a step if the user sets none; 0: the usual number. Raises LoadError. All sessions may wait at once, including the sessions that continue here after another replica was lost."""
     rows = options.max_batch_tokens or rows
     limits = SchedulerLimits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:
@@ -170,10 +169,11 @@ def decoder_weights(
     biased: Collection[str] = (),
 ) -> Callable[[str], torch.Tensor | None]:
     """A function that returns a decoder's weights from a checkpoint, by the decoder's names; None if there is no such weight. prefix:
-    beginning of their names in the checkpoint. head: whole name of the weight of the logits; empty: the logits use the embedding. tied: the
-    logits use the embedding if the checkpoint lacks `head`; if it is there, it is used, as in Transformers. biased: names of the products
-    that have a bias; other biases are not read, as in Transformers. The embedding is mapped without a copy if it is stored in the right
-    type. The experts of a layer may be stored one by one or together. The function raises BadCheckpoint for a missing head or bias."""
+    beginning of their names in the checkpoint. head: whole name of the weight of the logits; empty: the logits use the embedding. tied: if
+    the checkpoint lacks `head`, the logits use the embedding; a `head` that is there is used, as in Transformers. biased: names of the
+    products that have a bias; other biases are not read, as in Transformers. The embedding is mapped without a copy if it is stored in the
+    right type. The experts of a layer may be stored one by one or together. The function raises BadCheckpoint for a missing head or
+    bias."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:

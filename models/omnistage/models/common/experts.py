@@ -10,14 +10,14 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}
-"""Name of an expert's weight -> the tensor that has it for all experts, and which half of an expert's rows there is this weight; None: all
-rows."""
+"""Name of an expert's weight -> the tensor that has this weight for all experts, and which half of the expert's rows in that tensor it is;
+None: all rows."""
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
-    """Raises BadCheckpoint for a missing or misshapen expert of a layer, whichever rank reads it. mlp: beginning of the weights' names.
-    hidden: width of a row. group: weights that other ranks read are reported to `weights.leave`. Experts that are stored together are
-    checked for their number, because one too many would not be noticed otherwise."""
+    """Raises BadCheckpoint for a missing or misshapen expert of a layer, of any rank. mlp: beginning of the weights' names. hidden: width
+    of a row. group: weights that other ranks read are reported to `weights.leave`. The number of experts that are stored together is
+    checked too, because nothing else would notice a surplus expert."""
     shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
         together, half = _PARTS[part]
@@ -32,7 +32,7 @@ def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, g
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
     """The weight of one expert, cut out of the tensor of all experts. name: PREFIX.experts.NUMBER.gate_proj.weight and so on, as in
-    published checkpoints. None if the name is another one, or if there is no such weight."""
+    published checkpoints. None: the name is of another form, or there is no such weight."""
     module, found, rest = name.rpartition(".experts.")
     number, _, part = rest.partition(".")
     if not found or not number.isdigit() or part not in _PARTS:

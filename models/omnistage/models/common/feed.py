@@ -1,4 +1,4 @@
-"""Rows that are passed to a running sequence as they come, such as the rows of an answer that a Talker speaks."""
+"""Passes rows to a running sequence as they come, such as the rows of an answer that a Talker speaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omnistage.models.interface import Array, BadRequest, Piece
 
 
 async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
-    """The next piece of the inputs. Raises BadRequest if they have ended already, as after an interrupt."""
+    """The next piece of the inputs. Raises BadRequest if there is none, as after an interrupt."""
     piece = await anext(inputs, None)
     if piece is None:
         raise BadRequest("talker", "the rows of the answer ended before the last one")
@@ -55,7 +55,8 @@ class PortFeed:
             await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
-        """Wait for events of the sequence, and return them; none when the last row has been passed. Raises the errors of `inputs`."""
+        """Wait for events of the sequence, and return them. Empty: the last row was passed before an event came, or the sequence ended.
+        Raises the errors of `inputs`."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())
         try:
@@ -66,7 +67,7 @@ class PortFeed:
             return taking.result() if taking.done() else []
         finally:
             taking.cancel()
-            del taking  # Its error refers to this frame: a cycle.
+            del taking  # Its error refers to this frame, which would be a cycle.
 
     async def _feed(self) -> None:
         """The task that passes rows until the last one."""

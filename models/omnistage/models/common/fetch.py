@@ -1,4 +1,4 @@
-"""Fetch packages by exact version and hash, and build a folder from them once.
+"""Fetches packages by exact version and hash, and builds a folder from them once.
 
 Two runs at the same time are safe (a file lock), and so is a run that is killed at any point. A run builds in a temporary folder, and
 renames it when it is complete and on disk; the next run removes the temporary folder of a killed one. Downloads are kept until the folder
@@ -31,8 +31,8 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make one folder. build: called with the folder of sources, an empty folder to fill, and the function that shows progress.
-    space: bytes of disk needed while building."""
+    """How to make one folder. build: called with the folder of the packages' files, an empty folder to fill, and the function that shows
+    progress. space: bytes of disk needed while building."""
 
     name: str
     revision: str
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def fetch_folder(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
-    """The folder of the recipe in the cache; it is built if it is missing. Raises FetchError."""
+    """The folder of the recipe in the cache; it is built if it is missing. progress: None: show nothing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
     report = progress or show_nothing
     try:
@@ -63,7 +63,7 @@ def fetch_folder(recipe: Recipe, cache: Path, progress: ShowProgress | None = No
 
 
 def verify(root: Path) -> None:
-    """Compare every file of a fetched folder with its manifest. Raises FetchError for a missing or changed one."""
+    """Compare every file of a fetched folder with its manifest. Raises FetchError for a missing or changed file."""
     try:
         entries = json.loads((root / MANIFEST).read_text())["files"]
         for name, entry in entries.items():
@@ -88,9 +88,9 @@ def _downloaded_bytes(cache: Path) -> int:
 
 
 def _remove_partials(cache: Path) -> None:
-    """Remove partial folders. The processes that made them are dead, because this one holds the lock."""
+    """Remove partial folders. The processes that made them are dead, because this process holds the lock."""
     for partial in cache.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(partial, ignore_errors=True)  # files that stay cost only room, and the next run tries again
+        shutil.rmtree(partial, ignore_errors=True)  # files that cannot be removed only take room, and the next run tries again
 
 
 def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
@@ -121,7 +121,7 @@ def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
 
 
 def _remove_others(recipe: Recipe, downloads: Path) -> None:
-    """Remove downloads that the recipe does not need: those of its earlier revisions."""
+    """Remove downloads that the recipe does not need, because they belong to its earlier revisions."""
     for path in downloads.iterdir():
         if path.name not in {package.sha256 for package in recipe.packages}:
             path.unlink()
@@ -148,7 +148,7 @@ def _write_manifest(recipe: Recipe, out: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Write every file and folder in it to the disk, so that the later rename cannot be on the disk before them."""
+    """Write every file and folder in a folder to the disk, so that the rename of the folder cannot reach the disk before them."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

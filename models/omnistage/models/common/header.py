@@ -1,4 +1,4 @@
-"""Checks whether a model can compute with its weights: by the files' headers before, and by a weight's numbers when it is read."""
+"""Checks whether a model can compute with its weights: first by the headers of the files, later by the numbers of each weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 5
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Names of types in safetensors: of weights, then also of positions and masks, which libraries often store with weights."""
+"""Names of types in safetensors: COMPUTED: of weights; PLAIN: also of positions and masks, which libraries often store with weights."""
 
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which libraries write how weights are packed."""
@@ -33,7 +33,7 @@ UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The type and shape of a tensor as the header of its file has them. dtype: the name in safetensors, such as BF16."""
+    """The type and shape of a tensor, from the header of its file. dtype: the name in safetensors, such as BF16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ def weights_in(file: safe_open) -> dict[str, Stored]:
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Log the files of weights in a folder that have no effect, such as a LoRA, because they were not read. read: those that were."""
+    """Log the files of weights in a folder that were not read and so have no effect, such as a LoRA. read: the files that were read."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 
@@ -74,8 +74,8 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so in a place where libraries do not look.
-    whole: the config of the checkpoint. parts: its sections for the loaded parts of the model."""
+    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so where libraries do not look. whole: the
+    config of the checkpoint. parts: its sections for the loaded parts of the model."""
     said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
     for config, values in ((whole, said), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
@@ -99,7 +99,7 @@ def check_finite(
 
 
 def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, at any depth, as (its place in words, number). values: the config as read from JSON."""
+    """Yields every whole number in a config, at any depth, as (the keys that lead to it, number). values: the config as read from JSON."""
     for where, key, value in _entries(values):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
@@ -107,7 +107,8 @@ def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
 
 
 def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
-    """(place, key, value) of each entry of each object in the values, at any depth. place: the keys that lead to the object, in words."""
+    """Yields (place, key, value) of each entry of each object in the values, at any depth. place: the keys that lead to the object, as
+    text."""
     left: list[tuple[str, object]] = [("", values)]
     while left:
         where, inner = left.pop()

@@ -13,7 +13,8 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 
 
 def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
-    """Row and column of each patch, int64 [patches, 2]; the patches of a merged row are neighbours. merge: patches on its side."""
+    """Row and column of each patch, int64 [patches, 2]; the patches of an output row are next to each other. merge: patches on the side of
+    the square that becomes an output row."""
     return torch.cat([_places(grid, merge, device) for grid in grids])
 
 
@@ -25,8 +26,8 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
 
 
 def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """Cosines and sines for patches. places: row and column of each, [patches, 2]. Half of a head's pairs turn by the row, half by the
-    column."""
+    """Cosines and sines for patches. places: row and column of each patch, [patches, 2]. theta: base of the frequencies. Half of a head's
+    pairs turn by the row, half by the column."""
     half = head_size // 2
     frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)

@@ -1,4 +1,4 @@
-"""The shared part of configs of Thinkers with encoders: other names of their weights, and sizes of their encoders."""
+"""The shared part of configs of Thinkers with encoders: renamed weights, and the sizes of the encoders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RENAMED = {
 """Beginning of a weight's name in Transformers 5 -> its beginning in the published checkpoints."""
 
 MOST_SOUND_POSITIONS = 1 << 16
-"""Positions that a sound encoder may have; each has a row in memory."""
+"""Largest number of positions of a sound encoder, because each has a row in memory."""
 
 FRAMES_HZ = 100.0
 """Frames of a sound's spectrogram in a second."""
@@ -24,9 +24,9 @@ FRAMES_HZ = 100.0
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """The config of an encoder of pictures and films. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output
-    row, on each side. output_size: width of an output row. channels: colours of a picture. rope_theta: theta of the rotary positions of
-    patches. A family adds the values that only its encoder has."""
+    """The config of an encoder of pictures and films. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge *
+    merge patches become an output row. output_size: width of an output row. channels: number of colours of a picture. rope_theta: theta of
+    the rotary positions of patches. A family adds the values that only its encoder has."""
 
     layers: int
     hidden_size: int
@@ -41,19 +41,19 @@ class VisionConfig:
 
     @property
     def patch_values(self) -> int:
-        """Numbers of one patch."""
+        """Number of values of one patch."""
         return self.channels * self.frames * self.patch_size**2
 
     @property
     def unit(self) -> int:
-        """Patches of one output row."""
+        """Number of patches that become one output row."""
         return self.merge**2
 
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """The config of a sound encoder. mel_bins: numbers of one frame of the spectrogram. positions: rows of the table of positions.
-    output_size: width of an output row. A family adds the values that only its encoder has."""
+    """The config of a sound encoder. mel_bins: number of values of one frame of the spectrogram. positions: number of rows of the table of
+    positions. output_size: width of an output row. A family adds the values that only its encoder has."""
 
     layers: int
     hidden_size: int

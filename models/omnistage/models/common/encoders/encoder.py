@@ -1,4 +1,4 @@
-"""The interface of the encoders of all families, and the sizes that other modules need of them."""
+"""The interface of the encoders of all families, and the sizes of encoders that other modules need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Need = Callable[[str], torch.Tensor]
 
 
 class VisionSizes(Patching, Protocol):
-    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate memory of a patch in a pass: bytes of its
-    values and of everything that a layer holds of it at once, in float32."""
+    """Sizes of an encoder of pictures. unit: patches of one output row. patch_bytes: approximate memory of a patch in a pass, in bytes: its
+    values and everything that a layer computes from it at once, in float32."""
 
     @property
     def unit(self) -> int: ...
@@ -25,9 +25,9 @@ class VisionSizes(Patching, Protocol):
 
 
 class AudioSizes(Protocol):
-    """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once,
-    whole windows of attention. rows_hz: output rows of a second of sound. least_ms: milliseconds of the shortest sound that has a row.
-    frame_bytes: as VisionSizes.patch_bytes, for a frame."""
+    """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames of a part that is encoded by
+    itself: whole windows of attention. rows_hz: output rows for a second of sound. least_ms: milliseconds of the shortest sound that has a
+    row. frame_bytes: as VisionSizes.patch_bytes, for a frame."""
 
     @property
     def mel_bins(self) -> int: ...
@@ -65,8 +65,8 @@ class VisionEncoder(Protocol):
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
         """The rows of pictures and films, [grid.patches / unit, width] for each grid.
 
-        patches: those of all grids, [patches, patch_values]; the patches of a merged row are neighbours. on_layer: called before each
-        layer; its error ends the work."""
+        patches: of all grids, [patches, patch_values]; the patches of an output row are next to each other. on_layer: called before each
+        layer; an error of this call ends the work."""
 
 
 class AudioEncoder(Protocol):

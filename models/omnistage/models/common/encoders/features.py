@@ -1,4 +1,4 @@
-"""The form in which a Thinker gets media, and their places in a prompt."""
+"""The form in which a Thinker gets media, and where they stand in a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers of patches of a picture or film: in time (in a film, one patch has two frames), in height and in width."""
+    """The numbers of patches of a picture or film: frames: in time (a patch of a film has two frames), height, width."""
 
     frames: int
     height: int
@@ -27,8 +27,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class MediumExtent:
-    """How many rows of a prompt a medium takes. grid: the patches of a picture or film, before they are merged to rows. seconds: duration
-    of the frames of one patch; 0 for a picture. sound: number of rows of sound, including the sound of a film."""
+    """The size of a medium, on which its rows in a prompt depend. grid: the patches of a picture or film, before they are merged to rows;
+    None: sound. seconds: duration of the frames of one patch; 0: a picture. sound: number of rows of sound, also of a film's sound."""
 
     grid: Grid | None = None
     seconds: float = 0.0
@@ -37,8 +37,8 @@ class MediumExtent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as rows for a Thinker. rows: [rows, width], rows of pictures before rows of sound. digest: of everything that the rows were
-    made from."""
+    """A medium as rows for a Thinker. rows: [rows, width], rows of pictures before rows of sound. digest: hash of everything from which the
+    rows were made."""
 
     extent: MediumExtent
     rows: torch.Tensor
@@ -51,8 +51,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The place of a medium's rows in a prompt. first: slot of the first row. order: number of the medium's row (pictures before sound)
-    that stands at each place, int64 [rows]; None: they stand in their order."""
+    """The place of a medium's rows in a prompt. first: slot of the first row. order: for each slot from there on, which row of the medium
+    stands there, int64 [rows] (rows of pictures are counted before rows of sound); None: in their order."""
 
     first: int
     order: NDArray[np.int64] | None
@@ -60,7 +60,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """The rows of a prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows after the prompt.
+    """The rows of a prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: a row after the prompt has the position slot + delta.
     media: places of the media, in order."""
 
     ids: NDArray[np.int64]

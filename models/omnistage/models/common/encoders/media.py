@@ -1,4 +1,4 @@
-"""Builds the way from media to rows, with the encoders of a family."""
+"""Builds what turns media into rows, with the encoders of a family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePrepr
 
 
 def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> MediaPreprocessing:
-    """How media are prepared for a model. rate_hz: samples in a second for its sound encoder. most_rows, context: see
+    """The settings for preparing media for a model. rate_hz: samples in a second for its sound encoder. most_rows, context: see
     `MediaPreprocessing.within`."""
     factor = config.vision.patch_size * config.vision.merge
     film = FilmPreprocessing(
@@ -43,8 +43,8 @@ def rows_of(extent: MediumExtent, config: MediaSizes) -> int:
 def encoding_of_pictures(
     worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_patches: int, together: bool
 ) -> PictureEncoding:
-    """The encoding of pictures and films. Its queue takes pieces: the frames of one patch, or a whole picture. most_patches: patches that a
-    pass with several pieces may have. together: whether several pieces may share a pass."""
+    """The encoding of pictures and films. A piece in its queue is the frames of one patch, or a whole picture. most_patches: largest number
+    of patches in a pass with several pieces. together: whether several pieces may share a pass."""
     encode, config = picture_pass(encoder, colours), encoder.config
     queue = EncoderQueue[Pixels](worker, encode, lambda pixels: grid_of(pixels, config).patches, most_size=most_patches, together=together)
     return PictureEncoding(queue, config.frames, lambda pixels: grid_of(pixels, config))
@@ -53,7 +53,7 @@ def encoding_of_pictures(
 def encoding_of_sounds(
     worker: Worker, encoder: AudioEncoder, spectrograms: Spectrograms, *, most_frames: int, together: bool
 ) -> SoundEncoding:
-    """The encoding of sounds. most_frames: frames of spectrograms that a pass with several pieces may have. together: whether several
+    """The encoding of sounds. most_frames: largest number of spectrogram frames in a pass with several pieces. together: whether several
     pieces may share a pass."""
     queue = EncoderQueue[torch.Tensor](worker, sound_pass(encoder), len, most_size=most_frames, together=together)
     least_ms = encoder.config.least_ms
@@ -61,7 +61,7 @@ def encoding_of_sounds(
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:
-    """The function that runs a pass for an EncoderQueue of pictures: pieces to rows, which it copies to the CPU."""
+    """The function that runs a pass for an EncoderQueue of pictures: it turns pieces into rows, which it copies to the CPU."""
 
     def encode(pieces: Sequence[Pixels], between: Callable[[], None]) -> list[torch.Tensor]:
         patches = torch.cat([patches_of(piece, encoder.config, colours) for piece in pieces])
@@ -72,7 +72,7 @@ def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Se
 
 
 def sound_pass(encoder: AudioEncoder) -> Callable[[Sequence[torch.Tensor], Callable[[], None]], list[torch.Tensor]]:
-    """The function that runs a pass for an EncoderQueue of sound: pieces to rows, which it copies to the CPU."""
+    """The function that runs a pass for an EncoderQueue of sound: it turns pieces into rows, which it copies to the CPU."""
 
     def encode(pieces: Sequence[torch.Tensor], between: Callable[[], None]) -> list[torch.Tensor]:
         return [rows.cpu() for rows in encoder.encode([piece.to(encoder.device, encoder.dtype) for piece in pieces], between)]

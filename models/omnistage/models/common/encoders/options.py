@@ -13,8 +13,9 @@ from omnistage.models.options import not_negative, validate_options
 class ThinkerOptions:
     """Options of a Thinker; 0 leaves a choice to the model. family: name of the family, for humans.
 
-    context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; a larger one
-    is made smaller. feature_cache_bytes: bytes of kept features of media. decoders: number of processes that decode media."""
+    context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; larger media
+    are made smaller. feature_cache_bytes: largest number of bytes of kept features of media. decoders: number of processes that decode
+    media."""
 
     family: ClassVar[str]
 

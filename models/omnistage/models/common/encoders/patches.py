@@ -11,8 +11,8 @@ from omnistage.models.common.encoders.features import Grid, Pixels
 
 
 class Patching(Protocol):
-    """How frames are cut into patches. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output row, on each
-    side. channels: colours. patch_values: numbers of one patch."""
+    """How frames are cut into patches. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge * merge patches
+    become an output row. channels: number of colours. patch_values: number of values of a patch."""
 
     @property
     def patch_size(self) -> int: ...
@@ -41,9 +41,9 @@ def grid_of(pixels: Pixels, config: Patching) -> Grid:
 
 
 def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
-    """The patches of frames, float32 [patches of the grid, patch_values]; the patches of a merged row are neighbours. The values of a patch
-    are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. Copies of the last frame fill the last
-    patch."""
+    """The patches of frames, float32 [patches of the grid, patch_values]; the patches of an output row are next to each other. The values
+    of a patch are in the order colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. Copies of the last frame
+    fill the last patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)

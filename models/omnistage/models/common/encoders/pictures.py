@@ -1,4 +1,4 @@
-"""Reads the settings by which a checkpoint wants its pictures and films prepared.
+"""Reads a checkpoint's settings for preparing pictures and films.
 
 They are read as Transformers reads them, from files of any of its versions: version 5 writes all parts of a processor into
 `processor_config.json`, older versions write one file for each part. A missing value has Transformers' default. If two places disagree, the
@@ -24,17 +24,17 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
-"""Bounds of the rows of one frame of a film, before two frames are merged. Its own file does not count. The published processors have the
-same bounds, in pixels."""
+"""Bounds of the rows of one frame of a film, before two frames are merged. The film's own file is not read for them. The published
+processors have the same bounds, in pixels."""
 
 FILM_RATE_HZ = 2.0
-"""Frames that are used of a second of film, as in the published processors."""
+"""Number of frames that are used of each second of a film, as in the published processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """How pictures and films are prepared. min_pixels, max_pixels: bounds of a resized picture's pixels. film_min_pixels, film_max_pixels:
-    of a resized frame's. colours: normalization of the values."""
+    """How pictures and films are prepared. min_pixels, max_pixels: bounds of the number of pixels of a resized picture. film_min_pixels,
+    film_max_pixels: of a resized frame of a film. colours: normalization of the values."""
 
     min_pixels: int
     max_pixels: int
@@ -73,7 +73,8 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
-    """The folder's values for one part of its processor, or None. part: its key in the file of all parts. file: the part's own file."""
+    """A checkpoint's values for one part of its processor; None: it has none. part: key in the file of all parts. file: the part's own
+    file."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
         return together.section(part)
@@ -98,8 +99,8 @@ def _colours(values: Config, vision: Patching) -> Normalization:
 
 
 def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """A bound in pixels. name: its older name, used if it is there; else the object `size` has it under `name` or `edge`. usual: the
-    default."""
+    """A bound in pixels: the value `name` if the config has it, as older configs; else `name` or `edge` in the object `size`. usual:
+    returned if the config has none of them."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, usual)
     size = values.section("size")

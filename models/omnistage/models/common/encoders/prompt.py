@@ -25,7 +25,7 @@ Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class MediaIds:
-    """The token ids that stand for rows of a picture, a film and a sound, and those before and after sound."""
+    """The token ids that stand for a row of a picture, a film and a sound, and the ids before and after a sound."""
 
     image: int
     video: int
@@ -39,7 +39,8 @@ class MediaIds:
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
     def check(self, vocab_size: int, place: str) -> Self:
-        """Returns itself. Raises BadCheckpoint for equal ids, and for ids outside the vocabulary. place: of the ids in the config."""
+        """Returns this object. Raises BadCheckpoint for equal ids, and for ids outside the vocabulary. place: where the ids are in the
+        config."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
             told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
@@ -48,7 +49,8 @@ class MediaIds:
 
 
 class PromptSizes(MediaSizes, Protocol):
-    """The values of a config that a prompt depends on. position_ids_per_second: by how much the time grows in a second of sound or film."""
+    """The values of a config on which a prompt depends. position_ids_per_second: by how much the time grows in a second of sound or
+    film."""
 
     @property
     def ids(self) -> MediaIds: ...
@@ -57,7 +59,7 @@ class PromptSizes(MediaSizes, Protocol):
 
 
 class PromptRows(ABC):
-    """Collects the rows of one prompt; make one object for each prompt. A family decides how the rows of a film and its sound are mixed."""
+    """Collects the rows of one prompt; it is made for each prompt. A family decides how the rows of a film and its sound are mixed."""
 
     def __init__(self, config: PromptSizes) -> None:
         self._sizes = config
@@ -72,7 +74,7 @@ class PromptRows(ABC):
         """Number of rows so far."""
 
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
-        """The rows of a prompt. ids: token ids, in which one id of a medium stands for all of its rows. extents: of the media, in order."""
+        """The rows of a prompt. ids: token ids, in which one id stands for all rows of a medium. extents: sizes of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
         start = 0
@@ -121,7 +123,7 @@ class PromptRows(ABC):
         return np.full(positions.shape[1], token_id), positions
 
     def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
-        """Add the rows of a medium, and record their place. order: see Placed."""
+        """Add the rows of a medium, and record where they stand. order: see Placed."""
         self._media.append(Placed(self._count, order))
         self.add(ids, positions)
 

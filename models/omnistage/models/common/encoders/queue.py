@@ -26,13 +26,13 @@ Pass = Callable[[Sequence[Slice], Callable[[], None]], list[torch.Tensor]]
 
 
 class _GivenUp(Exception):
-    """Nobody waits any more for any medium of the pass."""
+    """The pass is pointless: nobody waits any more for a medium of it."""
 
 
 @dataclass(eq=False, slots=True)
 class _Encoding(Generic[Slice]):
-    """A medium that is being encoded. pieces: those that no pass has taken yet. count: number of all its pieces. done: gets the result.
-    rows: of the finished pieces, in order. unwanted: whether nobody waits for it any more."""
+    """A medium that is being encoded. pieces: the pieces that are in no pass yet. count: number of all its pieces. done: gets the result.
+    rows: of the finished pieces, in order. unwanted: whether nobody waits for the result any more."""
 
     pieces: deque[Slice]
     count: int
@@ -43,8 +43,8 @@ class _Encoding(Generic[Slice]):
 
 class EncoderQueue(Generic[Slice]):
     """Encodes media in passes over their pieces. encode: runs a pass on the worker's thread. size: returns the size of a piece, in patches
-    or in frames of a spectrogram. most_size: size that a pass with several pieces may have. together: whether several pieces may share a
-    pass, because a trial found that this changes no bit."""
+    or in frames of a spectrogram. most_size: largest size of a pass with several pieces. together: whether several pieces may share a pass,
+    because a trial found that this changes no bit."""
 
     def __init__(self, worker: Worker, encode: Pass[Slice], size: Callable[[Slice], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
@@ -74,7 +74,7 @@ class EncoderQueue(Generic[Slice]):
             self._running = None
 
     def _take(self) -> list[tuple[_Encoding[Slice], Slice]]:
-        """The pieces of the next pass, each with its medium: one of each medium in turn, as long as there is room; empty if none wait."""
+        """The pieces of the next pass, each with its medium: one piece of each medium in turn, until the pass is full; empty: none wait."""
         taken = list[tuple[_Encoding[Slice], Slice]]()
         taken_size = 0
         while self._waiting:
@@ -91,7 +91,8 @@ class EncoderQueue(Generic[Slice]):
         return taken
 
     async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
-        """Encode pieces of some media in one pass. If that fails, encode each piece by itself, to find the medium that fails."""
+        """Encode pieces of some media in one pass. If that fails, encode each piece by itself; a medium whose piece fails gets the
+        error."""
         try:
             made = await self.worker.run(partial(self._compute, taken))
         except _GivenUp:

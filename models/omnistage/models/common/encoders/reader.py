@@ -1,7 +1,6 @@
 """Reads the media of a request: from the received bytes to the rows that stand for them in a prompt.
 
-bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
-"""
+bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by a hash of all input"""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ FILMS, OTHERS = 4, 16
 """Number of films, and of pictures and sounds, that may be read at once, which bounds the pixels and samples in memory."""
 
 FILM_SHARE = 0.75
-"""Part of the context that one film with its sound may take: the question and the answer need the rest."""
+"""Part of the context that one film with its sound may take, because the question and the answer need the rest."""
 
 MAX_WAITING = 256
 """Number of films, and of pictures and sounds, that may wait to be read."""
@@ -46,7 +45,7 @@ MAX_WAITING = 256
 @dataclass(frozen=True, slots=True)
 class RequestMedium:
     """One medium of a request. kind: image, audio or video. source: its bytes or a file. preprocessing: how the medium is prepared. digest:
-    of everything that its rows are made from. client: name of the client that sent it."""
+    hash of everything from which its rows are made. client: name of the client that sent it."""
 
     kind: str
     source: Source
@@ -66,7 +65,8 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """How pictures and films become rows. queue: encodes pieces of `frames` frames, those of a patch. grid: returns the Grid of frames."""
+    """How pictures and films become rows. queue: encodes pieces of `frames` frames, as many as a patch has. grid: returns the Grid of
+    frames."""
 
     queue: EncoderQueue[Pixels]
     frames: int
@@ -75,9 +75,9 @@ class PictureEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SoundEncoding:
-    """How sound becomes rows. queue: encodes pieces of spectrograms. pieces: cuts a spectrogram for the queue. spectrogram: makes float32
-    [frames, bins] from samples [n]. rows: returns the number of rows for a number of samples. least_ms: milliseconds of the shortest sound
-    with a row."""
+    """How sound becomes rows. queue: encodes pieces of spectrograms. pieces: cuts a spectrogram into pieces for the queue. spectrogram:
+    makes float32 [frames, bins] from samples [n]. rows: returns the number of rows for a number of samples. least_ms: milliseconds of the
+    shortest sound with a row."""
 
     queue: EncoderQueue[torch.Tensor]
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -102,7 +102,7 @@ class MediaPreprocessing:
         return self.sound if kind == "audio" else replace(self.film, use_audio=use_audio, background=background)
 
     def within(self, most_rows: int, context: int) -> MediaPreprocessing:
-        """The same with bounds: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most
+        """The same settings with bounds: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most
         FILM_SHARE of the model's `context` rows."""
         picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
         seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
@@ -124,8 +124,8 @@ class MediaPreprocessing:
 
 
 class MediaReader:
-    """Reads media for one model. rows_of: returns the number of rows of a prompt that a medium takes. cache: keeps features. digest: of
-    everything that rows depend on apart from the medium's own bytes: weights, settings."""
+    """Reads media for one model. rows_of: returns the number of rows of a prompt that a medium takes. cache: keeps features. digest: hash
+    of weights and settings: everything on which rows depend apart from the medium's own bytes. `_read_now`: by digest of the medium."""
 
     def __init__(
         self,
@@ -152,12 +152,12 @@ class MediaReader:
         return RequestMedium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
-        """Bytes that one medium of this kind (image, audio or video) may have."""
+        """Largest number of bytes of one medium of this kind (image, audio or video)."""
         return self._decoder.limits.of(kind)[0]
 
     async def features(self, medium: RequestMedium, most_rows: int) -> Features:
-        """The rows of a medium. most_rows: rows that the prompt has room for. A medium that several requests want at once is read once.
-        Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
+        """The rows of a medium. most_rows: how many rows more the prompt may have. A medium that several requests want at once is read
+        once. Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.find(medium.digest)) is None:
             if (other := self._read_now.get(medium.digest)) is not None:
                 await other.done.wait()

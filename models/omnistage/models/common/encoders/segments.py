@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 MOST_ROWS = 1 << 14
-"""Number of rows of equally long segments that go into one call, which bounds its memory."""
+"""Largest number of rows of equally long segments in one call of attention, to bound its memory."""
 
 
 class Segments:

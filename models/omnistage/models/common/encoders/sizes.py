@@ -1,4 +1,4 @@
-"""The part of free memory that a Thinker takes besides keys and values, and why."""
+"""The part of free memory that a Thinker takes in addition to keys and values, and why."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ PASS_SHARE = 0.1
 """Part of the free memory that one pass of an encoder may take."""
 
 MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
-"""Tokens that one picture or film may have: attention over its patches takes time by their number squared, for which a CPU is too slow."""
+"""Largest number of tokens of one picture or film. Attention takes time by the square of the number of patches, so a CPU gets fewer."""
 
 LEAST_MEDIUM_ROWS = 64
 PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
 PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
-"""Frames of spectrograms that a pass may have, a hundred for each second."""
+"""Largest number of spectrogram frames in a pass; a second of sound has a hundred."""
 
 MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
 DECODERS = 3
-"""Number of processes that decode media: films leave one to pictures and sounds."""
+"""Number of processes that decode media. One of them is never used for films, so that pictures and sounds need not wait for films."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a Thinker with encoders. cache: keys and values. batch_rows: rows that a step may have. medium_rows: tokens that one
+    """The sizes of a Thinker with encoders. cache: of keys and values. batch_rows: rows that a step may have. medium_rows: tokens that one
     picture or film may have. pass_patches, pass_frames: bounds of a pass of the picture encoder and of the sound encoder. feature_bytes:
-    bytes of kept features. decoders: number of processes. why: name of each setting -> its reason, for the user."""
+    bytes of kept features. decoders: number of processes that decode. why: name of each setting -> its reason, for the user."""
 
     cache: CacheSize
     batch_rows: int
@@ -46,7 +46,7 @@ class Sizes:
 
     @classmethod
     def choose(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
-        """Choose the sizes. wanted: sizes that the user asked for. cache: chosen before."""
+        """Choose the sizes. wanted: sizes that the user asked for. cache: the size of keys and values, chosen before."""
         kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
         patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
         medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context)
@@ -64,6 +64,6 @@ class Sizes:
 
 
 def _medium_rows(most: int, room: int) -> int:
-    """Number of tokens that one medium may have. room: tokens that a pass has memory for; if these are fewer than `most`, the result is a
-    power of two, as for a context that does not fit."""
+    """Number of tokens that one medium may have: `most`, or if a pass has memory for fewer tokens (`room`), a power of two, as for a
+    context that does not fit."""
     return most if room >= most else max(power_of_two(room), LEAST_MEDIUM_ROWS)

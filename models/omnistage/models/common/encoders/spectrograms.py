@@ -13,7 +13,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.pictures import FILE, TOGETHER, processor_part
 
 PUBLISHED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
-"""Numbers of samples: of a second, of the step from frame to frame, and of a window. All encoders here were trained with these."""
+"""Numbers of samples: in a second, from one frame to the next, and in a window. All encoders here were trained with these numbers."""
 
 USUAL_BINS = 80
 """Number of mel bins by default, as in Transformers."""
@@ -44,7 +44,8 @@ class Spectrograms:
     def __call__(self, samples: NDArray[np.float32]) -> torch.Tensor:
         """The spectrogram of one sound, float32 [frames, mel_bins]. samples: [n], at `sample_rate_hz`.
 
-        By default the extractor pads every sound with silence to 300 s and cuts the result; a little silence gives the same frames."""
+        By default the extractor pads every sound with silence to 300 s and cuts the result. Here it gets a little silence, which gives the
+        same frames."""
         hop, frames = int(self.extractor.hop_length), self.frames(len(samples))
         silence = int(self.extractor.n_fft) // hop + 1
         padded = np.pad(samples, (0, (frames + silence) * hop - len(samples)))

@@ -1,4 +1,4 @@
-"""Starts a Thinker with encoders: reads its parts, and makes what it runs on: the engine, the reader of media, and their memory."""
+"""Starts a Thinker with encoders: reads its weights, and makes its engine and its reader of media."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from omnistage.models.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class ThinkerParts:
-    """The parts of a Thinker. products: how the encoders' products are computed, and why, in words."""
+    """The parts of a Thinker that have weights. products: how the encoders' products are computed, and why, in words."""
 
     decoder: PackedDecoder
     vision: VisionEncoder
@@ -62,7 +62,7 @@ class ThinkerParts:
 
 
 class ThinkerSizes(MediaSizes, Protocol):
-    """The sizes in the config of a Thinker. text: those of the decoder."""
+    """The sizes in the config of a Thinker. text: of the decoder."""
 
     @property
     def text(self) -> DecoderConfig: ...
@@ -74,9 +74,9 @@ Sized = TypeVar("Sized", bound=ThinkerSizes)
 
 @dataclass(frozen=True, slots=True)
 class ThinkerWeights(Generic[Sized]):
-    """How a family reads its weights. others: beginnings of the names of weights for other models. check: raises BadCheckpoint, before
-    anything is built, if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder, and the
-    whole encoders."""
+    """How a family reads its weights. others: beginnings of the names of weights that belong to other models. check: called before anything
+    is built; raises BadCheckpoint if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder,
+    and the whole encoders."""
 
     others: tuple[str, ...]
     read_config: Callable[[Path], Sized]
@@ -86,7 +86,7 @@ class ThinkerWeights(Generic[Sized]):
 
     def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> ThinkerParts:
         """The parts of one rank: its part of the decoder, and the whole encoders. Raises BadCheckpoint for a weight that is missing or that
-        no part reads, ValueError for an ill-shaped one."""
+        no part reads, ValueError for a misshapen weight."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             self.check(weights, config, group)
             decoder = self.decoder(weights, config, dtype, device, group)
@@ -103,7 +103,7 @@ class ThinkerWeights(Generic[Sized]):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How a checkpoint wants media prepared for its encoders."""
+    """A checkpoint's settings for preparing media."""
 
     pictures: PictureSettings
     spectrograms: Spectrograms
@@ -116,8 +116,8 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All that a Thinker runs on. encoders: the thread of the reader's queues. context: tokens that a conversation and its answer may have
-    together. team: the other ranks of the decoder."""
+    """The running parts of a Thinker. encoders: the thread of the reader's queues. context: tokens that a conversation and its answer may
+    have together. team: the other ranks of the decoder; None: there are none."""
 
     engine: Engine
     reader: MediaReader
@@ -139,7 +139,7 @@ class Ready:
         produces: Callable[[str], tuple[PortSpec, ...]],
         team: Team | None = None,
     ) -> Self:
-        """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: returns the output ports, from the name of
+        """Start all parts. wanted: the user's options. code: see `Started.revision`. produces: returns the output ports, from the name of
         the type of computing. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for ill-shaped
         weights."""
         dtype, device = choose_dtype(options), torch.device(options.device)
@@ -218,8 +218,8 @@ def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: tor
 
 
 def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
-    """Encode random pictures and sounds, with sizes that give whole and partial windows and chunks. Returns whether their rows have the
-    same bits when they are encoded together as alone, and these rows."""
+    """Encode random pictures and sounds, with sizes that give whole and partial windows and chunks. Returns (whether their rows have the
+    same bits together in a pass as alone, the rows)."""
     random = np.random.default_rng(0)
     eyes, ears = parts.vision.config, parts.audio.config
     side, chunk = eyes.patch_size * eyes.merge, ears.chunk
@@ -237,4 +237,4 @@ def _encode_each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Ten
 
 
 def _nothing() -> None:
-    """Does nothing: for passes whose calls between layers are not needed."""
+    """Does nothing; it is the call between layers of these passes."""

@@ -32,16 +32,16 @@ from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed
 
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
-"""Number of media that one conversation may have."""
+"""Largest number of media in one conversation."""
 
 USUAL_TOKENS = 512
-"""Number of tokens that an answer may have if the request does not set it."""
+"""Largest number of tokens of an answer if the request does not set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation(Tokenized):
-    """A conversation in which one token stands for each medium. media: in order; the bytes of a Streamed one are still to come. files: take
-    these bytes. grammar: constraint of the text."""
+    """A conversation in which one token stands for each medium. media: in order; the bytes of a Streamed medium are still to come. files:
+    store these bytes. grammar: constraint of the text; None: the text is free."""
 
     media: tuple[RequestMedium | Streamed, ...]
     files: Files
@@ -50,27 +50,28 @@ class PreparedConversation(Tokenized):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """The part of a prompt that a Talker gets. ready: rows that are known before anything is computed. slots: slots of the prompt whose
-    taps the Talker gets, int64; None: all."""
+    """The part of a prompt that a Talker gets. ready: rows that are ready before anything is computed. slots: slots of the prompt whose
+    taps the Talker gets, int64; None: all slots."""
 
     ready: tuple[TensorRows, ...] = ()
     slots: NDArray[np.int64] | None = None
 
 
 class MediaThinker(EngineThinker[PreparedConversation]):
-    """Implements `ThinkerModel`, except `lay_out`: each family orders the rows of a prompt itself."""
+    """A Thinker with encoders; implements `ThinkerModel`. A family implements `lay_out`, which orders the rows of a prompt."""
 
     tokenizer: ChatTokenizer
 
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
-        """ready: is closed with the model. row_of: makes the row of a token of the answer; None: the row is the tap."""
+        """ready: the running parts, which `close` ends. row_of: makes a token's row for a Talker from its id; None: the row is the token's
+        tap."""
         # A thought may be long, and the answer comes after its end: so such a model may use its whole context.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
         self.reader, self._row_of = ready.reader, row_of
         self._unread = 0
-        """Number of requests with media that are not read yet."""
+        """Number of requests whose media are not read yet."""
         self._spool = Spool()
 
     def load(self) -> Load:
@@ -105,7 +106,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         """The rows of a prompt. prompt_ids: one token stands for each medium. extents: of the media, in order."""
 
     def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
-        """The rows that a Talker gets. prompt_ids, extents: those from which `lay_out` made `layout`. Raises BadRequest."""
+        """The rows of the prompt that a Talker gets. prompt_ids, extents: arguments of the `lay_out` that made `layout`. Raises
+        BadRequest."""
         return Handed(rows_known(PLACES, layout.positions.T, wanted))
 
     def _prepared(
@@ -163,7 +165,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return answer, asked
 
     async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media of a request, in order. Waits for streamed media, which are in files until they are read."""
+        """The features of all media of a request, in order. It waits for streamed media, and stores them in files until they are read."""
         if not prepared.media:
             return []
         async with prepared.files as files:
@@ -190,7 +192,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         return features
 
     async def _features_of(self, medium: RequestMedium, room: int, number: int) -> Features:
-        """The features of a medium. room: rows that it may have. number: of the medium, for errors. Raises BadRequest, Full or Failed."""
+        """The features of a medium. room: rows that it may have. number: of the medium in the request, for errors. Raises BadRequest, Full
+        or Failed."""
         try:
             return await self.reader.features(medium, room)
         except BadMedia as error:
@@ -204,8 +207,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
 
 def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
-    """Integer rows of a prompt for a port, as int32 [n, width], from the first wanted row on; nothing if the port is not wanted. Raises
-    BadRequest if that row is after the last one."""
+    """Integer rows of a prompt for a port, as int32 [n, width], from the first wanted row on; (): the port is not wanted. Raises BadRequest
+    if there is no such row and it is not the next after the last row."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")
@@ -217,7 +220,7 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
 
 
 def _given_vectors(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
-    """The features of media as the given vectors of a prompt, at the places that `layout` has for them."""
+    """The features of media as the given vectors of a prompt, in the slots that `layout` has for them."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
         for placed, each in zip(layout.media, features, strict=True)

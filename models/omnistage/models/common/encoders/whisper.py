@@ -32,8 +32,8 @@ class LayerNorm:
 
 
 class WhisperLayer:
-    """One layer of an encoder. weight: returns a weight by its name in Transformers. name: beginning of the layer's names. heads: number of
-    attention heads. has_key_bias: whether the product of keys has a bias."""
+    """One layer of an encoder. weight: returns a weight by its name in Transformers. name: beginning of the names of its weights. heads:
+    number of attention heads. has_key_bias: whether the product of keys has a bias."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker, *, has_key_bias: bool) -> None:
         attention = f"{name}.self_attn"
@@ -49,7 +49,7 @@ class WhisperLayer:
         self._up, self._down = (_product(weight, f"{name}.{part}", linear) for part in ("fc1", "fc2"))
 
     def __call__(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """Apply the layer. x: [rows, width]. segments: which rows see each other."""
+        """Apply the layer. x: [rows, width]; the result too. segments: which rows see each other."""
         query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)
         x = x + self._output(segments.attention(query, key, value))
         return x + self._down(functional.gelu(self._up(self._ffn_norm(x))))
