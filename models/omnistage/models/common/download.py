@@ -34,7 +34,9 @@ class Undownloadable(Exception):
 
 
 def download(url: str, partial: Path, most: int, came: Came) -> None:
-    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: largest number of bytes of the file. came: called with the progress. Raises Undownloadable; FetchError if the connection breaks too often (received bytes are kept), or if more than `most` bytes came."""
+    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: largest number of bytes
+    of the file. came: called with the progress. Raises Undownloadable; FetchError if the connection breaks too often (received bytes are
+    kept), or if more than `most` bytes came."""
     with _client() as client, partial.open("ab") as file:
         target = _Target(file, most, came)
         for number in range(1 + BREAKS):

@@ -148,7 +148,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
-    """The limits of the engine. rows: largest number of rows of a step if the user sets none; 0: the usual number. Raises LoadError. All sessions may wait at once, including the sessions that continue here after another replica was lost."""
+    """The limits of the engine. rows: largest number of rows of a step if the user sets none; 0: the usual number. Raises LoadError. All
+    sessions may wait at once, including the sessions that continue here after another replica was lost."""
     rows = options.max_batch_tokens or rows
     limits = SchedulerLimits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:

@@ -1,4 +1,4 @@
-"""A file lock that one process at a time can hold. The system frees it when the process ends in any way."""
+"""A file lock that one process at a time can hold. The system frees the lock when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOOK_S = 0.5
 @contextmanager
 def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
     """Hold the lock on a file while the context is open. While another process holds it, wait and show that process's progress every
-    LOOK_S. came: returns the bytes that the other process has fetched, and the bytes in all; None: not known.
+    LOOK_S. came: returns (number of bytes that the other process has fetched, number of all bytes, or None if that is not known).
 
-    The wait ends only with the other process, whose end frees the lock: what it fetches may be large."""
+    The wait has no limit, because the other process may fetch much; if that process ends, its lock is freed."""
     with path.open("a") as file:
         if not _try_lock(file):
             while True:

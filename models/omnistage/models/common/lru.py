@@ -1,4 +1,4 @@
-"""A cache of results: rows of prompts and media, latents of pictures. It keeps those used last, up to a number of bytes."""
+"""A cache of results (rows of prompts and media, latents of pictures), which keeps the most recently used results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class LruCache(Generic[Value]):
-    """Keeps the most recently used values, up to `max_bytes` in all; 0: none. A key must stand for everything that its value was made from.
-    Use it on one thread. bytes: of the kept values. hits: how often `find` found a value."""
+    """Keeps the most recently used values, up to `max_bytes` in all. A key must stand for everything from which its value was made. Use it
+    on one thread. max_bytes: 0: keep nothing. bytes: of the kept values together. hits: how often `find` found a value."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -28,7 +28,7 @@ class LruCache(Generic[Value]):
         self.hits = 0
 
     def find(self, key: Hashable) -> Value | None:
-        """The value under a key, or None. The caller must not change it."""
+        """The value under a key; None: there is none. The caller must not change it."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
@@ -39,7 +39,7 @@ class LruCache(Generic[Value]):
         return value.nbytes <= self._max_bytes
 
     def keep(self, key: Hashable, value: Value) -> None:
-        """Keep a value. It is not kept if it alone is too large; otherwise the values that were not used for the longest make room."""
+        """Keep a value, and drop the values that were not used for the longest time. A value that alone is too large is not kept."""
         if not self.can_keep(value):
             return
         if (old := self._values.pop(key, None)) is not None:
@@ -54,7 +54,7 @@ class TensorCache(LruCache[torch.Tensor]):
     """An LruCache of tensors."""
 
     def get(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor under a key; if it is not there, `make` makes it, and it is kept. The caller must not change it."""
+        """The tensor under a key; if there is none, `make` makes it, and it is kept. The caller must not change it."""
         tensor = self.find(key)
         if tensor is None:
             tensor = make()

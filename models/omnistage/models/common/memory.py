@@ -19,7 +19,7 @@ FILLED = 0.9
 
 
 def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
-    """Bytes that a model, whose weights are loaded, may still take on a device.
+    """Number of bytes that a model may still take on a device after its weights are loaded.
 
     On a GPU: the bytes that its driver reports as free, less the part of the GPU that must stay empty. filled: part of the GPU that may be
     filled, above 0 to 1; 0: FILLED. On a CPU: the bytes that the kernel can give without swapping, or less if a control group (a container)
@@ -36,14 +36,14 @@ def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
 
 def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
     """Bytes that this process may still take on a GPU. free, total: bytes of the GPU. own: bytes that this process has taken. filled: part
-    of the GPU that all processes may fill. share: part of that for this process. It is a share of the whole, not of the free bytes:
-    otherwise the first of two equal servers would get more than the second, which finds less free."""
+    of the GPU that all processes may fill. share: part of those bytes for this process. It is a share of the whole, because with a share of
+    the free bytes the first of two equal servers would get more than the second, which finds less free."""
     return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
 
 
 def part_of_cpu(free: int, own: int, share: float) -> int:
-    """Bytes that this process may still take on a CPU: its share of the memory that was free before it took `own` bytes, less these. The
-    whole memory is no measure here, because other work of the machine uses a part of it."""
+    """Bytes that this process may still take on a CPU: its share of the memory that was free before it took `own` bytes, minus these bytes.
+    It is no share of the whole memory, because other work of the machine uses a part of that."""
     return max(int(share * (free + own)) - own, 0)
 
 
@@ -62,7 +62,7 @@ def mapped_bytes(folder: Path) -> int:
 
 
 def memory_texts(folder: Path) -> dict[str, str]:
-    """Texts on the memory that a model has taken, for its info. folder: its checkpoint; weights may be mapped from its files."""
+    """Name -> text on the memory that a model has taken, for its info. folder: its checkpoint; weights may be mapped from its files."""
     mapped = mapped_bytes(folder)
     shared = f"{bytes_told(mapped)} of weights as they are in the files, once for all replicas of this machine"
     return {

@@ -30,7 +30,7 @@ class ReadPart:
 
 @dataclass(frozen=True, slots=True)
 class PartRead:
-    """The answer to ReadPart, the only answer to any message. error: why the part could not be read; empty: it was read."""
+    """The answer to ReadPart; other messages get no answer. error: why the part could not be read; empty: it was read."""
 
     error: str = ""
 
@@ -67,11 +67,11 @@ class ComputeHidden:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Compute the logits of those rows of the last step from which an item is drawn."""
+    """Compute the logits of the rows of the last step from which an item is drawn."""
 
 
 def send(channels: Iterable[Connection], message: object) -> None:
-    """Send a message to each of the channels. Raises OSError if the reader of one has ended."""
+    """Send a message through each of the channels. Raises OSError if the reader of a channel has ended."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
     for channel in channels:
@@ -84,7 +84,7 @@ def receive(channel: Connection) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a tensor as its bytes. torch itself would put each into a file of its own, which takes a tenth of a millisecond."""
+    """Pickles a tensor as its bytes. torch itself would put each tensor into a file, which takes a tenth of a millisecond."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, torch.Tensor):

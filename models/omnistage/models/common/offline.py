@@ -20,8 +20,8 @@ SAID = {
     **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
     "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
 }
-"""Environment variables that libraries read when they are imported; child processes inherit them. They also keep the user's token for the
-hub from being sent: only fetching needs it."""
+"""Environment variables that libraries read when they are imported; child processes inherit them. With them the libraries do not send the
+user's token for the hub, which only fetching needs."""
 
 CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
 """Names of the constants in huggingface_hub that hold the values of these variables after its import."""
@@ -51,7 +51,7 @@ def say_offline() -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While the context is open, libraries fetch nothing, even if they were imported before, and this thread connects to no host."""
+    """While the context is open, libraries fetch nothing, even libraries that were imported before, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
     before = {name: os.environ.get(name) for name in SAID}
@@ -75,7 +75,7 @@ def offline() -> Iterator[None]:
 
 @cache
 def _watch_sockets() -> None:
-    """Install the audit hook, once for the life of the process: Python cannot remove it."""
+    """Install the audit hook, once for the life of the process, because Python cannot remove it."""
     sys.addaudithook(_refuse)
 
 

@@ -2,8 +2,7 @@
 in the same place removes them.
 
 The owner holds a lock while it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends in any way, so
-a file that can be locked belongs to nobody. Where files cannot be locked, the remains of a killed process stay.
-"""
+a file that another process can lock belongs to nobody. Where files cannot be locked, the remains of a killed process stay."""
 
 from __future__ import annotations
 
@@ -20,12 +19,13 @@ from types import TracebackType
 from typing import Self
 
 PREFIX = "omnistage-"
-"""Beginning of a folder's name. `sweep` never removes a folder without LOCK: it was kept, or files cannot be locked there."""
+"""Beginning of a folder's name. `sweep` never removes such a folder without a file LOCK, because its owner kept it, or files cannot be
+locked there."""
 LOCK = ".owner"
 
 NEW = ".omnistage-new-"
-"""Beginning of the name of a file or folder that is not locked yet: it is locked first and renamed then, so a sweep finds nothing unlocked
-that has a living owner."""
+"""Beginning of the name of a file or folder that is not locked yet. It is locked first and renamed then, so everything with the final name
+and a living owner is locked."""
 NEWBORN_S = 60.0
 """A file or folder that still has its NEW name after this many seconds belongs to a killed process."""
 
@@ -39,8 +39,8 @@ class OwnFile:
     """A new file at `path`; the process owns it until `remove`. Raises OSError if it cannot be made."""
 
     def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
-        """mode: its permissions. name: its name, which replaces a file of that name; empty: a name that no other file has. content: is
-        written before the file gets its name."""
+        """mode: its permissions. name: its name, which replaces a file of that name; empty: a name that no other file has. content: written
+        before the file gets its name."""
         sweep(folder)
         token = secrets.token_hex(6)
         new = folder / f"{NEW}{token}"
@@ -63,7 +63,8 @@ class OwnFile:
 
 
 class OwnFolder:
-    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made."""
+    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made.
+    `_lock`: descriptor of the file LOCK; -1: closed."""
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
         """purpose: a word of its name, lower-case letters. parent: the folder to make it in; None: the folder for temporary files."""
@@ -85,12 +86,12 @@ class OwnFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder. A part that is missing, because it was moved elsewhere, is no error."""
+        """Remove the folder. It is no error if parts of it are missing because they were moved elsewhere."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
 
     def keep(self) -> None:
-        """Give up the folder without removing it: a person was told to look into it, or its content is complete."""
+        """Give up the folder without removing it, because a person is to look into it, or its content is complete."""
         (self.path / LOCK).unlink(missing_ok=True)
         self._release()
 
@@ -117,17 +118,17 @@ def is_owned(file: int) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what killed processes left in a folder: only files and folders of this user, and never through a link."""
+    """Remove what killed processes left in a folder. It removes only files and folders of this user, and follows no links."""
     for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
         try:
             if _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         except OSError:
-            pass  # It is gone by now, or cannot be opened or locked.
+            pass  # Another process removed it, or it cannot be opened or locked.
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether this module made a file or folder in a process that has ended. Raises OSError if that cannot be determined."""
+    """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
     found = path.lstat()
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
     if found.st_uid != os.geteuid() or not (is_folder or is_file):
@@ -152,7 +153,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _lock(file: int) -> bool:
-    """Lock a new file. Returns False if files cannot be locked here, as on some network disks."""
+    """Lock a new file. Returns whether it is locked; False: files cannot be locked here, as on some network disks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:

@@ -1,9 +1,8 @@
-"""Wheels by exact version and hash, from the package index that pip is configured for.
+"""Fetches wheels by exact version and hash from the package index that pip is configured to use.
 
-pip only says where a wheel is, and this module downloads it, so that a download continues where it stopped, in the next process too. pip
-downloads a wheel itself, from the start each time, if this module cannot: from a server that wants credentials, by a proxy or certificates
-that only pip knows, or from an index that gives the place only with the whole wheel.
-"""
+pip only says where a wheel is, and this module downloads it, so that a download continues where it stopped, in the next process too. If
+this module cannot download a wheel, pip does, from the start each time. This happens with a server that wants credentials, a proxy or
+certificates that only pip knows, or an index that gives the place only with the whole wheel."""
 
 from __future__ import annotations
 
@@ -26,16 +25,16 @@ from omnistage.models.errors import FetchError
 
 ASK_LIMIT_S = 60.0
 PIP_LIMIT_S = 1800.0
-"""Seconds that pip may take to say where a wheel is, and to download one."""
+"""Seconds that pip may take: ASK_LIMIT_S to report where a wheel is, PIP_LIMIT_S to download a wheel."""
 
 LOOK_S = 0.2
-"""Seconds between two looks at the size of pip's files: pip itself reports no progress."""
+"""Seconds between two looks at the size of pip's files, which show the progress, since pip reports none."""
 
 _FAULT = 2
 """Exit code of a pip that does not know an option, or has a fault of its own. Other codes mean that its task failed."""
 
 Came = Callable[[int, int | None], None]
-"""Reports a download: called with the bytes so far and the bytes of the file; None: not known."""
+"""Called with the progress of a download: the bytes so far, and the bytes of the file (None: not known)."""
 
 _NOWHERE = "No matching distribution found"
 """pip's words if no index has the wheel, or none answers. A second try would take as long and fail too."""
@@ -48,7 +47,7 @@ if os.getppid() != int(sys.argv.pop(1)):
     sys.exit(1)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-"""Runs a pip that dies with its parent: otherwise the download of a killed run would go on and leave its file."""
+"""Program that runs pip and dies with its parent. Without it, the download of a killed run would go on and leave its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class WheelPlace:
-    """Where a wheel is. sha256: its hash as the index gives it; empty: the index gives none."""
+    """Where a wheel is. sha256: its hash from the index; empty: the index has none."""
 
     url: str
     sha256: str
@@ -79,8 +78,9 @@ class WheelPlace:
 
 
 def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: ShowProgress) -> Path:
-    """The path of the wheel, whose hash has been checked. kept: the file to download it to; bytes in it are not fetched again, and received
-    bytes stay there if this fails. scratch: an empty folder for pip. most: bytes that the wheel may have. Raises FetchError."""
+    """Fetch a wheel and check its hash. Returns its path. kept: the file to download it to; bytes that are in it are not fetched again, and
+    received bytes stay there if this fails. scratch: an empty folder for pip. most: largest number of bytes of the wheel. Raises
+    FetchError."""
     label, begun = f"fetching {package.name} {package.version}", size_of(kept)
 
     def came(done: int, total: int | None) -> None:
@@ -126,8 +126,8 @@ def _check(package: Package, name: str, sha256: str) -> None:
 
 
 def _download(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
-    """Download the wheel from the place in `offer` to the file `kept`, and return its path. most: bytes that it may have. None: this module
-    cannot download it. If the bytes that were in `kept` prove to be of another file, it starts anew."""
+    """Download the wheel from the place in `offer` to the file `kept`, and return its path; None: this module cannot download it. most:
+    largest number of its bytes. If `kept` had bytes before and the hash is wrong, it starts anew. Raises FetchError."""
     # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
     try:
         from omnistage.models.common.download import Undownloadable, download
@@ -147,8 +147,8 @@ def _download(package: Package, offer: WheelPlace, kept: Path, most: int, came: 
 
 
 def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
-    """Where pip finds the wheel. None: pip cannot say it, or not without downloading the wheel; the caller then lets pip download it, once.
-    Raises FetchError if no index has the wheel."""
+    """Where pip finds the wheel. None: pip cannot report it, or not without downloading the wheel, so the caller lets pip download it,
+    once. Raises FetchError if no index has the wheel."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
@@ -170,7 +170,7 @@ def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
 
 
 def _download_by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """Let pip download the wheel, move it to `kept`, and return that. came: called with the size of pip's file so far. Raises
+    """Let pip download the wheel, move it to `kept`, and return this path. came: called with the size of pip's file so far. Raises
     FetchError."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
@@ -189,7 +189,7 @@ def _download_by_pip(package: Package, kept: Path, scratch: Path, came: Came) ->
 
 
 def _pip_error(package: Package, ended: CompletedProcess[str]) -> FetchError:
-    """The error for a pip that failed, with the last line that pip wrote. ended: pip's exit code and output."""
+    """The error for a failure of pip, with the last line that pip wrote. ended: pip's exit code and output."""
     if "No module named pip" in ended.stderr:
         return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
     reason = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -205,10 +205,9 @@ def _list_wheels(folder: Path) -> list[Path]:
 
 
 def _run_pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
-    """Run pip with these arguments. work: folder for its temporary files. look: called every LOOK_S; False kills pip. Returns pip's exit
-    code and output; None if `look` returned False, or after `limit_s` seconds.
-
-    pip keeps no copy of a wheel in its cache: the folder made from the wheel is kept."""
+    """Run pip with these arguments. work: folder for its temporary files. look: called every LOOK_S; if it returns False, pip is killed.
+    Returns pip's exit code and output; None: `look` returned False, or `limit_s` seconds were over. pip keeps no copy of a wheel in its
+    cache, because the folder made from the wheel is kept."""
     command = [sys.executable, "-c", _PIP, str(os.getpid()), *words, "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--no-cache-dir", "--disable-pip-version-check"]
     # Nothing is installed, so a user's wish to install only into virtual environments does not matter.
@@ -224,7 +223,7 @@ def _run_pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[]
 
 
 def _wait_for(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
-    """Wait for a process. Returns True if it ended by itself, False if `look` returned False or `limit_s` seconds were over before."""
+    """Wait for a process. Returns whether it ended by itself; False: `look` returned False, or `limit_s` seconds were over before."""
     end = time.monotonic() + limit_s
     while look() and time.monotonic() < end:
         try:

@@ -1,10 +1,8 @@
-"""Weights that a checkpoint stores in fewer bits: finds which of its tensors make one weight, and unpacks them.
+"""Unpacks weights that a checkpoint stores in fewer bits, after finding which of its tensors make one weight.
 
-Each weight is unpacked when it is read, into the type of computing, so a replica takes as much memory as with the checkpoint before
-packing. Activations are not rounded to fewer bits, though some such checkpoints were made for that. Two ways of packing are known: 8-bit
-floats with a scale for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which
-unpacks it.
-"""
+Each weight is unpacked when it is read, into the type of computing, so a replica takes as much memory as with unpacked weights. Activations
+are not rounded to fewer bits, though some such checkpoints were made for that. Two ways of packing are supported: 8-bit floats with a scale
+for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which unpacks it."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ _BLOCK = (128, 128)
 """Rows and columns of a block with one scale, if the config does not give them."""
 
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-"""Formats of compressed-tensors that are supported: numbers times scales. The others have two kinds of scales, or store no zeros."""
+"""Supported formats of compressed-tensors: numbers times scales. Other formats have two kinds of scales, or store no zeros."""
 
 _BITS = range(2, 9)
-"""Bits that a number may have in these formats; one bit has no sign."""
+"""Supported numbers of bits of a number in these formats; a number of one bit would have no sign."""
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
 """Strategies of compressed-tensors that are supported. A strategy says which numbers of a weight share a scale."""
@@ -53,8 +51,8 @@ class PackedWeight:
 
 
 def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
-    """The packed weights of a checkpoint, by name; empty if its config says nothing of packing. header: all tensors of its files. Raises
-    BadCheckpoint for weights that cannot be unpacked."""
+    """The packed weights of a checkpoint, by name; empty: its config names no supported way of packing. header: all tensors of its files.
+    Raises BadCheckpoint for weights that cannot be unpacked."""
     said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
     method = said and said.value("quant_method", str, "")
     if said is not None and method == FP8:
@@ -68,14 +66,14 @@ def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dic
 
 
 def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
-    """Names of tensors that are no weights of the model: the tensors of packed weights, and those that would round activations."""
+    """Names of tensors that are no weights of the model: parts of packed weights, and tensors that would round activations."""
     modules = [name.removesuffix("weight") if name.endswith(".weight") else f"{name}_" for name in packed]
     parts = {part for weight in packed.values() for part in weight.parts.values()}
     return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
 
 
 def _find_scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
-    """Finds the weights of 8-bit floats with a scale for each block, as (name, weight). block: rows and columns of a block. place: the
+    """Yields (name, weight) for the weights of 8-bit floats with a scale for each block. block: rows and columns of a block. place: the
     file, for errors. Raises BadCheckpoint for scales that do not fit."""
     for name, stored in header.items():
         scale = header.get(name + _SCALE)
@@ -98,7 +96,7 @@ def _unpack_scaled(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torc
 
 
 def _find_compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
-    """Finds the weights in the format of compressed-tensors, as (name, weight). said: the config's section about packing. read: reads a
+    """Yields (name, weight) for the weights in the format of compressed-tensors. said: the config's section about packing. read: reads a
     tensor. Raises BadCheckpoint for tensors that are missing or do not fit."""
     scheme, decompress, names = _read_scheme(said)
     bits = scheme.weights.num_bits
@@ -120,7 +118,7 @@ def _find_compressed(header: Mapping[str, Stored], said: Config, read: Read) -> 
 
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
-    """Raises BadCheckpoint for scales or zeros whose shape does not fit the weight: torch would broadcast some of them over the wrong
+    """Raises BadCheckpoint for scales or zeros whose shape does not fit the weight, because torch would apply some of them to the wrong
     numbers. args: how the library packs weights. parts: shapes of the tensors of one weight, by name. shape: of the unpacked weight. place:
     the module, for errors."""
     if len(shape) != 2 or min(shape) < 1:
@@ -141,8 +139,8 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
 
 
 def _read_scheme(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """How weights are packed, the library's function that unpacks one, and the names of its tensors. said: as in `_find_compressed`. Raises
-    BadCheckpoint for what is not supported."""
+    """(how weights are packed, the library's function that unpacks a weight, the names of the weight's tensors). said: as in
+    `_find_compressed`. Raises BadCheckpoint for an unsupported way."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationConfig
@@ -180,8 +178,8 @@ def _unpack_compressed(
     root: str,
     parts: dict[str, torch.Tensor],
 ) -> torch.Tensor:
-    """Unpack a weight of `_find_compressed` with the library's `decompress`. shape: that it must have. root: name of its packed tensor, for
-    errors. Raises BadCheckpoint."""
+    """Unpack a weight of `_find_compressed` with the library's `decompress`. shape: of the unpacked weight. root: name of its packed
+    tensor, for errors. Raises BadCheckpoint."""
     try:
         weight = decompress(parts, scheme)["weight"]
     except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for shapes that do not fit.

@@ -1,4 +1,4 @@
-"""The progress of work that takes a while."""
+"""Shows the progress of work that takes long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class ShowProgress(Protocol):
     """Called again and again with the progress, from the thread that does the work."""
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-        """label: the work, in the same words each time. done: how much of `total` is done, both in `unit`. total: 1 for "share"; None:
-        nobody knows it."""
+        """label: the work, in the same words each time. done: how much of `total` is done, both in `unit`. total: 1 for "share"; None: not
+        known."""
 
 
 def show_nothing(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:

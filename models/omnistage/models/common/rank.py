@@ -48,7 +48,7 @@ class Follower(Protocol):
     def device(self) -> torch.device: ...
 
     def met(self) -> None:
-        """Called once, when all ranks have met: see Team.connect."""
+        """Called once, when all ranks are connected: see Team.connect."""
 
     def follow(self, message: object) -> None:
         """Carry out a message of the first rank. Raises RanksApart, and TypeError for an unknown message."""
@@ -58,11 +58,11 @@ class RankReader(Protocol):
     """Reads a rank's part of a model."""
 
     def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder | Follower:
-        """Read the part of this rank of `group`. Raises LoadError, or ValueError for ill-shaped weights."""
+        """Read the part of the rank `group.rank`. Raises LoadError, or ValueError for misshapen weights."""
 
 
 class DecoderFollower:
-    """Implements `Follower` for a rank's part of a decoder of the engine."""
+    """Implements `Follower` for a rank's part of a decoder of the engine. `_plan`, `_hidden`: plan and hidden rows of the last step."""
 
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
@@ -80,7 +80,7 @@ class DecoderFollower:
         """See Follower. Carries out all messages but ReadPart and Connect."""
         match message:
             case NewCache(pages, poison):
-                del self._cache  # Two caches would be too much for memory.
+                del self._cache  # Two caches at once could be too large for the memory.
                 self._cache = KVCache(self._spec, pages, poison=poison)
             case PagesChanged(taken, freed):
                 self._cache.follow(taken, freed)
@@ -111,8 +111,8 @@ def serve(channel: Connection, part: PackedDecoder | Follower, group: Distribute
 
 
 def main() -> None:
-    """Run a rank. It ignores signals to end: the parent receives them too, finishes its answers and then ends this process. If the parent
-    is killed, the system kills this process, even a stopped one."""
+    """Run a rank. It ignores signals to end, because the parent receives them too, finishes its answers and then ends this process. If the
+    parent is killed, the system kills this process, even a stopped one."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
@@ -138,7 +138,7 @@ def has_gone(channel: Connection) -> bool:
 
 
 def run(channel: Connection) -> None:
-    """Do the work of this rank, from the first message on. An error of reading the part is sent to the parent; others are raised."""
+    """Do the work of this rank, from the first message on. An error of reading the part is sent to the parent; other errors are raised."""
     asked: ReadPart = receive(channel)
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)

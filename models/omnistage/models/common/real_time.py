@@ -1,5 +1,4 @@
-"""The number of speeches that a machine can make at the same time, each as fast as it plays: seconds of sound made per second of
-computing."""
+"""Measures how many speakers a machine serves in real time: the seconds of sound that it makes in a second of computing."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from omnistage.models.interface import Activity
 
 
 def computing_s(thread: Activity | None, device: str) -> float:
-    """Seconds on a clock that counts only while a thread computes, so that other work on the same CPU does not count. thread: None: the
-    calling thread. With a GPU all time counts, because the CPU waits for it."""
+    """Seconds on a clock that runs only while a thread computes, so that other work on the same CPU does not count. thread: None: the
+    calling thread. With a GPU the clock always runs, because the CPU waits for the GPU."""
     if device != "cpu":
         return time.perf_counter()
     if thread is None:

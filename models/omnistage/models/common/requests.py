@@ -1,4 +1,4 @@
-"""Checks of requests to a model, each for one line of `prepare`. All raise BadRequest for a request that the model cannot do."""
+"""Checks of requests to a model, which `prepare` calls. All raise BadRequest for a request that the model cannot do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS: Mapping[tuple[str, str], str] = {
     ("talker", "max_items"): "talker.max_frames",
     ("talker", "history"): "resume.history",
 }
-"""(stage, field of a SequenceRequest) -> the field of the request that the client sees, where the names differ."""
+"""(stage, field of a SequenceRequest) -> the name of this field in the client's request, for fields with two names."""
 
 
 def check_parts(request: TextRequest, info: ModelInfo) -> None:
@@ -65,7 +65,8 @@ def check_constraint(request: TextRequest, info: ModelInfo) -> None:
 
 
 def check_bias(request: TextRequest, vocabulary: int) -> None:
-    """Check that the ids of `logit_bias` are below `vocabulary`. Models on the engine need not call this: the engine checks it."""
+    """Check that the ids of `logit_bias` are below `vocabulary`. Models on the engine need not call this, because the engine checks the
+    ids."""
     if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
         raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
 
@@ -80,7 +81,8 @@ def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
 
 
 def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
-    """Check that a wanted port does not begin after its end. most: items that the port has at most. of: their name, for the error."""
+    """Check that a wanted port does not begin after its end. most: largest number of items of the port. of: name of the items, for the
+    error."""
     first = wanted.get(port, 0)
     if first > most:
         raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")

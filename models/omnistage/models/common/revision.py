@@ -1,10 +1,9 @@
-"""The revision of a loaded model. If two replicas could give different output for equal input, their revisions differ, and an answer that
-one began is not continued by the other.
+"""The revision of a loaded model. If two replicas could give different output for equal input, their revisions differ, and neither
+continues an answer of the other.
 
-No name tells completely how a machine computes: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
-revision is a hash of everything that has a name (files, code, torch, dtype, device, threads) and of results: what this machine computes
-from a fixed input.
-"""
+No name tells completely how a machine computes: torch gives a CPU with AMX and a CPU without it the same name, and their results differ. So
+a revision is a hash of everything that has a name (files, code, torch, dtype, device, threads) and of results: what this machine computes
+from a fixed input."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ def revision(
 
     directory: its files. code: number of the code; raise it with every change of what the code computes. dtype: name of the type of
     computing. device: see `devices.hardware`; the number of the device does not count. results: results for fixed inputs, computed as for
-    an answer (see `compute_on_thread`) and by every kernel that an answer uses. settings: everything else that the output depends on.
-    files: `digests_of_files`, if the caller has them."""
+    an answer (see `compute_on_thread`) and by every kernel that an answer uses. settings: everything else on which the output depends.
+    files: result of `digests_of_files`; None: it is computed here."""
     digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
@@ -61,6 +60,6 @@ def revision(
 
 
 def compute_on_thread(call: Callable[[], T], threads: int) -> T:
-    """The result of a call, made on a thread with this many torch threads, like the worker of a model."""
+    """Call `call` on a new thread with this many torch threads, like the worker of a model, and return its result."""
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.submit(call).result()

@@ -18,7 +18,7 @@ Plan = Mapping[str, str]
 """Pattern of a module's name -> the style in which its weight is cut: see `transformers.integrations.tensor_parallel`."""
 
 HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
-"""Transformers' models add this to the plans of their configs. It is repeated here because to import such a model takes seconds."""
+"""Transformers' models add this entry to the plans of their configs. It is repeated here because importing such a model takes seconds."""
 
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
@@ -26,11 +26,11 @@ _WHOLE = "replicated"
 """Beginning of the names of styles that leave a weight whole on every rank."""
 
 _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
-"""Styles in which each rank gets some whole experts: `engine.experts` supports no others."""
+"""Styles in which each rank gets some whole experts; for experts `engine.experts` supports no other styles."""
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
-    """The config of one of `size` ranks. others: further sizes to divide in a decoder with experts, by their names for errors; None: the
+    """The config of one of `size` ranks. others: name for errors -> size that the ranks divide too, in a decoder with experts; None: the
     decoder has no experts, and the columns of its FFN are divided. Raises LoadError for a decoder that cannot be cut into so many equal
     parts."""
     if size < 1:
@@ -51,8 +51,8 @@ def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] |
 
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
-    """A function that returns a weight by its name as `weight` does, but only the part of this rank of `group`, as the plan says. Raises
-    LoadError for a plan with a style that is not known here."""
+    """A function that returns, by the name of a weight, the part that the rank `group.rank` has by the plan; None: there is no such weight,
+    or another rank has it. weight: returns whole weights. Raises LoadError for a plan with an unknown style."""
     for pattern, style in plan.items():
         if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
@@ -60,14 +60,14 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
     def part(name: str) -> torch.Tensor | None:
         found = weight(name)
         if found is None and name == LM_HEAD:
-            found = weight(EMBEDDING)  # The logits use it, and each rank has some of the tokens.
+            found = weight(EMBEDDING)  # The logits use the embedding, and each rank computes the logits of some tokens.
         style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
         if found is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
             return found
         if style in _COLUMNS:
-            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep all of it.
+            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep the whole weight in memory.
         if found.ndim > 1:
             return found.tensor_split(group.size, 1)[group.rank].clone(memory_format=torch.contiguous_format)
-        return found if group.rank == 0 else None  # A bias is added once.
+        return found if group.rank == 0 else None  # The ranks' results are summed, so one rank alone adds the bias.
 
     return part

@@ -1,8 +1,7 @@
-"""Media that come in pieces on ports are written to files until they are complete: decoders read files, and media are too large for memory.
+"""Writes media that come in pieces on ports to files, because decoders read files, and media are too large for memory.
 
-The files have no name, so the system removes them when the process ends. They lie in the folder for temporary files (TMPDIR); if that is in
-memory, as a tmpfs is, they take memory.
-"""
+The files have no name, so the system removes them when the process ends. They lie in the folder for temporary files (TMPDIR), and take
+memory if that folder is in memory (tmpfs)."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from omnistage.models.conversation import Streamed
 from omnistage.models.interface import BadRequest, Content, Full, Piece, PortSpec
 
 MEDIA_PORTS = tuple(PortSpec(f"media{number}", Content.MEDIA) for number in range(8))
-"""The ports of every model that takes encoded media on ports: clients know them by name."""
+"""The ports of every model that takes encoded media on ports; clients use these names."""
 
 SPOOL_BYTES = 4 << 30
-"""Bytes that all media of a process may have together."""
+"""Largest number of bytes of all media of a process together."""
 
 FIELD = "thinker.messages.parts"
 
@@ -39,16 +38,18 @@ class Spooled:
 
 
 class Spool:
-    """The files of streamed media of one process, which bounds their bytes. held_bytes: bytes in all files now."""
+    """Makes the files of streamed media of one process, and bounds their bytes. held_bytes: bytes in all files now."""
 
     def __init__(self, most_bytes: int = SPOOL_BYTES) -> None:
-        """most_bytes: bytes that all media may have. The folder is chosen now, because Python would choose another one when it is full."""
+        """most_bytes: largest number of bytes of all media together. The folder is chosen now, because Python would choose another folder
+        once this one is full."""
         self._most_bytes = most_bytes
         self._folder = tempfile.gettempdir()
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for media. most_bytes: returns the bytes that a medium may have. Raises BadRequest for one that declares more."""
+        """Files for media. most_bytes: returns the largest number of bytes of a medium. Raises BadRequest for a medium that declares
+        more."""
         return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:
@@ -78,7 +79,7 @@ class Files:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         held = [file for file in self._files.values() if file.size]
         try:
-            if held:  # Shielded: a cancelled caller leaves the files to the thread.
+            if held:  # Shielded, so that the thread closes the files even if the caller is cancelled.
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close, held))
         finally:
             self._spool.free(sum(file.size for file in held))
@@ -121,8 +122,9 @@ async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class _File:
-    """The file of one medium. size: bytes that count in the spool for it. most: bytes that it may have. `write` and `close` run in threads:
-    a write whose caller was cancelled may still run when the file is closed, and is dropped then."""
+    """The file of one medium. size: bytes that the spool counts for it. descriptor: -1: no file yet. digest: b"": not complete. most:
+    largest number of bytes. `write` and `close` run in threads: a write whose caller was cancelled may still run when the file is closed,
+    and is dropped then."""
 
     def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
         self.streamed = streamed
@@ -136,7 +138,7 @@ class _File:
         self._closed = False
 
     def check(self, more: int, *, last: bool) -> None:
-        """Check that `more` further bytes may come. last: none come after them. Raises BadRequest."""
+        """Check that `more` further bytes may come. last: they are the last bytes of the medium. Raises BadRequest."""
         size, total = self.size + more, self.streamed.total_bytes
         if size > self._most:
             raise _too_large(self.streamed, self._most)

@@ -1,4 +1,4 @@
-"""The ranks of a model, as the first rank sees them: this process, which computes or draws, and starts the other ranks on this machine."""
+"""Starts the other ranks of a model on this machine, and leads them. This process is the first rank."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from omnistage.models.options import LoadOptions
 T = TypeVar("T")
 
 LOAD_LIMIT_S = 1800.0
-"""Seconds for another rank to load its part: a disk may be slow."""
+"""Seconds that another rank may take to load its part: many, because a disk may be slow."""
 
 END_LIMIT_S = 5.0
-"""Seconds for a rank to end after its channel was closed; then it is killed."""
+"""Seconds that a rank may take to end after its channel was closed; after that it is killed."""
 
 DEATH_S = 10.0
-"""Seconds to wait for the end of a rank that has closed its connection: an interpreter that ends by an error has much to free."""
+"""Seconds to wait for the end of a rank that has closed its connection, because an interpreter that ends by an error has much to free."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Ranks on a CPU meet where no other machine can reach them. By default gloo would use the name of this machine."""
+"""Makes ranks on a CPU connect where no other machine can reach them. By default gloo would use the name of this machine."""
 
 
 _WATCH, _CLOSE = b"w", b"c"
@@ -81,7 +81,7 @@ class _Rank:
             undo.pop_all()
 
     def end_text(self) -> str:
-        """How the rank ended, in words; empty: it has not ended."""
+        """A text on how the rank ended; empty: it has not ended."""
         # Without the lock, one of two threads that poll at once would get the answer that the rank still runs.
         with self._polling:
             status = self.process.poll()
@@ -92,11 +92,11 @@ class _Rank:
 
 
 class Team:
-    """Implements `Followers`: starts the other ranks and sends them messages. Call `connect` when this rank has loaded its own part, and
+    """Starts the other ranks and sends them messages; implements `Followers`. Call `connect` when this rank has loaded its own part, and
     `close` in any case.
 
-    Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart:
-    the server then ends as it does for any broken thread, and other replicas continue its answers."""
+    Steps and logits are computed on one thread. If another rank ends, at work or at rest, a thread of this process ends with RanksApart.
+    Then the server ends, as for any broken thread, and other replicas continue its answers."""
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
         """reader: "module:function" of a `rank.RankReader`. folder: the checkpoint. options.tensor_parallel_size: number of ranks, two or
@@ -127,7 +127,7 @@ class Team:
 
     @classmethod
     def for_options(cls, reader: str, folder: Path, options: LoadOptions) -> Self | None:
-        """A team, or None if the options ask for a single rank."""
+        """A team; None: the options ask for a single rank."""
         return cls(reader, folder, options) if options.tensor_parallel_size > 1 else None
 
     @property
@@ -136,8 +136,8 @@ class Team:
         return tuple(rank.process.pid for rank in self._ranks)
 
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks have loaded their parts and met. met: called after that, at the same time as in the other ranks; it may make
-        groups of ranks. Raises LoadError."""
+        """Wait until all ranks have loaded their parts and are connected. met: called after that, at the same time as in the other ranks;
+        it may make groups of ranks. Raises LoadError."""
         with self._explaining_loss(LoadError):
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
@@ -179,8 +179,8 @@ class Team:
             rank.process.kill()
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function that computes logits with `of` while the other ranks compute their parts. Call it with those rows of the last step
-        from which items are drawn."""
+        """A function that computes logits with `of` while the other ranks compute their parts. Call it with the rows of the last step from
+        which items are drawn."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
             with self.together(ComputeLogits()):
@@ -196,7 +196,7 @@ class Team:
         os.write(self._wake_writer, _CLOSE)
         for rank in self._ranks:
             rank.channel.close()
-        self.group.close()  # A rank that waits for this one in the middle of a step then notices that this one has gone.
+        self.group.close()  # A rank that waits for this rank in the middle of a step then notices its end.
         for rank in self._ranks:
             try:
                 rank.process.wait(END_LIMIT_S)
@@ -215,8 +215,8 @@ class Team:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Used around work that all ranks do at once. Any error becomes RanksApart: the others still wait in this step, and would take the
-        next one for it."""
+        """Used around work that all ranks do at once. Any error becomes RanksApart, because the others still wait in this step, and would
+        mistake the next step for it."""
         try:
             with self._explaining_loss(RanksApart):
                 yield
@@ -227,14 +227,14 @@ class Team:
 
     @contextmanager
     def _explaining_loss(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
-        """Turns an error that the end of a rank caused into `error`, with a text on how that rank ended."""
+        """While the context is open, turns an error that the end of a rank caused into `error`, with a text on how that rank ended."""
         try:
             yield
         except (OSError, EOFError, RanksApart) as lost:
             raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
-        """Wait at most DEATH_S for a rank to end. Returns how the first one ended, in words; empty if none has."""
+        """Wait at most DEATH_S for a rank to end. Returns a text on how the first such rank ended; empty: none has ended."""
         ends = select.poll()
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
@@ -273,9 +273,9 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
 
 
 def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
-    """Call `load` with the options of the first rank and a team of the others, or None for a single rank; return its result. reader: a
-    function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the other ranks end. Raises what
-    `load` raises, and LoadError."""
+    """Call `load` with the options of the first rank and a team of the others (None: there is a single rank), and return its result.
+    reader: a function of a module with which each other rank reads its part, see `rank.RankReader`. If `load` fails, the other ranks end.
+    Raises what `load` raises, and LoadError."""
     with contextlib.ExitStack() as undo:
         if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
             undo.callback(team.close)

@@ -43,7 +43,7 @@ _PIECE_TOKENS = 8
 """Number of tokens of verbatim text in a piece."""
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it is tokenized, which takes time. English has
-about 4.5 characters per token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
+about 4.5 characters per token of a usual vocabulary. The longest tokens, such as 80 spaces, are too rare to matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ P = TypeVar("P", bound=Tokenized)
 
 
 class EngineThinker(EngineModel, ABC, Generic[P]):
-    """Implements `ThinkerModel` except the abstract methods, which each family implements."""
+    """A Thinker on the engine; implements `ThinkerModel` except the abstract methods, which each family implements."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         workers: Sequence[Worker] = (),
         team: Team | None = None,
     ) -> None:
-        """context: tokens that a conversation and its answer may have together. workers: threads of the family, in addition to those of the
-        engine, the tokenizer and the grammars. team: the other ranks, see EngineModel. The model closes workers and team."""
+        """context: tokens that a conversation and its answer may have together. workers: threads of the family, apart from the threads of
+        the engine, the tokenizer and the grammars. team: the other ranks, see EngineModel. The model closes workers and team."""
         self._worker = Worker("tokenizer", threads=1)
         super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
@@ -143,7 +143,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
     def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> P:
-        """The request with its tokens. grammar: its constraint. Raises BadRequest for faults that only tokens show."""
+        """The request with its tokens. grammar: its constraint; None: the text is free. Raises BadRequest for faults that only tokens
+        show."""
         said_ids = self.tokenizer.encode(request.verbatim) if request.verbatim else ()
         if said_ids and request.history != said_ids[: len(request.history)]:
             raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
@@ -161,14 +162,15 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """Token ids of a conversation, with the beginning of the assistant's answer at their end. Raises BadRequest."""
+        """Token ids of a conversation, up to the beginning of the assistant's answer. Raises BadRequest."""
 
     @abstractmethod
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
-        """The request as `_begun` takes it, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises BadRequest."""
+        """The argument of `_begun` for a request, made on the tokenizer's thread. prompt_ids, said_ids: as in Tokenized. Raises
+        BadRequest."""
 
     def _thought(self, request: TextRequest) -> Thought | None:
-        """The thought before the answer to a request; None if there cannot be one."""
+        """The thought before the answer to a request; None: there cannot be a thought."""
         marks = None if request.verbatim else self.tokenizer.thinks
         return None if marks is None else Thought(marks, self.tokenizer.piece, is_laid_out=request.constraint is None)
 
@@ -182,7 +184,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         said_ids: tuple[int, ...] = (),
         taps_from: int | None = None,
     ) -> SequenceRequest:
-        """The request to the engine. items: number of items of the answer at most. said_ids: tokens of verbatim text, which become the
+        """The request to the engine. items: largest number of items of the answer. said_ids: tokens of verbatim text, which become the
         history, so that their rows are computed; one more item is drawn, and dropped. taps_from: see SequenceRequest. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
@@ -207,7 +209,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields pieces of the answer as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The ids
-        leave out the token that ends the text, but have the tokens of a stop string, whose text is left out."""
+        are without the token that ends the text; the tokens of a stop string are among the ids, but not its text."""
         # Verbatim text needs the engine only for its rows.
         pieces = self._say(prepared, wanted) if prepared.said_ids and wanted.keys() == {TEXT} else self._think(prepared, inputs, wanted)
         async with aclosing(pieces):
@@ -238,12 +240,12 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The answer up to the end of its history, and the request to the engine. A long history is assembled on a thread. It is not called
-        for verbatim text whose rows are not wanted. The engine checks later whether it can run it. Raises BadRequest or Full."""
+        """(the answer up to the end of its history, the request to the engine). A long history is assembled on a thread. This is not called
+        for verbatim text whose rows are not wanted. The engine checks the request later. Raises BadRequest or Full."""
 
 
 def _verbatim_pieces(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:
-    """The pieces of verbatim text after the history, and its end; nothing if there is no verbatim text."""
+    """Yields the pieces of verbatim text after the history, and the end of the text; yields nothing without verbatim text."""
     rest = prepared.said_ids[len(prepared.request.history) :]
     for first in range(0, len(rest), _PIECE_TOKENS):
         for token_id in rest[first : first + _PIECE_TOKENS]:

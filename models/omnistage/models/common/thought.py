@@ -18,14 +18,16 @@ OPENS, CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ids of the tokens around a thought. is_open: every prompt ends inside a thought; false: an answer may begin with the opening mark."""
+    """Ids of the tokens before (opens) and after (closes) a thought. is_open: every prompt ends inside a thought; false: an answer may
+    begin with `opens`."""
 
     opens: int
     closes: int
     is_open: bool
 
     def answer_tokens(self, history: Sequence[int]) -> Sequence[int] | None:
-        """The tokens of `history` after the thought; None if the thought has not ended there. Only for answers that begin in a thought."""
+        """The tokens of `history` after the thought; None: the thought has not ended there. Call it only for answers that begin in a
+        thought."""
         return history[history.index(self.closes) + 1 :] if self.closes in history else None
 
 
@@ -34,10 +36,11 @@ class ThoughtLike(Protocol):
 
     @property
     def count(self) -> int:
-        """Tokens of the thought so far."""
+        """Number of tokens of the thought so far."""
 
     def take(self, token_id: int) -> str | None:
-        """Add a token. Returns the text of the thought that became final with it, often empty; None: the token belongs to the answer."""
+        """Add a token. Returns the text of the thought that became final with it; empty: none did; None: the token belongs to the
+        answer."""
 
     def finish(self) -> str:
         """End the thought; returns the rest of its text."""
@@ -56,7 +59,7 @@ class Thought:
     """Implements `ThoughtLike` for a thought between marks. count: number of its tokens, with the marks and the line ends after it."""
 
     def __init__(self, marks: Marks, piece: Callable[[int], bytes], *, is_laid_out: bool = True) -> None:
-        """piece: returns the bytes of an id. is_laid_out: whether line ends after the thought are layout and no part of the answer; false
+        """piece: returns the bytes of an id. is_laid_out: whether line ends after the thought are layout and no part of the answer; false:
         for a constrained answer."""
         self._marks, self._piece, self._is_laid_out = marks, piece, is_laid_out
         self._detokenizer = Detokenizer(piece)
@@ -94,7 +97,8 @@ class Thought:
         return True
 
     def _final(self, text: str) -> str:
-        """The next final text of the thought. Line ends at its beginning are dropped; those at its end wait until other text follows."""
+        """Add decoded text, and return the next final text of the thought. Line ends at the thought's beginning are dropped; later line
+        ends wait until other text follows."""
         text = self._line_ends + text if self._has_begun else text.lstrip("\n")
         final = text.rstrip("\n")
         self._line_ends = text[len(final) :]

@@ -14,7 +14,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint, check_files, json_
 from omnistage.models.common.thought import Marks
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-"""Text is tokenized on one thread, not on a pool as large as the machine."""
+"""Text is tokenized on one thread; by default the library uses a thread for each core."""
 
 KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 """Classes of tokenizers that vocab.json and merges.txt describe completely."""
@@ -24,10 +24,10 @@ class TextTokenizer:
     """Turns text into tokens, and a token into its bytes.
 
     vocabulary: number of ids of the decoder's head, often more than there are tokens. added: text -> id of the tokens that were added to
-    the vocabulary, such as marks. special: those of them that no answer has. tokenless: ids of the head without a token. piece: returns the
-    bytes of an id; none for a special or a tokenless id. ends: ids that end an answer and are no part of it; a family sets them. unsayable:
-    special and tokenless ids, which are drawn only to end an answer. thinks: the tokens around the thought before an answer; None: the
-    model does not think."""
+    the vocabulary, such as marks. special: text -> id of the added tokens that no answer has. tokenless: ids of the head without a token.
+    piece: returns the bytes of an id; b"" for a special or a tokenless id. ends: ids that end an answer and are no part of it; a family
+    sets them. unsayable: special and tokenless ids, which are drawn only to end an answer. thinks: the tokens around the thought before an
+    answer; None: the model does not think."""
 
     ends: frozenset[int]
     thinks: Marks | None = None
@@ -55,7 +55,7 @@ class TextTokenizer:
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
-        """Ids of these texts if each of them is one token, else None."""
+        """Ids of these texts, each of which is one token; None: one of them is not."""
         ids = [token_id for text in texts if (token_id := self._tokenizer.token_to_id(text)) is not None]
         return tuple(ids) if len(ids) == len(texts) else None
 
@@ -67,7 +67,7 @@ class TextTokenizer:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of the folder: its tokenizer.json, else the one that Transformers makes of vocab.json and merges.txt. Raises
+    """The tokenizer of the folder, from its tokenizer.json, else made by Transformers from vocab.json and merges.txt. Raises
     BadCheckpoint."""
     path = directory / "tokenizer.json"
     check_files(directory, "", (path.name,))

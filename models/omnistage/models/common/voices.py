@@ -1,4 +1,4 @@
-"""Choosing a voice, and listing the voices in words for a user who named one that is not there."""
+"""Chooses a voice, and lists the voices in words for a user who named an unknown voice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omnistage.models.interface import BadRequest
 
 
 def those_there_are(voices: Sequence[str]) -> str:
-    """The voices in words, without a full stop; the words begin a sentence or follow a semicolon."""
+    """The voices in words, such as "the voices are A and B", without a capital or a full stop."""
     if not voices:
         return "there are no voices to choose from"
     *others, last = voices
@@ -16,7 +16,8 @@ def those_there_are(voices: Sequence[str]) -> str:
 
 
 def choose_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the requested voice; capitals do not matter. name: empty: the first voice. field: for the error. Raises BadRequest."""
+    """The name of the requested voice among `voices`. name: capitals do not matter; empty: the first voice. field: of the request, for the
+    error. Raises BadRequest."""
     if not name:
         return next(iter(voices))
     # The exact name goes first: a checkpoint may have two voices whose names differ only in capitals.

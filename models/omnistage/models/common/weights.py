@@ -1,8 +1,7 @@
 """Reads the weights of a checkpoint, and checks that every weight of the model is there, in its shape, and no other.
 
-They lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is copied.
-Weights with fewer bits in the files are unpacked when they are read (`common.packed`).
-"""
+Weights lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is
+copied. Weights with fewer bits in the files are unpacked when they are read (`common.packed`)."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
 class Weights:
-    """The weights in a folder by name, open during a `with`. It remembers which of them were read.
+    """The weights in a folder, by name; their files are open during a `with`. It records which weights were read.
 
     others: beginnings of the names of weights for parts that the model does not have. renamed: beginning of a name in some files -> the
     beginning used here. computed: the type that the model computes in."""
@@ -91,8 +90,8 @@ class Weights:
         return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The weight of a name; None if there is none. index: read only this entry of the first axis, such as one expert of all. Raises
-        BadCheckpoint for a weight that is damaged or cannot be computed with."""
+        """The weight of a name; None: there is none. index: read only this entry of the first axis, such as one of all experts; None: the
+        whole weight. Raises BadCheckpoint for a weight that is damaged or of no type for computing."""
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
             return None
@@ -103,7 +102,7 @@ class Weights:
             tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
-        if (name, index) not in self._checked:  # Checked once, though all weights are read again if a backend of products is refused.
+        if (name, index) not in self._checked:  # Checked once; if a backend of products is refused, all weights are read a second time.
             check_finite(tensor, name, path, self._computed)
             self._checked.add((name, index))
         return tensor
@@ -117,7 +116,7 @@ class Weights:
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
-        """Where a weight is stored: its file, the same file opened, and its name there."""
+        """(path of the file of a weight, the same file opened, the weight's name in this file)."""
         shard, stored = self._stored[name]
         return self.directory / shard, self._shards[shard], stored
 
@@ -128,8 +127,8 @@ class Weights:
         return tensor
 
     def mapped(self, name: str) -> torch.Tensor | None:
-        """As `read`, but the tensor maps only this weight's bytes of the file: for a weight that is used as it is stored. All processes of
-        this machine share its memory, and the rest of the file does not stay mapped. Nobody may write to it."""
+        """As `read`, but the tensor maps only the bytes of this weight in the file, for a weight that is used in its stored type. All
+        processes of this machine share its memory, and the rest of the file does not stay mapped. Nobody may write to the tensor."""
         tensor = self.read(name)
         if tensor is None or name in self._packed:
             return tensor
@@ -138,8 +137,8 @@ class Weights:
             return _map_alone(path, stored, tensor)
 
     def check_read(self) -> None:
-        """Raises BadCheckpoint for a weight that was neither read nor left to other processes: the checkpoint then belongs to another
-        model."""
+        """Raises BadCheckpoint for a weight that was neither read nor left to other processes, because then the checkpoint belongs to
+        another model."""
         self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._left)
 
     def leave(self, names: Iterable[str]) -> None:
@@ -147,15 +146,16 @@ class Weights:
         self._left.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises BadCheckpoint if this weight is missing or has another shape. Reads only the header: call it before anything of this size
-        is built."""
+        """Raises BadCheckpoint if this weight is missing or has another shape. It reads only the header; call it before anything of this
+        size is built."""
         if name not in self.header:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
         if (found := self.header[name].shape) != shape:
             raise BadCheckpoint(f"{self.directory}: {name} is {list(found)}, and by config.json it is {list(shape)}")
 
     def check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises BadCheckpoint for a missing, unexpected or misshapen weight. Reads none of them."""
+        """Raises BadCheckpoint for a missing, unexpected or misshapen weight. wanted: name -> shape of all weights. It reads only the
+        header."""
         if missing := sorted(wanted.keys() - self.names):
             raise BadCheckpoint(f"{self.directory} lacks {len(missing)} weights, the first is {missing[0]}")
         self._check_unexpected(self.names - wanted.keys())
@@ -218,7 +218,7 @@ class Weights:
         path = self.directory / name
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
-        path.open("rb").close()  # The library takes a file that this user may not read for a missing one.
+        path.open("rb").close()  # Raises OSError if this user may not read the file, which the library would report as missing.
         with _naming_file(path):
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
@@ -233,7 +233,7 @@ class _Place(NamedTuple):
 
 
 def _map_alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The weight `name` of a file, as a mapping of its own; see `mapped`. tensor: the same weight as the library read it, after it checked
+    """The weight `name` of a file, as a mapping of its own; see `mapped`. tensor: the same weight, read by the library, which has checked
     the file. A weight that cannot be mapped is copied."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
@@ -257,7 +257,7 @@ def load_weights(net: nn.Module, directory: Path) -> None:
 
 @contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    """Turns errors of the library and the system into BadCheckpoint with the path of the file."""
+    """While the context is open, turns errors of the library and the system into BadCheckpoint with the path of the file."""
     try:
         yield
     except (SafetensorError, OSError) as error:

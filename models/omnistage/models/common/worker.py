@@ -1,9 +1,8 @@
 """One compute thread, which the sessions of one event loop share.
 
-A session requests one small unit of work at a time and waits for it. So each session has at most one unit in the queue, and first come,
-first served is fair. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES others, so every unit
-runs in the end.
-"""
+A session requests one small unit of work at a time and waits for it. So each session has at most one unit in the queue, and it is fair to
+run units in the order in which they come. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES
+others, so every unit runs in the end."""
 
 from __future__ import annotations
 
@@ -26,26 +25,26 @@ T = TypeVar("T")
 OVERTAKES = 64
 
 LOOK_S = 0.3
-"""Seconds after which a thread that waits for another one reports to its watcher that it does not hang."""
+"""Seconds after which a thread that waits for another thread reports to the watchdog that it does not hang."""
 
 _here = threading.local()
 
 
 def still_working() -> None:
-    """Called by a unit of work on its thread: reports to the watcher that the unit goes on, however long it takes."""
+    """Called by a unit of work on its thread: reports to the watchdog that the unit goes on, however long it takes."""
     activity: Activity | None = getattr(_here, "activity", None)
     if activity is not None:
         activity.step()
 
 
 def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
-    """Call `here` on this thread and `there` on another one, through `aside`; return when both are done. Raises their errors."""
+    """Call `here` on this thread and, through `aside`, `there` on another thread; return when both are done. Raises their errors."""
     other = aside(there)
     try:
         here()
     finally:
         while not wait([other], timeout=LOOK_S).done:
-            still_working()  # This thread waits; the watcher of the other thread sees whether that one goes on.
+            still_working()  # This thread only waits; the watchdog sees by itself whether the other thread goes on.
     other.result()
 
 
@@ -59,8 +58,8 @@ class _Unit:
 
 
 class Worker:
-    """Runs units of work on a thread of its own. name: of the thread. threads: torch threads for one unit. last: called on the thread
-    before it ends. step_limit_s: see Activity. activity: what the thread does now, for the watcher."""
+    """Runs units of work on a thread of its own. name: of the thread. threads: number of torch threads for a unit. last: called on the
+    thread before it ends. step_limit_s: see Activity. activity: the thread's state, for the watchdog."""
 
     def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._threads, self._last = threads, last
@@ -74,15 +73,14 @@ class Worker:
 
     @property
     def queued(self) -> int:
-        """Units that wait for the thread."""
+        """Number of units that wait for the thread."""
         with self._changed:
             return len(self._queue)
 
     async def run(self, call: Callable[[], T], urgent: bool = False) -> T:
-        """Run `call` on the thread; returns its result, or raises its error. urgent: it may overtake others.
-
-        If the caller is cancelled, a unit that has not begun is dropped. If it runs, this waits for its end, so that nothing that it uses
-        is freed under it."""
+        """Run `call` on the thread; returns its result, or raises its error. urgent: it may overtake other units. If the caller is
+        cancelled, a unit that has not begun is dropped. For a running unit this waits, so that nothing that the unit uses is freed before
+        its end."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         # Awaiting `done` itself would cancel it, and the end of a running unit would then go unnoticed.
@@ -148,7 +146,7 @@ class Worker:
         return unit
 
     def _drop(self, unit: _Unit) -> bool:
-        """Take a unit out of the queue. Returns False if it has begun already."""
+        """Take a unit out of the queue. Returns whether it was there; False: it has begun already."""
         with self._changed:
             if unit not in self._queue:
                 return False

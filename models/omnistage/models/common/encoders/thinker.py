@@ -208,7 +208,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
 
 def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
     """Integer rows of a prompt for a port, as int32 [n, width], from the first wanted row on; (): the port is not wanted. Raises BadRequest
-    if there is no such row and it is not the next after the last row."""
+    if the port would begin after its end."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")

@@ -8,18 +8,16 @@ from omnistage.engine.types import Item
 
 
 class Blocks:
-    """Groups the codes of a speech for sending: the first one goes out at once, then all codes up to the end of a block, and at the end the
-    rest.
-
-    Sound is made of whole blocks, so a code that is held back here delays no sound; and sending a message costs every process on the way
-    more than the code in it. size: codes of a block. count: number of codes that were sent before, as in a resume."""
+    """Groups the codes of a speech for sending: the first code goes out at once, later codes when their block is complete, and at the end
+    the rest. Sound is made of whole blocks, so a code that is held back here delays no sound; and sending a message costs every process on
+    the way more than the code in it. size: number of codes in a block. count: number of codes that were sent before, as in a resume."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size, self._count = size, count
         self._waiting: list[Item] = []
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
-        """The codes to send now, after these codes came. end: no more come."""
+        """Add codes that came, and return the codes to send now. end: no more codes come."""
         begins = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]

@@ -1,4 +1,4 @@
-"""The shared part of Code2Wavs that make windows of many speeches in one loop of steps, on threads of their own."""
+"""The shared part of Code2Wavs that compute windows of many speeches in one loop of steps, on threads of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 
 class WindowedCode2Wav(ABC, Generic[Prepared]):
-    """Implements what the families share of `Code2WavModel`. workers: the threads on which the loop computes."""
+    """Implements the shared part of `Code2WavModel`. loop: makes the windows of all speeches. workers: the threads on which it computes."""
 
     def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
         self.info, self._loop, self._workers = info, loop, workers
@@ -39,7 +39,7 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
         """Codes for warming up, [frames, codebooks], enough for a window of each size."""
 
     async def warm_up(self) -> None:
-        """Make sound from the usual codes, for nobody."""
+        """Make sound from the usual codes, and drop it."""
         prepared = await self.prepare(WaveRequest(seed=0))
         (port,) = self.info.accepts
         async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:

@@ -9,8 +9,8 @@ from omnistage.models.interface import BadRequest
 
 
 class Codes:
-    """Holds the frames of codes of a speech. first: number of the first frame that is needed; earlier ones may come and are dropped. width:
-    codes of a frame."""
+    """Holds the frames of codes of a speech. first: number of the first frame that is needed; earlier frames may come and are dropped.
+    width: number of codes in a frame. `_past`: see `came`; None: no frame came."""
 
     def __init__(self, first: int, width: int) -> None:
         self._first = first
@@ -22,17 +22,17 @@ class Codes:
 
     @property
     def came(self) -> int:
-        """Number of the frame after the last one that came; 0: none came."""
+        """Number of the last frame that came, plus 1; 0: none came."""
         return self._past or 0
 
     @property
     def past(self) -> int:
-        """Number of the frame after the last one that is held."""
+        """Number of the last frame that is held, plus 1."""
         return self._first + len(self)
 
     def add(self, first: int, frames: NDArray[np.int64]) -> None:
-        """Add the next frames, [n, width]. first: number of the first of them, which only the first call needs. Raises BadRequest if the
-        first needed frame was skipped."""
+        """Add the next frames, [n, width]. first: number of the first of these frames; only the first call uses it. Raises BadRequest if
+        the first needed frame was skipped."""
         if not len(frames):
             return
         if self._past is None:
@@ -44,7 +44,7 @@ class Codes:
         self._frames = np.concatenate((self._frames, frames[needless:]))
 
     def between(self, first: int, past: int) -> NDArray[np.int64]:
-        """The held frames from number `first` to before `past`."""
+        """The held frames from number `first` up to, and without, number `past`."""
         return self._frames[first - self._first : past - self._first]
 
     def forget(self, place: int) -> None:

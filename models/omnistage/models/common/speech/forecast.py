@@ -1,4 +1,5 @@
-"""Forecasts, from the pace of codes and windows so far, how long a player should wait before it plays, so that it never runs dry."""
+"""Forecasts, from the pace of codes and windows so far, how long a player should wait before it plays, so that it never runs out of
+sound."""
 
 from __future__ import annotations
 
@@ -10,33 +11,34 @@ from itertools import count
 from omnistage.models.common.speech.schedule import Schedule, Window
 
 HORIZON_S = 15.0
-"""Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is long enough for every speech; this
-is enough for most answers."""
+"""Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is long enough for every speech;
+these seconds are enough for most answers."""
 
 LEARNED = 0.1
 """Weight of the newest window in the learned pace."""
 
 
 class WindowPace:
-    """Learns from all windows how long one takes now, relative to its time at load, when nothing else ran. The first window of a speech
-    says little about it, because at that time the machine also reads the question."""
+    """Learns from windows how long a window takes now, relative to its time at load, when nothing else ran. The first window of a speech
+    shows little of this, because at that time the machine also reads the question."""
 
     def __init__(self) -> None:
         self._slowness = 1.0
 
     def took(self, seconds: float, expected_s: float, beside: int) -> None:
-        """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. beside: number of windows, itself
-        included, that were computed in turn meanwhile."""
+        """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. beside: number of windows, this window
+        included, that were computed in turn at that time."""
         self._slowness += LEARNED * (seconds / (expected_s * beside) - self._slowness)
 
     def slowness(self, beside: int) -> float:
-        """How many times as long as alone at load a window takes now. beside: as in `took`."""
+        """How many times its seconds alone at load a window takes now. beside: as in `took`."""
         return self._slowness * beside
 
 
 class Forecast:
     """Makes the forecasts of one model, and learns from all of its speeches. code_s: seconds of sound of a code. form: returns the form of
-    a window. seconds: form of a window -> seconds that it takes alone on this machine; nothing is learned from a window of another form."""
+    a window; windows of equal form take equally long. seconds: form -> seconds that a window takes alone on this machine; windows of other
+    forms are not learned from. `_computing`: number of windows in work."""
 
     def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
         self._code_s, self._seconds, self._form = code_s, seconds, form
@@ -55,8 +57,8 @@ class Forecast:
             self._pace.took(time.monotonic() - begun, expected_s, beside)
 
     def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """Seconds that a player should wait with the first sound of a speech. arrivals: of its codes. begun, done: when its first window
-        began and when it was done, in seconds of any clock."""
+        """Seconds that a player should wait before it plays the first sound of a speech. arrivals: of the speech's codes. begun, done: when
+        its first window began and when it was done, in seconds of any clock."""
         slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
         return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
@@ -69,7 +71,7 @@ class Arrivals:
         self._first_count = self._count = 0
 
     def came(self, now: float, codes: int) -> None:
-        """Record that this many codes came at the time `now`, in seconds."""
+        """Record that this many codes came at the time `now`, in seconds of any clock."""
         if codes:
             if not self._count:
                 self._first_at, self._first_count = now, codes
@@ -77,15 +79,15 @@ class Arrivals:
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one code to the next; 0 while all came at once."""
+        """Mean seconds from one code to the next; 0 while all codes came at once."""
         return (self._last_at - self._first_at) / max(self._count - self._first_count, 1)
 
 
 def prebuffer_s(
     schedule: Schedule, code_s: float, interval_s: float, decode_s: Callable[[Window], float], first_codes_at: float, heard_at: float
 ) -> float:
-    """Seconds to wait after the first sound, so that each later sound is ready when its turn comes: the largest difference between the time
-    at which a window will be done and the length of the sound before it.
+    """Seconds to wait with the first sound, so that each later sound is ready when the sound before it has been played: the largest delay
+    of any later window's sound if the first sound were played at once.
 
     code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: returns the seconds that a
     window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready."""

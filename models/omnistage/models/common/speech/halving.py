@@ -1,12 +1,12 @@
-"""Decides whether a second thread should take half of a step now. On a busy machine each half waits for a core, and the step waits for the
-later half; two threads with little work mostly wait for each other, because of Python's lock."""
+"""Decides whether a second thread should take half of a step now. A second thread may make a step slower: on a busy machine each half waits
+for a core, and because of Python's lock two threads with little work mostly wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
 WORTH = 0.9
-"""A second thread is worth it if a step then takes at most this part of its time on one thread."""
+"""A second thread is used if a step with it takes at most this part of its time on one thread."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 8, 64
 """After a step on two threads was too slow, FIRST_PAUSE steps of its shape run on one thread. The number doubles, up to LONGEST_PAUSE, each
@@ -15,7 +15,7 @@ time that the next attempt is too slow as well."""
 
 class Halving:
     """Decides for each shape whether a second thread takes half of a step. alone: shape -> seconds of its step on one thread, for the
-    shapes that two threads may share."""
+    shapes that two threads may share. `_pauses`: shape -> length of its next pause, in steps."""
 
     def __init__(self, alone: Mapping[Hashable, float]) -> None:
         self._alone = alone
@@ -24,7 +24,7 @@ class Halving:
         """Shape -> number of its next steps that must run on one thread."""
 
     def worth(self, shape: Hashable) -> bool:
-        """Whether to use the second thread. Call it once before each step for which one is free."""
+        """Whether to use a second thread. Call it once before each step for which a second thread is free."""
         if shape not in self._alone:
             return False
         if self._left[shape]:
@@ -33,7 +33,7 @@ class Halving:
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
-        """Learn from the seconds, by the clock, of a step on two threads. Does nothing for a shape that is not in `alone`."""
+        """Learn from a step on two threads, which took `seconds` by the clock. It does nothing for a shape that is not in `alone`."""
         if shape not in self._alone:
             return
         if seconds <= WORTH * self._alone[shape]:

@@ -19,14 +19,13 @@ Page = tuple[torch.Tensor, bytes]
 
 
 class Opening:
-    """Takes pieces until it is `complete`. Meanwhile its rows can be read page by page.
-
-    places: places of the conversation's rows, int64 [axes, rows]; empty until all of them came. reply: rows of the answer that have come;
-    empty if the answer has none. ended: whether no more rows of the answer come."""
+    """The beginning of one speech. Call `take` with each piece until it is `complete`; meanwhile its rows can be read page by page. places:
+    places of the conversation's rows, int64 [axes, rows]; empty until all have come. reply: rows of the answer that have come. ended:
+    whether no more rows of the answer come. `_missing`: ports whose end has not come."""
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
-        """axes: numbers of a place. between: rows [n, row_size] between the conversation and the answer. context: rows that a conversation
-        and frames of its speech may be together."""
+        """axes: how many numbers a place has. between: rows [n, row_size] between the conversation and the answer. context: largest number
+        of rows of a conversation and frames of its speech together."""
         self._between, self._context = between, context
         self._missing = {PROMPT, PLACES}
         # Counted as they come: rows may come one by one, and summing up all of them each time would hold up everybody.
@@ -44,7 +43,7 @@ class Opening:
 
     @property
     def readable(self) -> bool:
-        """Whether `read` would return a page, or the last rows."""
+        """Whether `read` would return rows now: a whole page, or the last rows."""
         return PLACES not in self._missing and (self._has_all or self._count[PROMPT] - self._read >= PAGE_ROWS)
 
     @property
@@ -79,9 +78,8 @@ class Opening:
             raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:
-        """Rows of the sequence that were not read before, page by page, each with a digest, by which the prefix cache finds them when the
-        conversation goes on later. Only whole pages are read, until the first row of the answer completes the rows. Call it on a thread
-        that may compute."""
+        """Rows of the sequence that were not read before, as pages with digests, by which the prefix cache finds them when the conversation
+        goes on later. Before the first row of the answer has come, only whole pages are read. Call it on a thread that may compute."""
         rows = torch.cat([*self._unread, self._between, self.reply[0][:1]] if self._has_all else self._unread)
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
         # Cloned, because the rest may be a few rows of many.

@@ -12,8 +12,8 @@ from omnistage.models.options import not_negative, validate_options
 
 @dataclass(frozen=True, slots=True)
 class TalkerOptions:
-    """Options of a Talker; 0 leaves a choice to the model. family: name of the family, for humans. context: rows that a conversation and
-    frames of its speech may be together."""
+    """Options of a Talker; 0 leaves a choice to the model. family: name of the family, for humans. context: largest number of rows of a
+    conversation and frames of its speech together."""
 
     family: ClassVar[str]
 
@@ -29,7 +29,8 @@ class TalkerOptions:
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
     """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. most: name of an option -> its largest
-    value. workers: number of threads that compute side by side, each with `threads` torch threads; 0: as the cores allow, but few."""
+    value. workers: number of threads that compute at the same time, each with `threads` torch threads; 0: as many as the cores allow, up to
+    a few."""
 
     family: ClassVar[str]
     most: ClassVar[Mapping[str, int]] = {"workers": 64}

@@ -15,7 +15,7 @@ AXES = 3
 
 
 def thinker_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """The output ports of a Thinker. width, dtype: of its rows. place: number of numbers of a place; 0: there is no Talker."""
+    """The output ports of a Thinker. width, dtype: of its rows. place: how many numbers a place has; 0: there is no Talker."""
     text = PortSpec(TEXT, Content.TEXT, compact=True)
     return (text, *row_ports(width, dtype, place=place)) if place else (text,)
 
@@ -28,5 +28,5 @@ def row_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
 
 
 def codes_port(width: int, rate_hz: float) -> PortSpec:
-    """The output port of a Talker. width: codes of a frame."""
+    """The output port of a Talker. width: number of codes in a frame. rate_hz: frames in a second."""
     return PortSpec(CODES, Content.CODES, rate_hz=rate_hz, width=width, compact=True)

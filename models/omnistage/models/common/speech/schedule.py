@@ -1,6 +1,6 @@
 """Decides which codes become sound together, by a window's number alone, never by the time at which codes came. No torch.
 
-A window is a chunk of whole blocks that becomes sound, and the codes after it that the window looks ahead at. The session keeps the state
+A window is a chunk of whole blocks that becomes sound, and some codes after it which that sound depends on. The session keeps the state
 that earlier blocks leave to a window. A replica that takes over has no such state, so it begins early enough to make the same bits:
 
 - If each window depends on all windows before it, some windows are refreshed: they use no state, but compute some blocks of context before
@@ -28,21 +28,22 @@ class Window:
 
     @property
     def first(self) -> int:
-        """The first code that the window sees."""
+        """Number of the first code that the window sees."""
         return self.begin - self.context
 
     @property
     def past(self) -> int:
-        """The code after the last one that the window sees."""
+        """Number of the last code that the window sees, plus 1."""
         return self.end + self.ahead
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Cuts a speech into windows. sizes: numbers of blocks of the first chunk, the second and so on; the last number is repeated; empty:
-    the whole speech is one chunk. ahead: blocks that a window looks ahead. block: codes of a block. context: blocks before its chunk that
-    the sound of a window depends on; if windows are refreshed, of a refreshed window. refresh: least number of blocks from one refresh to
-    the next, and so the largest number that a replica which takes over computes again; 0: no window is refreshed."""
+    the whole speech is one chunk. ahead: number of blocks after its chunk that a window sees. block: number of codes in a block. context:
+    number of blocks before its chunk on which the sound of a window depends; if windows are refreshed, of a refreshed window. refresh:
+    least number of blocks from one refresh to the next, and so the largest number that a replica which takes over computes again; 0: no
+    window is refreshed."""
 
     sizes: tuple[int, ...]
     ahead: int
@@ -51,7 +52,7 @@ class Schedule:
     refresh: int
 
     def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
-        """The window of this number. codes: number of codes that have come. ended: no more come. None: codes of the window are still
+        """The window of this number. codes: number of codes that have come. ended: no more codes come. None: codes of the window are still
         missing, or the speech ended before it."""
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
@@ -81,9 +82,9 @@ class Schedule:
         return number + (blocks // self.sizes[-1] if number == self.growing else 0)
 
     def entry(self, code: int) -> int:
-        """The number of the window with which a session without state begins if it needs sound from `code` on. The last window of a speech
-        may reach past its own chunk, by less than the codes that it would look ahead at. Whether it does is unknown before the speech ends,
-        so the code may belong to an earlier window."""
+        """The number of the window with which a session without state begins if it needs sound from `code` on. The last chunk of a speech
+        also has codes that an earlier window would only look ahead at. It is unknown before the speech ends whether `code` is such a code,
+        so this allows for it."""
         if not self.sizes:
             return 0
         number = self.holding(max(code - self.ahead * self.block, 0))
@@ -94,12 +95,12 @@ class Schedule:
         return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
-        """The first code that a window needs, besides the state of the window before it."""
+        """The first code that a window needs, apart from the state of the window before it."""
         return self.begin(number) - self._context(number)
 
     @property
     def growing(self) -> int:
-        """Number of windows before the first one with the last size; it is also that one's number."""
+        """Number of windows before the first window with the last size, which is also the number of that window."""
         return len(self.sizes) - 1
 
     @property
@@ -114,7 +115,7 @@ class Schedule:
         return -(-self.refresh // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
-        """Whether a window needs no state: the first one, and each that is refreshed."""
+        """Whether a window needs no state: the first window, and each refreshed window."""
         if number == 0 or not (self.sizes and self.refresh):
             return number == 0
         return (number - self.growing) % self._every == 0 and number > self.growing

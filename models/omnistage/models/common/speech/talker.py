@@ -39,17 +39,17 @@ from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelIn
 from omnistage.models.options import LoadOptions
 
 SPEAKERS = 8
-"""Number of speakers in the measurement of how many can speak in real time."""
+"""Number of speeches at once when it is measured how many speakers the Talker serves in real time."""
 
 LEAST_MEASURED = 4
-"""Least number of frames of each speaker in it; the first frame comes with the prompt."""
+"""Least number of frames of each speech in this measurement. It is above 1, because the first frame comes with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a family speaks. place: numbers of a place on the port of places. codes: the output port. block: frames that go out together,
-    after the first one. ends: first codes that end a speech. silent: first codes that are never drawn. seen: first codes that the
-    repetition penalty counts as drawn before the first frame."""
+    """The constants of a family's Talker. place: how many numbers a place has on the port of places. codes: the output port. block: number
+    of frames that go out together, after the first frame. ends: first codes that end a speech. silent: first codes that are never drawn.
+    seen: first codes that the repetition penalty counts as drawn before the first frame."""
 
     place: int
     codes: PortSpec
@@ -62,7 +62,7 @@ class Manner:
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRows:
     """Rows [n, row_size] that a Talker adds. between: name of a voice -> rows between the conversation and the answer, equally many for
-    each voice. behind: two rows after the last row of an answer: one for the end of the text, one for nothing."""
+    each voice. behind: the two rows after the last row of an answer: a row for the end of the text, and a row for nothing."""
 
     between: Mapping[str, torch.Tensor]
     behind: torch.Tensor
@@ -77,21 +77,22 @@ class PreparedSpeaker:
 
 
 class RowTalker(EngineModel):
-    """Implements `TalkerModel`, except `lay_out`: each family makes the prompt itself."""
+    """A Talker that speaks rows; implements `TalkerModel`. A family implements `lay_out`, which makes the prompt."""
 
     def __init__(self, manner: Manner, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
-        """added: rows that the Talker adds. context: rows that a conversation and frames of its speech may be together."""
+        """added: rows that the Talker adds. context: largest number of rows of a conversation and frames of its speech together."""
         self._worker = Worker("rows", threads=1)
         super().__init__(engine, info, [self._worker])
         self._manner, self._added, self._context = manner, added, context
 
     @abstractmethod
     def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the added rows, and the first row of the
-        answer. places: of the conversation's rows, from the Thinker, [place, rows]."""
+        """(items [rows, codebooks], positions [axes, rows]) of a prompt: the conversation, the added rows, and the first row of the answer.
+        places: places of the conversation's rows, from the Thinker, [place, rows]."""
 
     async def warm_up(self) -> None:
-        """Speak a little, which touches every weight; then with several voices at once, to measure how many it can speak in real time."""
+        """Speak a little, to touch every weight; then speak several answers at once, to measure how many speakers it serves in real
+        time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
         begun = computing_s(thread, device)
@@ -146,9 +147,9 @@ class RowTalker(EngineModel):
     async def _begun(
         self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], held: AsyncExitStack
     ) -> tuple[Opening, SequenceStream | None]:
-        """Begin a speech: collect its beginning, and start the sequence while it comes, because a Thinker sends the rows of a long
-        conversation long before it answers. held: closes the stream. The stream is None if there is nothing to speak. Raises BadRequest,
-        EngineFull or EngineClosed."""
+        """Begin a speech: collect its beginning, and start the sequence while the beginning comes, because a Thinker sends the rows of a
+        long conversation long before it answers. held: closes the stream. The stream is None if there is nothing to speak. Raises
+        BadRequest, EngineFull or EngineClosed."""
         stream = None
         opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
         while not opening.complete:
@@ -190,17 +191,16 @@ class RowTalker(EngineModel):
 
 
 def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, then those of `count` more rows, equal on all axes: the first is one more than the largest
-    of the conversation's last row."""
+    """Positions [axes, rows] of a conversation and of `count` rows after it. These count on, equal on all axes, from one more than the
+    largest position of the conversation's last row."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 
 
 def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
-    """The memory that a Talker takes, and how many bytes of it are for keys and values. row_size: width of the rows that come. context,
-    wanted: as in `CacheSize.choose`. Raises LoadError.
-
-    A row that came is kept in the CPU's memory until its speech ends, because it may have to be computed again."""
+    """(the memory that a Talker takes, how many bytes of it are for keys and values). row_size: width of the rows that come. context,
+    wanted: as in `CacheSize.choose`. Raises LoadError. A row that came is kept in the CPU's memory until its speech ends, because it may
+    have to be computed again."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
     cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, wanted=wanted)

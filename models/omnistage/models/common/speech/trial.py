@@ -20,21 +20,21 @@ from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.steps.interface import Aside
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
-"""Numbers of windows that are tried together, by type of device: a few keep a CPU busy."""
+"""Numbers of windows that are tried together, by type of device; a CPU is busy with a few."""
 
 SLOW_SECONDS = 0.2
-"""If a step of one window takes longer, windows are computed one at a time: so slow a net needs no more to keep the machine busy."""
+"""If a step of one window takes more seconds, windows are computed one at a time, because one window keeps the machine busy."""
 
 TRIAL_SECONDS = 6.0
-"""Seconds of the trial; shapes that were not tried by then are computed one window at a time."""
+"""Seconds of the trial; windows of a shape that was not tried by then are computed one at a time."""
 
 Job = TypeVar("Job")
-"""A window at one of its stages."""
+"""A window at one stage of its computation."""
 
 
 class Trials(Protocol[Job]):
-    """How a family makes windows for the trial. code_s: seconds of sound of a code. stages: name of each stage of a window, in order ->
-    number of its steps. halves: whether a step can leave half of itself to a second thread."""
+    """What a family provides for the trial of its windows. code_s: seconds of sound of a code. stages: name of each stage of a window, in
+    order -> number of its steps. halves: whether a step can leave half of itself to a second thread."""
 
     device: torch.device
     code_s: float
@@ -42,24 +42,25 @@ class Trials(Protocol[Job]):
     halves: bool
 
     def form(self, window: Window) -> Hashable:
-        """The form of a window: windows of one form take equally long. Not for the last window of a speech."""
+        """The form of a window; windows of equal form take equally long. It is not called for the last window of a speech."""
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
         """A window of random values before the first step of a stage; equal seeds give equal values."""
 
     def shape(self, job: Job) -> Hashable:
-        """The shape of a job: jobs of equal shapes can step together. Jobs of two stages never have the same shape."""
+        """The shape of a job; jobs of equal shape can be computed in one step. Jobs of two stages never have the same shape."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
-        """Do one step of jobs of one shape; returns the result of each. aside: another thread for half of the step; None: there is none."""
+        """Do one step of jobs of equal shape; returns the result of each job. aside: another thread for half of the step; None: there is
+        none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """The results of a trial. together: stage -> shape -> numbers of windows above 1, descending, that have the same bits in one step as
-    alone. halved: the shapes whose step of one window two threads finish sooner, with the same bits -> seconds of that step on one thread.
-    results: for fixed input. workers: number of threads. speakers: number of voices that this machine can speak in real time if it does
-    nothing else. seconds: form of a window -> seconds that it takes alone on this machine."""
+    alone. halved: shape -> seconds of a step of one window on one thread, for the shapes with which two threads are faster and give the
+    same bits. results: for fixed input. workers: number of threads. speakers: number of speeches that this machine can make in real time if
+    it does nothing else. seconds: form of a window -> seconds that it takes alone on this machine."""
 
     together: Mapping[str, Mapping[Hashable, tuple[int, ...]]]
     halved: Mapping[Hashable, float]
@@ -69,7 +70,7 @@ class Trial:
     seconds: Mapping[Hashable, float]
 
     def most(self, shape: Hashable, there: int) -> int:
-        """Number of windows of this shape to compute together. there: number that wait."""
+        """Number of windows of this shape to compute together. there: number of windows that wait."""
         sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
         return next((size for size in sizes if size <= there), 1)
 
@@ -93,7 +94,7 @@ def _stage_text(shapes: Sequence[tuple[int, ...]]) -> str:
 
 def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
     """Run the trial: windows of all shapes that speeches have, on this thread and on the workers' threads. schedules: by name of the
-    profile. most: number of windows that may be computed together; 0: as many as are worth it."""
+    profile. most: largest number of windows to compute together; 0: the largest number of SIZES."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
@@ -132,7 +133,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
 
 
 def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
-    """One window of each form that speeches have, except last windows; those of the usual profile come first."""
+    """One window of each form that speeches have, except last windows; windows of the usual profile come first."""
     found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
@@ -143,7 +144,7 @@ def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> li
 
 
 class _Trying(Generic[Job]):
-    """Steps of random windows that have the sizes of `window`, at one of their stages."""
+    """Computes steps of random windows that have the sizes of `window`, at one of their stages."""
 
     def __init__(self, trials: Trials[Job], stage: str, window: Window) -> None:
         self._trials, self._stage, self._window = trials, stage, window
@@ -157,7 +158,7 @@ class _Trying(Generic[Job]):
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
     def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Those of `sizes`, descending, at which each window has the same bits as alone."""
+        """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending."""
         alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
 
@@ -180,7 +181,7 @@ def _speakers(
     side_by_side: int,
 ) -> float:
     """Seconds of sound that a second of computing makes on all workers at once, with windows from the middle of a long speech.
-    side_by_side: number of workers that there are cores for."""
+    side_by_side: number of workers that have a core at the same time."""
     window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
     assert window is not None
 
@@ -197,7 +198,7 @@ def _speakers(
 
 
 class _Clocked:
-    """A worker that measures how long its calls compute."""
+    """Passes calls to a worker, and measures how long they compute."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._times = worker, list[float]()
@@ -213,5 +214,5 @@ class _Clocked:
         return self._worker.aside(timed)
 
     def seconds(self) -> float:
-        """Seconds that a call computed; the median."""
+        """The median of the seconds that the calls computed."""
         return sorted(self._times)[len(self._times) // 2]
