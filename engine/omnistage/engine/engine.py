@@ -3,7 +3,8 @@
 The thread's loop: carry out orders, admit requests, plan a step, compute it, apply the results, publish them. Only that thread touches the
 engine's state; callers on event loops leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at
 most `MAX_UNREAD` events ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and after a step wakes each
-reader's event loop once for all of its streams."""
+reader's event loop once for all of its streams.
+"""
 
 from __future__ import annotations
 

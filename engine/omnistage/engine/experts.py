@@ -4,7 +4,8 @@ All rows are gathered once, so that the rows of an expert lie together. They go 
 their bits (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on
 which other rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations, however many
 experts there are; padding chooses none. Each rank has some whole experts and adds up their results; then the sums of all ranks are added
-up."""
+up.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A row of `x @ W.T` has the same bits in every batch only if the library computes it in one way for every batch size. A `LinearProduct` is a
 way to compute products, with the numbers of rows for which it claims equal bits. The table `PRODUCTS` has all ways, best first. The claim
-is checked for every weight when the weight is loaded; if it fails for any weight, `build_exact` takes the next way for all weights."""
+is checked for every weight when the weight is loaded; if it fails for any weight, `build_exact` takes the next way for all weights.
+"""
 
 from __future__ import annotations
 

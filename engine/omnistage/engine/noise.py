@@ -9,7 +9,8 @@ The times of a block of 32 tokens are made from the earliest of them. The least 
 time divided by 32, and belongs to each of the 32 tokens with equal chance. Each other token comes later by a further exponential time,
 because the exponential distribution has no memory. So these are still 32 independent times, and the earliest one alone shows whether any
 token of the block can be early enough. Few tokens of a vocabulary need noise at all: see `race`. The hash is the finaliser of SplitMix64
-(Steele, Lea, Flood 2014)."""
+(Steele, Lea, Flood 2014).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ their values.
 A step takes as long as its decoding rows alone would take, mostly to read the weights, plus some time for each row of long runs. This
 additional time is small if a processor multiplies 32 rows as fast as one, and nearly the whole time if it does not. Both times are learned
 from past steps. A step with long runs may take at most SLOWER times as long as a step without them, so decoding sequences keep more than
-half of their pace; or it may take BESIDE_S, if that is longer."""
+half of their pace; or it may take BESIDE_S, if that is longer.
+"""
 
 from __future__ import annotations
 

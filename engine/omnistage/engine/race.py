@@ -3,7 +3,8 @@
 Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score. The n largest scores lie
 in the n blocks with the highest peaks. The tokens of a block need no noise of their own if the peak would not win even with the block's
 earliest time. Each filter becomes a floor, the least score that passes. Top-k and top-p look for their floors in a window of the largest
-scores, and report for which rows the window was enough; for the other rows, all of their scores are sorted."""
+scores, and report for which rows the window was enough; for the other rows, all of their scores are sorted.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Applies the positions of rows to their queries and keys: rotary positions (Su et al. 2021) on one axis or several.
 
 A rope is called once in each step, with the positions of the step's rows. It returns a function that turns the heads of each layer in
-place."""
+place.
+"""
 
 from __future__ import annotations
 

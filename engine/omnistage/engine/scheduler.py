@@ -22,7 +22,8 @@ its rows again. The oldest sequence loses pages only while it is idle, so it alw
 Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another one got
 nothing in MAX_WAITED steps in which a later sequence got a run: so m such sequences get a run each within MAX_WAITED + m turns that their
 client gives to later ones. To wait for earlier sequences does not count: prompts that come together are read one after the other, not all a
-little at a time."""
+little at a time.
+"""
 
 from __future__ import annotations
 

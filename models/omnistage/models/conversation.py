@@ -12,7 +12,7 @@ Medium = Literal["text", "image", "audio", "video"]
 @dataclass(frozen=True, slots=True)
 class Media:
     """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not compared with the bytes. use_audio: for a
-    film, whether its sound is included. background: red, green and blue behind transparent parts; None: the model chooses."""
+    film, whether its sound is used. background: red, green and blue behind transparent parts, 0 to 255; None: the model chooses."""
 
     media_type: str
     data: bytes = field(repr=False)
@@ -26,8 +26,8 @@ class Media:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the bytes, by which equal media are computed only once. It takes 1 ms for each 0.5 to 2 MB: call it once, on a thread,
-        when the request has been checked."""
+        """SHA-256 of the bytes, by which equal media are computed only once. It takes 1 ms for each 0.5 to 2 MB, so call it once, on a
+        thread, after the request was checked."""
         return hashlib.sha256(self.data).digest()
 
 
@@ -46,12 +46,12 @@ class Streamed:
 
     @property
     def kind(self) -> str:
-        """As in Media; empty for live sound without a media type."""
+        """The kind of the medium: image, audio or video; empty: live sound without a media type."""
         return kind_of(self.media_type)
 
 
 def kind_of(media_type: str) -> str:
-    """The kind of a media type, which is its part before the slash: image, audio or video."""
+    """The kind of a media type, which is its part before the slash: image, audio or video; empty for an empty type."""
     return media_type.partition("/")[0]
 
 
@@ -74,8 +74,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TextConstraint:
-    """A constraint on a text. form: json_schema, regex or choice. text: the schema or the expression. choices: the text must be one of
-    these."""
+    """A constraint on a text. form: json_schema, regex or choice. text: the schema or the expression. choices: texts, of which the answer
+    must be one."""
 
     form: str
     text: str = ""

@@ -8,11 +8,11 @@ from pathlib import Path
 from omnistage.models.errors import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""Files of the driver on Linux, and on Linux under Windows. One of them exists if CUDA can work."""
+"""Files of the driver on Linux, and on Linux under Windows. If CUDA can work, one of these files exists."""
 
 
 def check_possible(device: str) -> None:
-    """Raises LoadError for a device that cannot be there. It does not import torch, which takes seconds."""
+    """Raises LoadError for a device that this machine cannot have. It does not import torch, which takes seconds."""
     if device == "cpu":
         return
     if (installed := version("torch")).endswith("+cpu"):
@@ -35,8 +35,8 @@ def check_there(device: str) -> None:
 
 
 def dtype_of(device: str) -> str:
-    """The default type on a device, for a family that supports several: bfloat16 if the device multiplies it, else float32, because a
-    processor that does not is many times slower with it. Imports torch."""
+    """The default type on a device, for a family that supports several: bfloat16 if the device multiplies it, else float32, because other
+    processors are many times slower with bfloat16. It imports torch."""
     from omnistage.engine.linear import multiplies_bfloat16
 
     return "bfloat16" if device != "cpu" or multiplies_bfloat16() else "float32"

@@ -11,8 +11,8 @@ from omnistage.models.interface import StageModel
 from omnistage.models.options import LoadOptions
 
 Loader = Callable[[Path | None, LoadOptions], StageModel]
-"""The type of the function that a ModelEntry names. It returns the model with the files in the folder, which is None for a model without
-files. It raises LoadError, or ValueError, KeyError or OSError for bad files."""
+"""The type of the function that a ModelEntry names. It returns the model from the files in a folder (None: the model has no files). It
+raises LoadError, or ValueError, KeyError or OSError for bad files."""
 
 
 class OptionsReader(Protocol):
@@ -28,12 +28,12 @@ class ModelEntry:
     """A family's model for one kind of stage.
 
     loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: devices and types that it supports,
-    besides the type auto. uses: the settings of options.OPTIONAL that it uses; others are refused, because a user who sets one expects an
-    effect. options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has none.
-    folder: folder of its files in a checkpoint; "": the checkpoint itself. files: files that it needs. model_type: type in its config.json;
-    empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks one of them has no such model. switches:
-    keys of it that are false in a checkpoint without such a model. voices: voices that every checkpoint has; other voices are known when a
-    checkpoint is loaded."""
+    apart from the type auto. uses: the settings of options.OPTIONAL that it uses; other settings are refused, because a user who sets them
+    expects an effect. options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has
+    none. folder: folder of its files in a checkpoint; empty: the checkpoint itself. files: names of files that it needs. model_type: type
+    in its config.json; empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks one of them has no such
+    model. switches: keys of the config.json; a checkpoint in which one is false has no such model. voices: voices that every checkpoint
+    has; other voices become known when a checkpoint is loaded."""
 
     loader: str
     devices: tuple[str, ...] = ("cpu",)
@@ -50,8 +50,8 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark by which a checkpoint is recognised: the JSON object in `file` has under `key` one of `values`, or a list with one of them. No
-    values: any value will do."""
+    """A mark by which a checkpoint is recognised: the JSON object in `file` has under `key` one of `values`, or a list with one of them.
+    values: empty: any value is accepted."""
 
     file: str
     key: str
@@ -60,10 +60,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of models. models: by kind of the stage. needs: packages of the extra `models` that its models cannot be loaded without.
-    default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it is missing, see `fetch_default`
-    of the registry; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to the family;
-    empty: the models have no files."""
+    """A family of models. models: kind of stage -> its model. needs: packages of the extra `models` without which its models cannot be
+    loaded. default: "module:function" that returns the folder of the default checkpoint, and fetches it first if it is missing, see
+    `fetch_default` of the registry; empty: there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to
+    the family; empty: the models have no files."""
 
     models: Mapping[str, ModelEntry]
     needs: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""Checkpoints by their name at a hub, such as owner/name or owner/name@revision, fetched into the cache that all programs of this user
+"""Fetches checkpoints by their name at a hub, such as owner/name or owner/name@revision, into the cache that all programs of this user
 share.
 
-A name is resolved to a commit first. Files other than weights are fetched before anything large; they show the family. A partial file of
-weights is continued where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. A
-file in the cache with another size than at the hub is fetched anew. If the hub cannot be reached, the cache is used.
+A name is resolved to a commit first. Files other than weights, which show the family, are fetched before anything large. A partial file of
+weights is continued where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. If a
+file has another size in the cache than at the hub, it is fetched anew. If the hub cannot be reached, the cache is used.
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean the same as in every program that uses huggingface_hub.
 """
@@ -61,8 +61,8 @@ WANTED = (
     "*tokenizer.model",
     "*spk_dict.pt",
 )
-"""Patterns of the files to fetch: weights, configs, processors, tokenizers and speakers. Only the file of speakers is a pickle: it has no
-other form."""
+"""Patterns of the files to fetch: weights, configs, processors, tokenizers and speakers. Only the file of speakers is a pickle, because it
+exists in no other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -101,7 +101,7 @@ def endpoint() -> str:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A name of a checkpoint at the hub. repository: owner/name. revision: a branch, a tag or a commit."""
+    """The name of a checkpoint at the hub. repository: owner/name. revision: a branch, a tag or a commit."""
 
     repository: str
     revision: str = constants.DEFAULT_REVISION
@@ -120,7 +120,8 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: hash of its content. git: its name as a blob in git. Each is empty if the hub does not give it."""
+    """One file of a commit. size: in bytes. sha256: hash of its content. git: its name as a blob in git. Both are empty if the hub does not
+    report them."""
 
     path: str
     size: int
@@ -129,15 +130,15 @@ class RemoteFile:
 
     @property
     def blob(self) -> str:
-        """The file's name in the cache; empty if it is not known before the file is requested."""
+        """The file's name in the cache; empty: it is not known before the file is requested."""
         return self.sha256 or self.git
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """The plan of a fetch: the commit that a name stands for, and how much of it must be fetched. cache: folder of the cache. size: bytes
-    of all wanted files. missing: bytes that the cache lacks. free: free bytes of its disk. is_unasked: whether the hub did not answer, so
-    that the checkpoint in the cache is used."""
+    """The plan of a fetch: the commit that a name stands for, and how many bytes must be fetched. cache: folder of the cache. size: bytes
+    of all wanted files. missing: bytes that the cache lacks. free: free bytes of the cache's disk. is_unasked: whether the hub did not
+    answer, so that the checkpoint in the cache is used."""
 
     name: HubName
     commit: str
@@ -149,7 +150,7 @@ class FetchPlan:
 
 
 def hub_name(text: str) -> HubName | None:
-    """The name at a hub in a text of the form owner/name or owner/name@revision; None for another text. Does not ask the hub."""
+    """The name at a hub in a text of the form owner/name or owner/name@revision; None: the text has another form. The hub is not asked."""
     match = NAME.fullmatch(text)
     if match is None or ".." in text:
         return None
@@ -161,10 +162,10 @@ def hub_name(text: str) -> HubName | None:
 
 
 def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchPlan], object], progress: ShowProgress) -> FoundCheckpoint:
-    """The checkpoint of a name; what the cache lacks is fetched first.
+    """Fetch what the cache lacks of a checkpoint, and return the checkpoint.
 
-    tell: called with the plan before anything is fetched. check: called with the folder when everything but the weights is there; its error
-    ends the fetch. Raises HubError."""
+    tell: called with the plan before anything is fetched. check: called with the folder when it has all files except weights; an error of
+    this call ends the fetch. Raises HubError."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own errors report each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
     if COMMIT.fullmatch(name.revision) and (folder := _find_cached(name, knowing=True)) is not None:
@@ -180,14 +181,14 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchP
 
 
 def _use_cached(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
-    """The checkpoint in a folder of the cache, after `tell` and `check` were called as `fetch` promises."""
+    """The checkpoint in a folder of the cache. First this calls `tell` and `check`, as described in `fetch`."""
     tell(plan)
     check(folder)
     return FoundCheckpoint(plan.commit, folder)
 
 
 def _list_files(name: HubName) -> tuple[str, list[RemoteFile]]:
-    """The commit that a name stands for, and its wanted files. Raises HubError."""
+    """(the commit that a name stands for, its wanted files). Raises HubError."""
     with _as_hub_errors(name), _of_a_hub():
         listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
         if listing.sha is None or not COMMIT.fullmatch(listing.sha):
@@ -196,7 +197,7 @@ def _list_files(name: HubName) -> tuple[str, list[RemoteFile]]:
 
 
 def _remote(file: RepoSibling) -> RemoteFile:
-    """A file as the hub lists it. Raises ValueError for impossible values: its name and its hashes become paths here."""
+    """A file of the hub's list. Raises ValueError for impossible values, because the name and the hashes become paths here."""
     remote = RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
     if "\0" in remote.path or not {"", ".", ".."}.isdisjoint(remote.path.split("/")):
         raise ValueError(f"{remote.path!r} is no file of a repository")
@@ -209,7 +210,7 @@ def _remote(file: RepoSibling) -> RemoteFile:
 
 @contextmanager
 def _of_a_hub() -> Iterator[None]:
-    """Turns errors caused by senseless answers of the hub into HubUnreachable."""
+    """While the context is open, turns errors caused by senseless answers of the hub into HubUnreachable."""
     try:
         yield
     except (OSError, HubError):
@@ -219,8 +220,8 @@ def _of_a_hub() -> Iterator[None]:
 
 
 class Fetch:
-    """Fetches one commit into the cache. Its layout is the one that huggingface_hub documents: blobs named by hash, snapshots by commit
-    with links to blobs, and refs from branches and tags to commits."""
+    """Fetches one commit into the cache, in the layout that huggingface_hub documents: blobs named by hash, snapshots by commit with links
+    to blobs, and refs from branches and tags to commits. files: all wanted files of the commit."""
 
     def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: ShowProgress) -> None:
         self._name = name
@@ -254,8 +255,8 @@ class Fetch:
         return FoundCheckpoint(self._commit, self._folder)
 
     def _hold_lock(self) -> AbstractContextManager[None]:
-        """Holds a lock that keeps other processes from fetching this repository meanwhile: the library's own locks are for one file
-        each."""
+        """A context that locks this repository against fetches by other processes, because each lock of the library is for a single
+        file."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
         return hold_lock(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing_bytes(), self._size))
@@ -264,7 +265,7 @@ class Fetch:
         return _has_size(self._folder / file.path, file.size)
 
     def _drop_damaged(self) -> None:
-        """Remove files of a wrong size: the library would accept them by their name alone."""
+        """Remove files of a wrong size, because the library would accept them by their name alone."""
         for file in self._files:
             linked = self._folder / file.path
             behind = Path(os.path.realpath(linked))
@@ -276,7 +277,7 @@ class Fetch:
                 self._blob(file).unlink(missing_ok=True)
 
     def _check_whole(self) -> None:
-        """Raises HubError if a file is missing or has another size than the hub says."""
+        """Raises HubError if a file is missing or has another size than in the hub's list."""
         for file in self._files:
             if not self._is_there(file):
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
@@ -299,7 +300,7 @@ class Fetch:
         return self._store / "blobs" / f"{file.sha256}.incomplete"
 
     def _snapshot(self, files: Sequence[RemoteFile]) -> None:
-        """Let the library fetch those of these files that are missing, and link them into the snapshot."""
+        """Let the library fetch the missing ones of these files, and link them into the snapshot."""
         missing = [file for file in files if not self._is_there(file)]
         if not missing:
             return
@@ -358,7 +359,7 @@ class Fetch:
         partial.rename(self._blob(file))
 
     def _record_commit(self) -> None:
-        """Record the commit of a branch or tag, now that all of its files are there: it is read when the hub cannot be reached."""
+        """Record the commit of a branch or tag after all of its files have come. The record is read when the hub cannot be reached."""
         reference = self._store / "refs" / self._name.revision
         if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
             return
@@ -369,8 +370,8 @@ class Fetch:
 
 
 def _find_cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None if a file is missing, by the cache's list of the commit's files. Without such a list: None if
-    `knowing`, else the indices of weights and parts decide. Does not ask the hub."""
+    """The folder of a name in the cache; None: a file is missing, by the cache's list of the commit's files. If the cache has no such list:
+    knowing: return None; else the indices of weights and parts decide. The hub is not asked."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
@@ -382,13 +383,13 @@ def _find_cached(name: HubName, *, knowing: bool = False) -> Path | None:
 
 
 def _has_size(path: Path, count: int) -> bool:
-    """Whether the path is a file of this many bytes. Another process may remove or rename it meanwhile."""
+    """Whether the path is a file of this many bytes; no error if another process removes or renames it meanwhile."""
     return path.is_file() and size_of(path) == count
 
 
 def _has_all_parts(folder: Path) -> bool:
     """Whether a folder has weights, all files that their indices name, and a folder for each part in the model_index.json of a drawing
-    model. A part is [library, class] there; both are null for a part that the model lacks."""
+    model. That file has [library, class] for each part, or nulls for a part that the model lacks."""
     listed = json_object(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
     parts = [name for name, value in listed.items() if isinstance(value, list) and any(value)]
     shards = {
@@ -439,7 +440,7 @@ def _free_disk_bytes(folder: Path) -> int:
 
 @contextmanager
 def _as_hub_errors(name: HubName) -> Iterator[None]:
-    """Turns the library's errors into HubError. name: the checkpoint, for their texts."""
+    """While the context is open, turns the library's errors into HubError. name: of the checkpoint, for the texts of the errors."""
     try:
         yield
     except GatedRepoError as error:

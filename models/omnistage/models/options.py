@@ -16,7 +16,7 @@ Made = TypeVar("Made", bound="DataclassInstance")
 
 
 class SettingsLike(Protocol):
-    """The settings of a server that matter for loading; see omnistage.stage.settings."""
+    """The settings of a server that loading uses; see omnistage.stage.settings."""
 
     checkpoint: str
     device: str
@@ -39,18 +39,17 @@ USUAL_SESSIONS = 64
 
 
 def with_resumed(sessions: int) -> int:
-    """Number of sessions that a replica with a limit of `sessions` may have when it takes over sessions of a lost replica: these may exceed
-    the limit, because they must not be turned away while there is memory for them."""
+    """Number of sessions that a replica with a limit of `sessions` may have when it takes over sessions of a lost replica. They may exceed
+    the limit, because they must not be refused while there is memory for them."""
     return 2 * sessions
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is to be loaded. A default leaves a setting to the model.
-
-    path: folder of a checkpoint; None: the family's own. threads: torch threads of a computing thread. max_sessions: answers at once.
-    max_batch_size, max_batch_tokens: sequences and rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: whether to
-    keep the common beginnings of prompts. tensor_parallel_size: number of ranks of the model. gpu_memory_utilization: part of a GPU's
+    """The options with which a model is loaded. A default leaves a setting to the model. path: folder of a checkpoint; None: the family's
+    own checkpoint. threads: torch threads of a computing thread. max_sessions: largest number of answers at once. max_batch_size,
+    max_batch_tokens: largest numbers of sequences and of rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: whether
+    to keep the common beginnings of prompts. tensor_parallel_size: number of ranks of the model. gpu_memory_utilization: part of a GPU's
     memory that it may fill, above 0 to 1. memory_share: part of the device's memory that it may count on, above 0 to 1, if other models
     that take all free memory start at the same time. family: options that only models of one family have."""
 
@@ -80,7 +79,7 @@ class LoadOptions:
 
     @property
     def sessions(self) -> int:
-        """Number of answers at once; USUAL_SESSIONS if the user does not set it."""
+        """Largest number of answers at once; USUAL_SESSIONS if the user does not set it."""
         return self.max_sessions or USUAL_SESSIONS
 
     @property
@@ -94,8 +93,8 @@ class LoadOptions:
 
 
 def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
-    """The options of a family, after a check that each is known and has the type of its default. of: the model's name in errors. Raises
-    LoadError."""
+    """Returns `options` after a check that each is known and has the type of its default. defaults: the family's options with default
+    values. of: the model's name in errors. Raises LoadError."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
     unknown = sorted(options.keys() - known.keys())
     if unknown:
@@ -109,7 +108,7 @@ def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of
 
 
 def not_negative(made: Made, of: str) -> Made:
-    """The same options, after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
+    """Returns `made`, the options, after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
     for each in fields(made):
         value = getattr(made, each.name)
         if not isinstance(value, str) and value < 0:
@@ -130,10 +129,10 @@ def value_text(value: object) -> str:
 
 
 GPU_MEMORY = "gpu_memory_utilization"
-"""A setting that every model accepts on a CPU, where it has no effect."""
+"""Name of a setting that every model accepts on a CPU, where it has no effect."""
 
 MEMORY_SHARE = "memory_share"
-"""A setting of models that take all free memory."""
+"""Name of a setting of models that take all free memory."""
 
 OPTIONAL = (
     "threads",

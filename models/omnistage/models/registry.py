@@ -1,5 +1,5 @@
-"""The families of models: a table, the families that installed packages add to it, and functions that read both. A family's code is
-imported when it is needed."""
+"""The table of the families of models, to which installed packages add families, and functions that read it. A family's code is imported
+when it is needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryEr
 CONVERTED = ("config.json", WEIGHTS)
 
 _ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
-"""Settings that every model on the engine uses."""
+"""Names of settings that every model on the engine uses."""
 
 _SPEAKS = ("enable_audio_output", "enable_talker")
 """Keys of a config that are false if the checkpoint has neither Talker nor Code2Wav."""
@@ -49,7 +49,7 @@ _SPEECH_2_5 = ("talker_config", "token2wav_config")
 """Sections of a config of Qwen2.5-Omni that its Talker and its Code2Wav both read."""
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
-"""The options of the toy models, the same for every kind, so that one option can be given to a whole chain."""
+"""The options of the toy models, the same for every kind of stage, so that one option can be set for a whole chain."""
 
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
@@ -204,8 +204,8 @@ name of a family in the table is ignored."""
 
 
 def family_of(name: str) -> Family | None:
-    """The family of this name, from the table or an installed package; None: there is none. Raises LoadError for a package without the
-    family that it names."""
+    """The family of this name, from the table or an installed package; None: there is none. Raises LoadError for a package that names a
+    family and lacks it."""
     points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
     return _load_family(points) if points else FAMILIES.get(name)
 
@@ -216,7 +216,7 @@ def families() -> dict[str, Family]:
 
 
 def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
-    """All families by name, and the errors of packages whose family cannot be used: such a package must not hinder others."""
+    """(all families by name, the errors of packages whose family cannot be used). Such a package must not hinder other packages."""
     points = entry_points(group=GROUP)
     found, broken = dict[str, Family](), list[LoadError]()
     for name in sorted(points.names - FAMILIES.keys()):
@@ -228,14 +228,15 @@ def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
 
 
 def _load_family(points: tuple[EntryPoint, ...]) -> Family:
-    """The family behind the entry points of one name. Raises LoadError if there are several, or if it is no Family."""
+    """The family to which the entry point of a name leads. points: all entry points of this name. Raises LoadError if there are several, or
+    if it is no Family."""
     packages = [point.dist.name if point.dist else "a package" for point in points]
     name = points[0].name
     if len(points) > 1:
         raise LoadError(f"the family {name} is brought by {' and by '.join(packages)}: uninstall one of them")
     try:
         found = points[0].load()
-    except Exception as error:  # The package is not ours: an import may raise anything.
+    except Exception as error:  # Importing the package of somebody else may raise any error.
         raise LoadError(f"the family {name} of the package {packages[0]} cannot be imported: {error!r}") from error
     if not isinstance(found, Family):
         raise LoadError(f"the family {name} of the package {packages[0]}: {points[0].value} is no Family but a {type(found).__name__}")
@@ -254,15 +255,15 @@ def has_model(family: str, kind: str) -> bool:
 
 
 def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
-    """The kinds of those of `models`, as (family, kind), that a checkpoint does not have, judged by its config.json. folder: the
-    checkpoint. Raises LoadError."""
+    """The kinds of the models that a checkpoint lacks, judged by its config.json. folder: the checkpoint. models: (family, kind) of each
+    model. Raises LoadError."""
     paths = [(family, kind, folder / _entry(family, kind).folder / "config.json") for family, kind in models]
     return [kind for family, kind, path in paths if path.is_file() and not is_said(Config(json_object(path), str(path)), family, kind)]
 
 
 def is_said(config: Config, family: str, kind: str) -> bool:
-    """Whether the config says that the checkpoint has a family's model of a kind: no section of the model is absent or empty, and no switch
-    is false. Raises BadCheckpoint for a value of another type."""
+    """Whether the checkpoint has a family's model of a kind, judged by its config: no section of the model is absent or empty, and no
+    switch is false. Raises BadCheckpoint for a value of another type."""
     entry = _entry(family, kind)
     there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
     return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
@@ -275,18 +276,18 @@ def check_said(config: Config, family: str, kind: str) -> None:
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:
-    """The voices that every model of this family and kind has; none if the checkpoint decides that."""
+    """The voices that every model of this family and kind has; empty: the checkpoint decides which voices there are."""
     return _entry(family, kind).voices
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether a setting of options.OPTIONAL may be set for a family's model of a kind on a device: the model uses it, or it has no effect
-    on that device, and `loading_texts` says so. Raises UnknownFamily."""
+    """Whether a setting of options.OPTIONAL may be set for a family's model of a kind on a device: either the model uses it, or it has no
+    effect on that device, as `loading_texts` then says. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
 def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
-    """How a family's model of a kind is loaded, as far as the options determine it: setting -> text for humans."""
+    """Setting -> text for humans, on how a family's model of a kind is loaded, as far as the options determine it."""
     dtypes = _entry(family, kind).dtypes
     said = {
         "family": family,
@@ -303,8 +304,8 @@ def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str
 
 
 def check(family: str, kind: str, options: LoadOptions) -> None:
-    """Raises LoadError if a model cannot be loaded with these options, as far as that can be known without importing torch. A setting that
-    the model would not use is refused too, because a user who sets it expects an effect."""
+    """Raises LoadError if a model cannot be loaded with these options, as far as this shows without importing torch. A setting that the
+    model would not use is refused too, because a user who sets it expects an effect."""
     entry = _entry(family, kind)
     if options.device.partition(":")[0] not in entry.devices:
         raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(entry.devices)} only")
@@ -331,8 +332,8 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
-    """Load a family's model of a kind from `options.path`, or, if that is None, from the family's own checkpoint, which is fetched if the
-    cache lacks it. Raises LoadError."""
+    """Load a family's model of a kind from `options.path`; if that is None, from the family's own checkpoint, which is fetched if the cache
+    lacks it. Raises LoadError."""
     check(family, kind, options)
     check_there(options.device)
     entry, folder = _entry(family, kind), options.path
@@ -367,7 +368,7 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
 
 
 def _loader(family: str, kind: str) -> Loader:
-    """The function that loads a model. Raises LoadError for an entry that names none."""
+    """The function that loads a model. Raises LoadError if the table's entry names no function."""
     name = _entry(family, kind).loader
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute, None)
@@ -381,7 +382,7 @@ def _loader(family: str, kind: str) -> Loader:
 
 
 def has_default(family: str) -> bool:
-    """Whether a family has a checkpoint of its own, which is used if the user gives no other."""
+    """Whether a family has a checkpoint of its own, which is used if the user names no other checkpoint."""
     return bool(_need_family(family).default)
 
 
@@ -397,8 +398,9 @@ def fetch_default(family: str, progress: ShowProgress | None = None) -> Path:
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
-    """The family of the checkpoint in a folder. among: the possible families; None: all. called: the folder's name in errors; empty: its
-    path. Raises UnknownCheckpoint if no family fits, or several; the error names packages whose family cannot be used."""
+    """The name of the family of the checkpoint in a folder. among: the possible families by name; None: all. called: the folder's name in
+    errors; empty: its path. Raises UnknownCheckpoint if no family fits, or several; the error names packages whose family cannot be
+    used."""
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
@@ -424,7 +426,7 @@ def _bears(path: Path, mark: Mark) -> bool:
 
 
 def _look(path: Path) -> str:
-    """The content of a folder, in words, for a user who wonders why no family knows it."""
+    """The content of a folder, in words, for a user whose checkpoint belongs to no family."""
     if not path.is_dir():
         return "it is not a folder"
     said = []

@@ -76,13 +76,17 @@ def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
     """Raises BadCheckpoint if `header` has packed weights: tensors of whole numbers that are named like weights of the model, or of a type
-    with few bits. Whole numbers that are named like positions and masks are allowed. If the model lacks no weight, tensors that it does not
-    use are allowed too. report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of
-    it.""" others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED} numbers = {name for name, value in
-    model.named_buffers() if not value.is_floating_point()} weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    without_place = set() if report["missing_keys"] else set(map(str, report["unexpected_keys"])) spare = without_place |
-    _named_alike(others, numbers) bad = _named_alike(others, weights) | {name for name, stored in others.items() if stored.dtype not in
-    PLAIN} refuse_packed({name: others[name] for name in bad - spare}, folder)
+    with few bits. Whole numbers that are named like positions and masks are allowed. If the model lacks no weight, tensors that it does
+    not use are allowed too.
+
+    report: what the library reports of its loading. Libraries name weights as in the whole model, or as in a part of it."""
+    others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
+    numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    without_place = set() if report["missing_keys"] else set(map(str, report["unexpected_keys"]))
+    spare = without_place | _named_alike(others, numbers)
+    bad = _named_alike(others, weights) | {name for name, stored in others.items() if stored.dtype not in PLAIN}
+    refuse_packed({name: others[name] for name in bad - spare}, folder)
 
 
 def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:

@@ -3,7 +3,8 @@
 The library llguidance makes the grammars. In a JSON schema, white space is only one space after a comma or a colon, so that an answer
 cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with unknown parts is refused.
 Every request has its own grammar. A grammar grows as it is used: if requests shared it, this growth would count against the bounds of the
-next request, and would reveal to one client what another client has asked."""
+next request, and would reveal to one client what another client has asked.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 in the same place removes them.
 
 The owner holds a lock while it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends in any way, so
-a file that another process can lock belongs to nobody. Where files cannot be locked, the remains of a killed process stay."""
+a file that another process can lock belongs to nobody. Where files cannot be locked, the remains of a killed process stay.
+"""
 
 from __future__ import annotations
 

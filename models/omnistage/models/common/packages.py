@@ -2,7 +2,8 @@
 
 pip only says where a wheel is, and this module downloads it, so that a download continues where it stopped, in the next process too. If
 this module cannot download a wheel, pip does, from the start each time. This happens with a server that wants credentials, a proxy or
-certificates that only pip knows, or an index that gives the place only with the whole wheel."""
+certificates that only pip knows, or an index that gives the place only with the whole wheel.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Each weight is unpacked when it is read, into the type of computing, so a replica takes as much memory as with unpacked weights. Activations
 are not rounded to fewer bits, though some such checkpoints were made for that. Two ways of packing are supported: 8-bit floats with a scale
-for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which unpacks it."""
+for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which unpacks it.
+"""
 
 from __future__ import annotations
 

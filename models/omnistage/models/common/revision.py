@@ -3,7 +3,8 @@ continues an answer of the other.
 
 No name tells completely how a machine computes: torch gives a CPU with AMX and a CPU without it the same name, and their results differ. So
 a revision is a hash of everything that has a name (files, code, torch, dtype, device, threads) and of results: what this machine computes
-from a fixed input."""
+from a fixed input.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads the weights of a checkpoint, and checks that every weight of the model is there, in its shape, and no other.
 
 Weights lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is
-copied. Weights with fewer bits in the files are unpacked when they are read (`common.packed`)."""
+copied. Weights with fewer bits in the files are unpacked when they are read (`common.packed`).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A session requests one small unit of work at a time and waits for it. So each session has at most one unit in the queue, and it is fair to
 run units in the order in which they come. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES
-others, so every unit runs in the end."""
+others, so every unit runs in the end.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reads the media of a request: from the received bytes to the rows that stand for them in a prompt.
 
-bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by a hash of all input"""
+bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by a hash of all input
+"""
 
 from __future__ import annotations
 
