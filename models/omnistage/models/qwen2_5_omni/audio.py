@@ -1,4 +1,4 @@
-"""The sound encoder of Qwen2.5-Omni: turns log-mel spectrograms into rows of the Thinker, one for 40 ms of sound.
+"""The sound encoder of Qwen2.5-Omni: turns log-mel spectrograms into rows of the Thinker, a row for each 40 ms of sound.
 
 It is Whisper's encoder (Radford et al. 2022) in chunks of two seconds that do not see each other, with every two rows averaged at the end:
 Transformers' `Qwen2_5OmniAudioEncoder`. A convolution is computed as a product of three frames at a time, so all products run as the
@@ -25,7 +25,7 @@ def rows_of_frames(frames: int) -> int:
 
 
 class AudioEncoder:
-    """Implements the common AudioEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
+    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower."."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -50,12 +50,12 @@ class AudioEncoder:
         return rows_of_frames(frames)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The chunks of a spectrogram, several in each piece. spectrogram: [frames, mel_bins]."""
+        """Cut a spectrogram, [frames, mel_bins], into pieces of several chunks each."""
         return torch.split(spectrogram, self.config.piece)
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """The rows of sounds, [rows_of_frames(frames), output_size] for each. spectrograms: [frames, mel_bins] each, at least 3 frames.
-        on_layer: called before each layer; its error ends the work."""
+        on_layer: called before each layer; an error of this call ends the work."""
         config = self.config
         chunks = [chunk for spectrogram in spectrograms for chunk in torch.split(spectrogram, config.chunk)]
         x = self._convolve(0, chunks, 1)
@@ -72,7 +72,7 @@ class AudioEncoder:
         return list(torch.split(rows, [count // 2 for count in counts]))
 
     def _convolve(self, index: int, chunks: Sequence[torch.Tensor], stride: int) -> torch.Tensor:
-        """A convolution over three frames, then GELU, of chunks [frames, width] each, padded with one zero frame before and after. index: 0
-        or 1, which convolution. Returns the frames of all chunks, joined."""
+        """Apply a convolution over three frames, then GELU, to chunks [frames, width] each, padded with a zero frame before and after.
+        index: number of the convolution, 0 or 1. Returns the frames of all chunks, joined, [frames, hidden_size]."""
         threes = [functional.pad(chunk, (0, 0, 1, 1)).unfold(0, 3, stride).flatten(1) for chunk in chunks]
         return functional.gelu(self._convolutions[index](torch.cat(threes)))

@@ -25,8 +25,8 @@ PIECE_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """The common VisionConfig, and: window_size: pixels of a window's side. full_layers: numbers of the layers whose attention sees the
-    whole frame; the others see windows."""
+    """The common VisionConfig with further values. window_size: pixels of a window's side. full_layers: numbers of the layers whose
+    attention sees the whole frame; the other layers see windows."""
 
     window_size: int
     full_layers: frozenset[int]
@@ -39,8 +39,8 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """The common AudioConfig, and: window: half the number of frames of a chunk; two frames of the spectrogram become one for attention,
-    which sees this many."""
+    """The common AudioConfig with a further value. window: number of rows that attention sees, half as many as a chunk has frames, because
+    two frames of the spectrogram become one row."""
 
     window: int
 
@@ -51,7 +51,7 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def piece(self) -> int:
-        """Number of frames of the chunks that are encoded at once."""
+        """Number of frames of a piece: of all chunks that are encoded at once."""
         return PIECE_CHUNKS * self.chunk
 
     @property
@@ -72,9 +72,9 @@ class AudioConfig(encoders.AudioConfig):
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second:
-    positions that a second of sound or film takes. seconds_per_chunk: seconds of a film and its sound that stand together in the prompt.
-    tied: the logits use the embedding if there is no head."""
+    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second: number
+    of positions that a second of sound or film takes. seconds_per_chunk: seconds of a film whose rows and sound rows stand together in the
+    prompt. tied: whether the logits use the embedding if there is no head."""
 
     text: DecoderConfig
     rope: RopeConfig
@@ -98,10 +98,11 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The config of a Talker. decoder: it has one item id more than the checkpoint, the last one, which stands for no item. rope: of its
-    positions. codec: special items. silent: items that are neither codes nor an end, from which Code2Wav could make nothing. row_size:
+    """The config of a Talker. decoder: has one item id more than the checkpoint, the last id, which stands for no item. rope: of its
+    positions. codec: special items. silent: items that are neither codes nor an end, from which Code2Wav could make no sound. row_size:
     width of the rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker for the rows
-    after the last one. block: codes that Code2Wav attends to together. speaker_size, mel_bins: widths of a voice's vector and example."""
+    after an answer. block: number of codes that Code2Wav attends to together. speaker_size, mel_bins: widths of a voice's vector and
+    example."""
 
     decoder: DecoderConfig
     rope: RopeConfig

@@ -28,15 +28,15 @@ from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "4"
-"""Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
+"""Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""
 
 _PREFIX = "thinker."
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
-    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size)  # Checked before other ranks are started in vain.
+    config_of_part(config.text, options.tensor_parallel_size)  # Raises an error before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
@@ -52,7 +52,7 @@ def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: 
 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """Read a rank's part of the decoder: implements `rank.RankReader`."""
+    """Read a rank's part of the decoder; implements `rank.RankReader`."""
     return WEIGHTS.read_decoder(folder, options, group)
 
 

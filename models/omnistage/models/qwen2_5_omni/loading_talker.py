@@ -27,7 +27,7 @@ from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 CODE_REVISION = "3"
-"""Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
+"""Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""
 
 _PREFIX = "talker."
 _OTHERS = ("thinker.", "token2wav.")
@@ -36,7 +36,7 @@ _PROJECTION = f"{_PREFIX}thinker_to_talker_proj"
 
 
 def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
-    """Load a Talker, and start its engine. Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
@@ -67,7 +67,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
-    """The decoder. Its embedding has one row more than the checkpoint: zeros, for the item `config.nothing`."""
+    """The decoder. Its embedding has one row more than in the checkpoint, of zeros, for the item `config.nothing`."""
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:

@@ -12,11 +12,11 @@ from omnistage.models.errors import LoadError
 
 FAMILY = "qwen2_5_omni"
 SOLVERS = ("rk4", "midpoint", "euler")
-"""Names of the solvers of the flow; the first is the published one."""
+"""Names of the solvers of the flow; the first solver is the published one."""
 
 MOST_STEPS = 100
 MOST_AHEAD = 36
-"""Largest `lookahead`: with the published solver and steps, a block depends on no block farther ahead."""
+"""Largest `lookahead`. With the published solver and steps, a block depends on at most this many blocks ahead."""
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
@@ -35,8 +35,9 @@ class TalkerOptions(speech.TalkerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions(speech.Code2WavOptions):
-    """The common Code2WavOptions, and: solver: solver of the flow, one of SOLVERS. steps: its number of steps, one less than `num_steps` of
-    Transformers. lookahead: blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request."""
+    """The common Code2WavOptions with further values. solver: solver of the flow, one of SOLVERS. steps: its number of steps, one less than
+    `num_steps` of Transformers; 0: as published. lookahead: blocks of 12 codes that a window looks ahead; 0: the profile of a request
+    decides."""
 
     family = FAMILY
     most: ClassVar[Mapping[str, int]] = {**speech.Code2WavOptions.most, "steps": MOST_STEPS, "lookahead": MOST_AHEAD}

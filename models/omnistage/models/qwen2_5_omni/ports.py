@@ -5,6 +5,6 @@ from __future__ import annotations
 from omnistage.models.common.speech.ports import codes_port
 
 CODE_RATE_HZ = 50.0
-"""Codes in a second: 24,000 samples a second, 240 for a mel frame, two mel frames for a code."""
+"""Codes in a second, because a second has 24,000 samples, a mel frame 240 samples, and a code two mel frames."""
 
 CODES_PORT = codes_port(1, CODE_RATE_HZ)

@@ -25,8 +25,8 @@ class _Rows(PromptRows):
         self._config = config
 
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film and its sound: those of each `seconds_per_chunk` stand together, pictures first. The marks around the
-        sound have the positions of the marks around the film."""
+        """Add the rows of a film and its sound. The rows of each `seconds_per_chunk` seconds stand together, rows of pictures first. The
+        marks around the sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
         seen, heard = self.seen(extent), self.heard(extent.sound)
@@ -48,7 +48,7 @@ class _Rows(PromptRows):
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
     """Cut rows into chunks by their times. times: of each row, [rows]. Returns for each chunk the index of its first row, and the index
-    after its last one. The n-th chunk ends before the first time that is n * step or later."""
+    after its last row. The n-th chunk ends before the first row with a time of n * step or later."""
     chunks, start = list[tuple[int, int]](), 0
     for index in range(len(times)):
         if times[index] >= (len(chunks) + 1) * step:

@@ -2,8 +2,7 @@
 
 Between the conversation and the answer it adds the row of the voice's token. A frame is one code, and a code's embedding is as wide as a
 row of the Thinker. It does what `Qwen2_5OmniForConditionalGeneration.generate` of Transformers intends. Versions 5.20 to 5.23 compute
-something else for a request alone: they drop its mask, and with it places and special codes.
-"""
+something else for a single request: they drop its mask, and with it places and special codes."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 
 
 class Qwen2_5Talker(RowTalker):
-    """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+    """The Talker of Qwen2.5-Omni; implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""

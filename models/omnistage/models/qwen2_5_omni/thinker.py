@@ -16,7 +16,7 @@ END = "<|im_end|>"
 
 
 class Qwen2_5Thinker(MediaThinker):
-    """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
+    """The Thinker of Qwen2.5-Omni; implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:
         """See MediaThinker."""

@@ -37,7 +37,8 @@ class _Block:
 
 
 class VisionEncoder:
-    """Implements the common VisionEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
+    """The encoder of pictures and films; implements the common VisionEncoder. weight: returns a weight by its name without
+    "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -55,8 +56,9 @@ class VisionEncoder:
         return self._merge_norm.dtype
 
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """The rows of pictures and films, [grid.patches / merge², output_size] for each grid. patches: those of all grids, [patches,
-        patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its error ends the work."""
+        """The rows of pictures and films, [grid.patches / merge², output_size] for each grid. patches: of all grids, [patches,
+        patch_values]; the patches of an output row are next to each other. on_layer: called before each layer; an error of this call ends
+        the work."""
         order, windows, frames = self._arrange(grids)
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)
@@ -73,7 +75,7 @@ class VisionEncoder:
         return list(torch.split(rows, [grid.patches // unit for grid in grids]))
 
     def _through(self, block: _Block, x: torch.Tensor, turn: Turn, segments: Segments) -> torch.Tensor:
-        """Apply a layer. x: [patches, hidden_size]. segments: which patches see each other."""
+        """Apply a layer. x: [patches, hidden_size]; the result too. turn: the positions. segments: which patches see each other."""
         config = self.config
         size = config.hidden_size // config.heads
         qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
@@ -83,8 +85,8 @@ class VisionEncoder:
         return x + block.down(functional.silu(gate) * up)
 
     def _arrange(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
-        """The numbers of merged rows in the order of windows, int64 [rows]; and, in that order, the Segments of windows and the Segments of
-        frames, both of patches."""
+        """(numbers of the output rows in the order of windows, int64 [rows]; the windows, the frames, both as Segments of patches in this
+        order)."""
         side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit
         orders, windows, frames, start = list[torch.Tensor](), list[int](), list[int](), 0
         for grid in grids:
@@ -101,7 +103,7 @@ class VisionEncoder:
 
 
 def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
-    """Read one layer. name: beginning of its weights' names."""
+    """Read one layer. name: beginning of the names of its weights."""
 
     def fused(*names: str) -> Linear:
         return linear(

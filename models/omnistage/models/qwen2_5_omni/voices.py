@@ -20,8 +20,8 @@ _DAMAGE = (
     *(OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, struct.error, zipfile.BadZipFile),
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, TypeError),
 )
-"""Errors that `torch.load` raises for a damaged file. It checks few of the values that it makes tensors of, so a bad value may raise any of
-these."""
+"""Errors that `torch.load` raises for a damaged file. It checks few values before it makes tensors of them, so a bad value may raise any of
+these errors."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -31,8 +31,8 @@ USUAL = "Chelsie"
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice. token: id of the Thinker's token that stands for it in the Talker. speaker, example: for Code2Wav: its vector, float32 [1,
-    speaker_size], and mel frames of its speech, float32 [1, frames, mel_bins]."""
+    """A voice. token: id of the Thinker's token that stands for the voice in the Talker. speaker: vector for Code2Wav, float32 [1,
+    speaker_size]. example: mel frames of speech for Code2Wav, float32 [1, frames, mel_bins]."""
 
     token: int
     speaker: torch.Tensor
@@ -41,8 +41,8 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceSizes:
-    """Sizes that voices must have. speaker: width of a voice's vector. mel_bins: width of its example. tokens: number of tokens that the
-    Thinker has embeddings of; None: the token is not needed."""
+    """Sizes that voices must have. speaker: width of a voice's vector. mel_bins: width of its example. tokens: number of the Thinker's
+    tokens, below which the voice's token must be; None: the token is not used."""
 
     speaker: int
     mel_bins: int
@@ -50,8 +50,8 @@ class VoiceSizes:
 
 
 def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
-    """The voices of the checkpoint in a folder, by name, the default first. Raises BadCheckpoint for a file that is no table of voices, or
-    one with other sizes. Reads only tensors and plain values."""
+    """The voices of the checkpoint in a folder, by name, the default voice first. Raises BadCheckpoint for a file that is no table of
+    voices, or has other sizes. Only tensors and plain values are read."""
     path = directory / FILE
     try:
         _check_stored(path)
@@ -67,8 +67,8 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
 
 
 def _check_stored(path: Path) -> None:
-    """Raises BadZipFile for a file with compressed parts, because they may have any size after decompression. `torch.save` compresses none.
-    Its older files are no archives, and are refused too."""
+    """Raises BadZipFile for a file with compressed parts, which may have any size after decompression. `torch.save` compresses nothing. Its
+    older files, which are no archives, are refused too."""
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
             raise zipfile.BadZipFile("its parts are compressed, which torch.save never does")
@@ -91,7 +91,7 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
 
 
 def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of a voice, float32. name: its key. shape: that it must have; 0 stands for any number but zero. Raises BadCheckpoint."""
+    """A tensor of a voice, float32. name: its key. shape: the shape that it must have; 0: any number above 0. Raises BadCheckpoint."""
     found = values.get(name)
     if not _is_plain(found):
         raise BadCheckpoint(f"{place} has no tensor {name!r}")
@@ -106,8 +106,8 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
 
 
 def _is_plain(found: object) -> TypeGuard[torch.Tensor]:
-    """Whether each number of a tensor has memory of its own on the CPU: `torch.load` also returns tensors that are sparse, have no memory,
-    or repeat a few numbers."""
+    """Whether it is a tensor each of whose numbers has memory of its own on the CPU. `torch.load` also returns tensors that are sparse,
+    have no memory, or repeat a few numbers."""
     if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
         return False
     return found.numel() * found.element_size() <= found.untyped_storage().nbytes()

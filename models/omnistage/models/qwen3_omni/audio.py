@@ -1,13 +1,12 @@
-"""The sound encoder of Qwen3-Omni: turns log-mel spectrograms into rows of the Thinker, 13 for a second.
+"""The sound encoder of Qwen3-Omni: turns log-mel spectrograms into rows of the Thinker, 13 rows for a second.
 
 Three convolutions over time and pitch see chunks of a second, each by itself; Whisper's layers see windows of several chunks. It is
 Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is computed as a product of three by three numbers at a time, so all products run as
 the engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
 
 If a sound is longer than a chunk, its last chunk is padded with silence to a whole one, as in Transformers. Transformers also pads a sound
-that is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here its rows are always those that
-it has alone.
-"""
+that is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here a sound always has the rows
+that it has alone."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, si
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved_length
 
 CHUNKS = 8
-"""Number of chunks that go through the convolutions at once, which bounds their memory."""
+"""Number of chunks that go through the convolutions at once, to bound the memory of these."""
 
 
 class AudioEncoder:
-    """Implements the common AudioEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
+    """The sound encoder; implements the common AudioEncoder. weight: returns a weight by its name without "thinker.audio_tower."."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -54,7 +53,8 @@ class AudioEncoder:
         return whole * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The windows of attention. A rest that is shorter than a chunk stays with the window before, because it must be padded."""
+        """Cut a spectrogram into windows of attention. A rest that is shorter than a chunk stays with the previous window, because it must
+        be padded."""
         pieces = list(torch.split(spectrogram, self.config.piece))
         if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
             pieces[-2:] = [torch.cat(pieces[-2:])]
@@ -74,7 +74,7 @@ class AudioEncoder:
         return list(torch.split(functional.pad(rows, (0, config.row_size - config.output_size)), counts))
 
     def _convolve(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows that the convolutions make of all chunks, plus their positions in their chunks, [rows, hidden_size]."""
+        """The results of the convolutions for all chunks, plus the positions of rows in their chunks, [rows, hidden_size]."""
         chunks, rows = list[torch.Tensor](), list[int]()
         for spectrogram in spectrograms:
             for chunk in torch.split(spectrogram, self.config.chunk):
@@ -91,7 +91,7 @@ class AudioEncoder:
         return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
 
     def _convolve_alike(self, chunks: torch.Tensor) -> torch.Tensor:
-        """The convolutions of chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
+        """Apply the convolutions to chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
         x = chunks.mT[:, None]
         for convolution in self._convolutions:
             height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])

@@ -27,7 +27,7 @@ from omnistage.models.registry import is_said
 MODEL_TYPE = "qwen3_omni_moe"
 
 SECTIONS = (24, 20, 20)
-"""Numbers of pairs of components of a head for each axis, if a config does not give them."""
+"""For each axis, the number of pairs of components of a head, if a config does not state them."""
 
 CHUNK_ROWS = 13
 """Number of rows that the sound encoder makes from a whole chunk. The published code has this number, whatever the size of a chunk."""
@@ -35,8 +35,8 @@ CHUNK_ROWS = 13
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """The common VisionConfig, and: positions: rows of the table of positions, which form a square. deepstack: numbers of the layers after
-    which rows are made for layers of the decoder too, of output_size each."""
+    """The common VisionConfig with further values. positions: number of rows of the table of positions, which form a square. deepstack:
+    numbers of the layers after which rows of output_size are made for layers of the decoder too."""
 
     positions: int
     deepstack: tuple[int, ...]
@@ -48,7 +48,7 @@ class VisionConfig(encoders.VisionConfig):
 
     @property
     def row_size(self) -> int:
-        """Width of an output row: the row itself, and one part for each layer of `deepstack`."""
+        """Width of an output row: the row for the decoder's input, and a part for each layer of `deepstack`."""
         return (1 + len(self.deepstack)) * self.output_size
 
     @property
@@ -59,9 +59,9 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """The common AudioConfig, and: chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention
-    sees together. channels: of the convolutions. row_size: width of an output row with zeros at its end, which make it as wide as the rows
-    of pictures."""
+    """The common AudioConfig with further values. chunk: number of frames of the spectrogram that convolutions see together. window_chunks:
+    number of chunks that attention sees together. channels: of the convolutions. row_size: width of an output row, padded with zeros to the
+    width of rows of pictures."""
 
     chunk: int
     window_chunks: int
@@ -70,7 +70,7 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def piece(self) -> int:
-        """Number of frames of one window."""
+        """Number of frames of one window of attention."""
         return self.window_chunks * self.chunk
 
     @property
@@ -94,7 +94,7 @@ class AudioConfig(encoders.AudioConfig):
 @dataclass(frozen=True, slots=True)
 class SpeechSource:
     """Facts of the Thinker that decide which rows the Talker gets. layer: for media, the Talker gets the hidden rows with this index in
-    `hidden_states` of Transformers. turn: the id with which a turn begins. user: the id that follows it in a user's turn."""
+    `hidden_states` of Transformers. turn: the id with which a turn begins. user: the second id of a user's turn."""
 
     layer: int
     turn: int
@@ -103,9 +103,9 @@ class SpeechSource:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second:
-    positions that a second of sound or film takes. biased: see `decoder_weights`. tied: the logits use the embedding if there is no head.
-    speech: None for a checkpoint without a Talker."""
+    """The config of a Thinker. text: the language model. rope: of its positions. ids: token ids of media. position_ids_per_second: number
+    of positions that a second of sound or film takes. biased: see `decoder_weights`. tied: whether the logits use the embedding if there is
+    no head. speech: None: the checkpoint has no Talker."""
 
     text: DecoderConfig
     experts: ExpertSizes
@@ -147,7 +147,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _speech(whole: Config, layers: int) -> SpeechSource | None:
-    """The facts for the Talker; None if the checkpoint has none. layers: number of layers of the Thinker's decoder. Raises
+    """The facts for the Talker; None: the checkpoint has no Talker. layers: number of layers of the Thinker's decoder. Raises
     BadCheckpoint."""
     if not is_said(whole, "qwen3_omni", "talker"):
         return None
@@ -198,7 +198,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
 
 
 def convolved_length(count: int) -> int:
-    """Number of frames or bins that three convolutions make of `count`; each keeps every second one."""
+    """Number of frames or bins that three convolutions leave of `count`; each convolution keeps every second."""
     for _ in range(3):
         count = (count - 1) // 2 + 1
     return count

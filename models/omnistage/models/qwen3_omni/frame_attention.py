@@ -1,10 +1,8 @@
-"""Attention within the frames of the code predictor: each speaker has a frame of a few places, and all speakers share one product.
-
-Each frame begins anew. So keys and values are stored side by side by speaker and head, and are multiplied where they are. Places that a row
-does not see yet are masked, so that all passes have one size; the numbers left in them must be finite. The bits of a row may depend on how
-many speakers are multiplied together. So each number of speakers is tried at load; if the bits differ for one, each speaker is always
-multiplied alone.
-"""
+"""Attention within the frames of the code predictor: each speaker has a frame of a few places, and all speakers share one product. Each
+frame begins anew. So keys and values are stored by speaker and head, and are multiplied without a copy. Places that a row does not see yet
+are masked, so that all passes have one size; the numbers in masked places must be finite. The bits of a row may depend on how many speakers
+are multiplied together. So each number of speakers is tried at load; if the bits differ for any number, each speaker is always multiplied
+alone."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from omnistage.engine.adapter import Attention, DecoderSpec
 
 
 class FrameAttention:
-    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: number of speakers that it has room
-    for. together: whether they share a product."""
+    """Attention of the code predictor; holds keys and values of one frame for each speaker. speakers: largest number of speakers. together:
+    whether all speakers share a product."""
 
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec
@@ -27,7 +25,7 @@ class FrameAttention:
 
     @property
     def told(self) -> str:
-        """The text about this for the settings of the model."""
+        """A text on whether speakers share a product, for the settings of the model."""
         if self.together:
             return "all speakers at once: each had the same bits in every company at load"
         return "speaker by speaker: together they had other bits at load"
@@ -37,7 +35,8 @@ class FrameAttention:
         self._held.zero_()
 
     def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """The attention of a pass for `speakers` speakers. start: its first place in the frames. each: number of rows of each speaker."""
+        """The attention of a pass for `speakers` speakers. start: the first place of the pass in each frame. each: number of rows of each
+        speaker."""
         spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
         group, end = spec.query_heads // heads, start + each
         hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]

@@ -34,16 +34,16 @@ from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.qwen3_omni.vision import VisionEncoder
 
 CODE_REVISION = "2"
-"""Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
+"""Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""
 
 _PREFIX = "thinker."
 _OTHERS = ("talker.", "code2wav.")
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
-    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Thinker, and start its engine and encoders. Raises LoadError, or ValueError for misshapen weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Checked before other ranks are started in vain.
+    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Raises an error before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_load_rank, folder, config))
 
 
@@ -59,7 +59,7 @@ def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: 
 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-    """Read a rank's part of the decoder: implements `rank.RankReader`."""
+    """Read a rank's part of the decoder; implements `rank.RankReader`."""
     return WEIGHTS.read_decoder(folder, options, group)
 
 
@@ -87,7 +87,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
     words = Qwen3OmniMoeTextConfig
-    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan is about whole experts.
+    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan has the styles for whole experts.
     part = config_of_part(config.text, group.size, config.experts.cut)
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 

@@ -37,7 +37,7 @@ from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_
 from omnistage.models.qwen3_omni.voices import in_order
 
 CODE_REVISION = "2"
-"""Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
+"""Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""
 
 _PREFIX = "talker."
 _PREDICTOR = f"{_PREFIX}code_predictor."
@@ -47,7 +47,7 @@ _PROJECTIONS = ("text_projection", "hidden_projection")
 
 
 def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
-    """Load a Talker, and start its engine. Raises LoadError, or ValueError for ill-shaped weights."""
+    """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
@@ -87,7 +87,8 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
 
 
 def _added_rows(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
-    """The rows that the Talker adds: embeddings of tokens, equal for all voices, which differ in an item. Raises BadCheckpoint."""
+    """The rows that the Talker adds: embeddings of tokens, equal for all voices, because a voice is one of the items. Raises
+    BadCheckpoint."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
@@ -111,7 +112,7 @@ class TalkerParts:
 
 
 def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> TalkerParts:
-    """Read the parts. Raises BadCheckpoint for a missing weight, ValueError for an ill-shaped one."""
+    """Read the parts. Raises BadCheckpoint for a missing weight, ValueError for a misshapen weight."""
 
     def need(name: str, *shape: int) -> torch.Tensor:
         weights.check_shape(name, shape)

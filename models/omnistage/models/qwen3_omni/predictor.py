@@ -1,4 +1,4 @@
-"""The code predictor of Qwen3-Omni (Xu et al. 2025): draws the codes of a frame after the first one, each from the codes before it.
+"""The code predictor of Qwen3-Omni (Xu et al. 2025): draws the codes of a frame after the first code, each from the codes before it.
 
 A frame is a short sequence of rows: the hidden row of the Talker, the embedding of the first code, and the embeddings of the further codes.
 Each further code is drawn by a head of its own from the row before it. The last code is never embedded here, so a frame has as many rows as
@@ -27,7 +27,7 @@ from omnistage.models.qwen3_omni.frame_attention import FrameAttention
 GREEDY = Sampling()
 
 DRAWN = Sampling(temperature=1.0, top_k=50, top_p=0.8)
-"""How Transformers draws the codes after the first one, whatever sampling is requested for the first, except greedy."""
+"""The sampling with which Transformers draws the further codes, unless greedy sampling is requested for the first code."""
 
 FIXED_SPEAKERS = 3
 
@@ -35,15 +35,15 @@ _SEED_STRIDE = 0xD6E8FEB86659FD93
 _SEEDS = 1 << 64
 
 Codes = tuple[int, ...]
-"""The codes of a frame, without the first one."""
+"""The codes of a frame, without the first code."""
 
 Choose = Callable[[int, torch.Tensor], Sequence[int]]
-"""Chooses the codes of one codebook, counted from 0 after the first one of a frame, by their logits [speakers, ids]."""
+"""Chooses a code for each speaker from one of the further codebooks. Arguments: the codebook, from 0; its logits, [speakers, ids]."""
 
 
 class Predictor:
-    """The code predictor. decoder: its items are the codes of all further codebooks, numbered through. heads: one for each of these
-    codebooks. first: embeddings of the first codes. speakers: number of speakers that a step may have."""
+    """The code predictor. decoder: its items are the codes of all further codebooks, one codebook after the other. heads: a head for each
+    of these codebooks. first: embeddings of the first codes, [ids, hidden_size]. speakers: largest number of speakers in a step."""
 
     def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
@@ -66,7 +66,7 @@ class Predictor:
         return list(zip(*made, strict=True))
 
     def forget(self) -> None:
-        """Set all keys and values to zero, after numbers that are not finite: these must not stay in masked places."""
+        """Set all keys and values to zero. It is called after numbers that are not finite, which must not stay in masked places."""
         self.attention.forget()
 
     def fixed_results(self) -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ class Predictor:
 
     def _run_pass(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
         """The decoder's hidden rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given:
-        the input rows, [rows, hidden_size]; None: the embeddings of the codes `ids`, [rows]."""
+        the input rows, [rows, hidden_size]; None: the embeddings of the codes `ids`, int64 [rows]."""
         known = self._plans.get((count, codebook))
         if known is None:
             known = self._plans[count, codebook] = self._plan_pass(count, codebook)
@@ -99,7 +99,7 @@ class Predictor:
         return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
 
     def _plan_pass(self, count: int, codebook: int) -> _Pass:
-        """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, the others have one."""
+        """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, a later pass has one."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
         rows, device = count * each, self._decoder.spec.device
         padding = pad_rows(rows) - rows
@@ -109,7 +109,8 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The plan of all passes for one codebook and one number of speakers. rows: number of rows, with padding."""
+    """The plan of all passes for one codebook and one number of speakers. rows: number of rows, padding included. padding: number of
+    padding rows at the end. positions: int64 [1, rows]."""
 
     rows: int
     padding: int
@@ -118,11 +119,11 @@ class _Pass:
 
 
 class FrameHead:
-    """Implements `Head`: the first code of a frame is drawn like a token, and the code predictor draws the others, unless the first is an
-    end. logits: computes the logits of first codes. ends: first codes that end a speech; their further codes are zeros."""
+    """Implements `Head`: the first code of a frame is drawn like a token, and the code predictor draws the further codes, unless the first
+    code is an end. logits: computes the logits of first codes. ends: first codes that end a speech; their further codes are zeros."""
 
     def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
-        """codes: codes of a frame."""
+        """codes: number of codes in a frame."""
         self._logits, self._predictor, self._ends = logits, predictor, frozenset(ends)
         self._sample, self._nothing = Sampler(), (0,) * (codes - 1)
 
@@ -137,8 +138,8 @@ class FrameHead:
         return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
-        """The further codes of each speaker's frame; None for a frame whose numbers are not finite. hidden, first: as in `Predictor.codes`.
-        draws: of the same speakers."""
+        """The further codes of each speaker's frame; None for a frame with logits that are not finite. hidden, first: as in
+        `Predictor.codes`. draws: of the same speakers, in the same order."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)
 
@@ -160,6 +161,6 @@ def _item(token: DrawnToken | None, further: Codes | None) -> DrawnItem | None:
 
 
 def seed_of(seed: int, codebook: int) -> int:
-    """The seed for drawing from one codebook, counted from 0 after the first one of a frame. With one seed for all codebooks, they would
-    all get the same noise."""
+    """The seed for drawing from one of the further codebooks, counted from 0. It differs for each codebook, because with the same seed all
+    codebooks would get the same noise."""
     return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS

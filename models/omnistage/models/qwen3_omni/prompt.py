@@ -1,5 +1,5 @@
-"""Lays out the prompt of Qwen3-Omni, as `get_rope_index` of Transformers' `Qwen3OmniMoeThinker` does, and the part of it that goes to the
-Talker.
+"""Lays out the prompt of Qwen3-Omni, as `get_rope_index` of Transformers' `Qwen3OmniMoeThinker` does, and the part of the prompt that goes
+to the Talker.
 
 Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
 films, there is no fraction.
@@ -28,8 +28,8 @@ class _Rows(PromptRows):
     """The rows of one prompt of Qwen3-Omni."""
 
     def film_with_sound(self, extent: MediumExtent) -> None:
-        """Add the rows of a film and its sound, ordered by time; of one time, pictures stand first. The marks around the sound stand within
-        the marks around the film."""
+        """Add the rows of a film and its sound, ordered by time; at equal times, rows of pictures stand first. The marks around the sound
+        stand within the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
         seen, heard = self.seen(extent), self.heard(extent.sound)
@@ -46,7 +46,7 @@ class _Rows(PromptRows):
 @dataclass(frozen=True, slots=True)
 class TalkerPrompt:
     """The part of a prompt that the Talker gets: the users' turns, then the ids that open the answer. slots: slots of these rows in the
-    whole prompt, int64. places: their places, [PLACE, rows]."""
+    whole prompt, int64. places: places of these rows, int64 [PLACE, rows]."""
 
     slots: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -61,7 +61,7 @@ def spoken_part(
     opens: int | None = None,
 ) -> TalkerPrompt:
     """The part of a prompt that the Talker gets. whole: the whole prompt, which `lay_out` made from `ids` and `extents`. opens: the id with
-    which the prompt begins a thought, which is not spoken; None: it begins none."""
+    which the prompt begins a thought, which is not spoken; None: the prompt begins no thought."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
     kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
@@ -71,7 +71,8 @@ def spoken_part(
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
-    """For each id, whether the Talker gets its row. The second id of a turn says whose turn it is. speech, opens: as in `spoken_part`."""
+    """For each id, whether the Talker gets its row, bool [ids]. The second id of a turn shows whose turn it is. speech, opens: as in
+    `spoken_part`."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
     is_user[begun[-1] :] = True

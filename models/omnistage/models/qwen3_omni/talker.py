@@ -1,10 +1,9 @@
 """The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
 
-The rows of the conversation are those of the users' turns, and of the three tokens with which an answer begins. The row of a token is its
-embedding in the Thinker; the row of a picture, a film or sound is a hidden row of the Thinker. After them come rows for the voice, then the
-first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes and the
-next token of the answer. For one request alone it computes what `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers does.
-"""
+The rows of the conversation are the rows of the users' turns, and of the three tokens with which an answer begins. The row of a token is
+its embedding in the Thinker; the row of a picture, a film or sound is a hidden row of the Thinker. After them come rows for the voice, then
+the first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes and the
+next token of the answer. For one request alone it computes what `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers does."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from omnistage.models.qwen3_omni.talker_config import TalkerConfig
 
 
 class Qwen3Talker(RowTalker):
-    """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+    """The Talker of Qwen3-Omni; implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""

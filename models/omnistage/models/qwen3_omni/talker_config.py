@@ -17,10 +17,10 @@ from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 
 MOST_GROUPS = 64
-"""Number of codes that a frame may have: each has weights of its own. 16 are published."""
+"""Largest number of codes of a frame, because each has weights of its own. The published number is 16."""
 
 RESERVED = 1024
-"""Number of the Talker's last items that are no codes: Transformers bans them, except the end."""
+"""Number of items at the end of the Talker's items that are no codes; Transformers bans them, except the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TextIds:
-    """Token ids of the Thinker: the one before the first token of an answer, the one after its last token, and the one for nothing."""
+    """Token ids of the Thinker: bos: before the first token of an answer; eos: after its last token; pad: for nothing."""
 
     bos: int
     eos: int
@@ -46,8 +46,8 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """The config of the code predictor. decoder: its items are the codes of all further codebooks, numbered through. ids: number of ids of
-    one codebook. biased: see `decoder_weights`."""
+    """The config of the code predictor. decoder: its items are the codes of all further codebooks, one codebook after the other. ids:
+    number of ids of one codebook. biased: see `decoder_weights`."""
 
     decoder: DecoderConfig
     rope: RopeConfig
@@ -57,10 +57,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The config of a Talker. decoder: for first codes it has two ids more than the checkpoint, `nothing` and `medium`, which are no codes.
-    text: token ids for the rows that the Talker adds. codes: first codes are below this number. row_size: width of the rows that come from
-    the Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`.
-    speakers: name of a voice -> its item. rate_hz: frames in a second."""
+    """The config of a Talker. decoder: has two item ids more than the checkpoint, `nothing` and `medium`, which are no codes. text: token
+    ids for the rows that the Talker adds. codes: first codes are below this number. row_size: width of the rows that come from the Thinker.
+    between: width between the two products that map such a row to the width of the decoder. biased: see `decoder_weights`. speakers: name
+    of a voice -> its item. rate_hz: frames in a second."""
 
     decoder: DecoderConfig
     experts: ExpertSizes
@@ -91,7 +91,7 @@ class TalkerConfig:
 
     @property
     def silent(self) -> frozenset[int]:
-        """Items that are neither codes nor the end, from which Code2Wav could make nothing."""
+        """Items that are neither codes nor the end, from which Code2Wav could make no sound."""
         return frozenset(range(self.codes, self.nothing)) - {self.codec.eos}
 
 
@@ -158,7 +158,7 @@ def _check_together(config: Config, made: TalkerConfig) -> None:
 
 
 def _predictor(config: Config, wave: Config) -> PredictorConfig:
-    """Read the config of the code predictor. wave: the section about Code2Wav, which must fit it. Raises BadCheckpoint."""
+    """Read the config of the code predictor. wave: the section about Code2Wav, which must fit the predictor. Raises BadCheckpoint."""
     inner = config.section("code_predictor_config")
     groups, ids = inner.size("num_code_groups", MOST_GROUPS), inner.size("vocab_size")
     if groups < 2:

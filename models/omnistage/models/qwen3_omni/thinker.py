@@ -26,10 +26,10 @@ END = "<|im_end|>"
 
 
 class Qwen3Thinker(MediaThinker):
-    """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
+    """The Thinker of Qwen3-Omni; implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
-        """embedding: of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
+        """embedding: the embeddings of all tokens, [tokens, hidden_size], on the CPU. ready, tokenizer: see MediaThinker."""
         super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 

@@ -2,10 +2,9 @@
 
 It is a vision transformer with layer norms, learned positions that are interpolated for the picture's size, rotary positions on two axes
 and attention within a frame. At the end, patches are merged two by two on each side: Transformers' `Qwen3OmniMoeVisionEncoder`. After some
-layers, rows are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024); their numbers come after those of
-the row that they belong to. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other
-pictures in the pass.
-"""
+layers, patches are merged too, to rows that the decoder adds after its first layers (DeepStack, Meng et al. 2024). The numbers of such a
+row are appended to the numbers of its output row. Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do
+not depend on other pictures in the pass."""
 
 from __future__ import annotations
 
@@ -27,12 +26,13 @@ from omnistage.models.qwen3_omni.config import VisionConfig
 NORM_EPS = 1e-6
 
 COLUMNS = 32
-"""Rows to activate have a multiple of this many columns: otherwise the bits of a row could depend on other rows (see
+"""An activation gets a multiple of this many columns, because otherwise the bits of a row could depend on other rows (see
 engine.feed_forward)."""
 
 
 class VisionEncoder:
-    """Implements the common VisionEncoder. weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
+    """The encoder of pictures and films; implements the common VisionEncoder. weight: returns a weight by its name without
+    "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -81,8 +81,8 @@ class VisionEncoder:
 
 
 class _Block:
-    """One layer, from rows [patches, hidden_size] to the same shape. name: beginning of its weights' names. frames: which patches see each
-    other."""
+    """One layer, from rows [patches, hidden_size] to the same shape. name: beginning of the names of its weights. When it is called: turn:
+    the positions. frames: which patches see each other."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads

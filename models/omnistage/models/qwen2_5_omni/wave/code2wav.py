@@ -29,7 +29,7 @@ from omnistage.models.steps.loop import Loop
 
 
 class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """Implements `Code2WavModel` with a flow and a vocoder. Build it with `loading.load_code2wav`."""
+    """The Code2Wav of Qwen2.5-Omni; implements `Code2WavModel` with a flow and a vocoder. Build it with `loading.load_code2wav`."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. Without codes there is no sound. While the caller takes the sound of one window, the sound of the next
-        is made, and the flow of the one after that is solved."""
+        """See Code2WavModel.decode. Without codes there is no sound. While the caller works with the sound of a window, the sound of the
+        next window is made, and the flow of the window after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
             aclosing(make_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
@@ -72,8 +72,8 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _solved(
         self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
-        """Solves the flow of each window. Yields the chunk that is to become sound, and the time by which it is due: when its listener has
-        heard the sound before it, or at once."""
+        """Solves the flow of each window. Yields (time, chunk): the chunk that is to become sound, and the time of the loop's clock at
+        which the listener will have heard all sound before it; for a first chunk, now."""
         clock, due, begun = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
@@ -99,7 +99,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _sounds(
         self, schedule: Schedule, solved: AsyncIterator[tuple[float, Vocoding]], arrivals: Arrivals
     ) -> AsyncGenerator[Sound, None]:
-        """Yields the sound of the chunks that `_solved` yields; the first sound says how long a player should wait."""
+        """Yields the sound of the chunks that `_solved` yields; the first Sound has its `prebuffer_s`."""
 
         begun: float | None = None
         async for due, vocoding in solved:

@@ -15,11 +15,11 @@ from omnistage.models.registry import check_said
 MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
-"""Numbers of layers that see the block before, and the next block, as published. So one evaluation of all layers sees this many blocks back
-and ahead."""
+"""Numbers of layers that see the previous block, and the next block, as published. So in one evaluation of the net, a block depends on this
+many blocks back and ahead."""
 
 MOST_BLOCK_FRAMES = 1 << 12
-"""Frames that a block may have: every speech has memory for one. 24 are published."""
+"""Largest number of frames of a block, because every speech has memory for a block. The published number is 24."""
 
 _VOCODER = {
     "upsample_rates": (5, 3, 2, 2, 2, 2),
@@ -27,7 +27,8 @@ _VOCODER = {
     "resblock_kernel_sizes": (3, 7, 11),
 }
 _DILATIONS = ((1, 3, 5),) * 3
-"""The published values, here and above. They decide how far a sample sees (vocoder.FIELD), and so where sound may be cut into windows."""
+"""The published values, here and above. They decide on how many frames a sample depends (vocoder.FIELD), and so where sound may be cut into
+windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class SpeakerConfig:
 @dataclass(frozen=True, slots=True)
 class DitConfig:
     """The config of the net that computes the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to
-    the next block, in `back_layers` also to the block before. code_rows: rows of the table of codes. repeats: frames of a code. voice_size:
-    width of the vector that comes with a voice. max_frames: frames that one speech may have."""
+    the next block, in `back_layers` also to the previous block. code_rows: rows of the table of codes. repeats: frames of a code.
+    voice_size: width of a voice's vector. max_frames: largest number of frames of a speech."""
 
     layers: int
     hidden_size: int
@@ -70,8 +71,9 @@ class DitConfig:
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """The config of the net (BigVGAN) that makes samples from mel frames. channels: before the first upsampling; each upsampling halves
-    them. rates, kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks after each upsampling."""
+    """The config of the net (BigVGAN) that makes samples from mel frames. channels: number of channels before the first upsampling; each
+    upsampling halves it. rates, kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks after each
+    upsampling."""
 
     mel_bins: int
     channels: int
@@ -101,7 +103,7 @@ class WaveConfig:
 
     @property
     def sample_rate_hz(self) -> int:
-        """Number of samples in a second, from 50 codes a second: no config has it."""
+        """Number of samples in a second, computed from 50 codes in a second, because no config has it."""
         return round(CODE_RATE_HZ * self.code_samples)
 
     @property

@@ -3,12 +3,11 @@ mel frames.
 
 It is a diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; a few layers also see a neighbouring block. So
 attention is computed block by block, and a layer that looks back can keep the keys and values of a block for a later call, which begins
-with the next block. Values that depend only on the time are computed once for all times; values that depend only on codes and voice, once
-for a window.
+with the next block. Values that depend only on the time are computed once, for all times. Values that depend only on codes and voice are
+computed once for each window.
 
-It is Transformers' `Qwen2_5OmniToken2WavDiTModel` computed in another order: places count from the beginning of each frame's own block,
-which makes no difference to attention, because only differences of places count there.
-"""
+It is Transformers' `Qwen2_5OmniToken2WavDiTModel` computed in another order: places are counted from the beginning of each frame's own
+block. That makes no difference to attention, which depends only on differences of places."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from omnistage.models.steps.interface import Aside
 
 NORM_EPS = 1e-6
 GUIDANCE = 0.5
-"""How much of the difference between the slope with codes and voice and the slope without them is added to the first one, as published."""
+"""This part of the difference (slope with codes and voice, minus slope without them) is added to the slope with them, as published."""
 
 BRANCHES = 2
-"""Number of branches: one with codes and voice, one without."""
+"""Number of branches: first the branch with codes and voice, then the branch without them."""
 
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
@@ -48,7 +47,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. ahead: whether it sees the next block. back: its index among the layers that see the block before; None: it does not."""
+    """One layer. ahead: whether it sees the next block. back: its index among the layers that see the previous block; None: it does not."""
 
     query_key_value: _Linear
     output: _Linear
@@ -59,11 +58,11 @@ class _Layer:
 
 
 class Dit:
-    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: those of all
-    evaluations, from 0 to 1.
+    """The net. weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: of all evaluations,
+    from 0 to 1.
 
     In shapes, S is a number of windows, and F a number of frames in whole blocks; a speech that ends within a block is padded. 2S rows are
-    both branches of the first window, then of the second, and so on."""
+    both branches of the first window, then both branches of the second window, and so on."""
 
     def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
         self.config = config
@@ -88,8 +87,8 @@ class Dit:
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
-        """The shape of an evaluation's state for the next window: for each layer that looks back, keys and values of a block, both
-        branches."""
+        """The shape of the state that an evaluation leaves to the next window: for each layer that looks back, keys and values of a block,
+        in both branches."""
         config = self.config
         return len(config.back_layers), 2, BRANCHES, config.block_frames, config.heads, config.head_size
 
@@ -99,7 +98,7 @@ class Dit:
 
     def conditions(self, codes: torch.Tensor, speaker: Speaker, blocks: int) -> torch.Tensor:
         """The values that codes and a voice add to every evaluation, in both branches, [2, blocks * block_frames, hidden]; zeros after the
-        last code. codes: int64 [n], below `code_rows`."""
+        last code. codes: int64 [n], below `code_rows`. blocks: number of blocks of the window."""
         frames = len(codes) * self.config.repeats
         branches = (
             (speaker.examples[:1], self._codes[codes].repeat_interleave(self.config.repeats, 0), speaker.vector),
@@ -119,11 +118,11 @@ class Dit:
         keep: int | None,
         aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The slope at every point, [S, F, mel_bins], and the state that block `keep` leaves to the next window, [S, *kept_shape()];
-        None if `keep` is None. points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation,
-        which is the index of its time. frames: number of frames without padding. left: the state of the block before the first one, [S,
-        *kept_shape()]; None: there is no such block. aside: a thread for one of the two branches; None: both are computed here,
-        together."""
+        """(the slope at every point, [S, F, mel_bins]; the state that block `keep` leaves to the next window, [S, *kept_shape()], or None
+        without `keep`). points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation, which is
+        the index of its time. frames: number of frames without padding. left: the state of the block before the first block, [S,
+        *kept_shape()]; None: there is no such block. aside: a thread for one of the two branches; None: both are computed on this thread,
+        in one product."""
         windows, padded, mel = points.shape
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
         which = torch.tensor(evaluations, device=points.device)
@@ -142,7 +141,8 @@ class Dit:
         return given + (given - without) * GUIDANCE, kept
 
     def _run_net(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
-        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these, [S, branches, F, hidden]."""
+        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
+        hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
         which = evaluations.repeat_interleave(branches)
@@ -189,8 +189,8 @@ class Dit:
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turn(self, x: torch.Tensor, block: int) -> torch.Tensor:
-        """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: -1, 0 or 1, relative to the block that sees
-        them."""
+        """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: where their block is, relative to the block
+        that sees them: -1, 0 or 1."""
         cosines, sines = self._turns[block + 1]
         return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
@@ -218,9 +218,9 @@ class Dit:
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """The state that some branches of windows get from the windows before, and leave to those after. frames: number of frames without
-    padding. left: state from before, [S, back_layers, 2, branches, ...]; None: there is none. kept: receives the state of block `keep` for
-    the windows after."""
+    """The state that some branches of windows get from the previous windows, and leave to the next windows. frames: number of frames
+    without padding. left: state of the previous windows, [S, back_layers, 2, branches, ...]; None: there is none. kept: is filled with the
+    state of block `keep`; None: no state is kept."""
 
     frames: int
     left: torch.Tensor | None
@@ -229,12 +229,13 @@ class _Edges:
 
     @classmethod
     def of(cls, frames: int, left: torch.Tensor | None, kept: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
-        """left, kept: with both branches; `branches` says which are used."""
+        """left, kept: with both branches. branches: the branches to use."""
         left, kept = (None if each is None else each[:, :, :, branches] for each in (left, kept))
         return cls(frames, left, kept, keep or 0)
 
     def before(self, layer: int, part: int) -> torch.Tensor | None:
-        """Keys (part 0) or values (part 1) of the block before the first one, [rows, block_frames, heads, head_size]."""
+        """Keys (part 0) or values (part 1) of the block before the first block, [rows, block_frames, heads, head_size]; None: there is
+        none."""
         return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
 
     def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
@@ -246,12 +247,13 @@ class _Edges:
 
 
 class _Masks:
-    """Says which keys exist: the first and the last block of a window may lack a neighbour, and the last block may be padded.
+    """Makes masks of the keys that exist: the first and the last block of a window may lack a neighbour, and the last may be padded.
 
     Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist."""
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
-        """own: whether each frame of each block exists, [blocks, block]. rows: their number. has_left: whether there is a block before."""
+        """own: whether each frame of each block exists, bool [blocks, block]. rows: number of rows. has_left: whether there is a previous
+        block."""
         self._own, self._rows, self._has_left = own, rows, has_left
         self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
 
@@ -260,7 +262,7 @@ class _Masks:
         return cls((torch.arange(blocks * block, device=device) < frames).view(blocks, block), rows, has_left)
 
     def of_layer(self, back: bool, ahead: bool) -> torch.Tensor | None:
-        """The mask of the layers that see the block before (back), and the next one (ahead)."""
+        """The mask of the layers that see the previous block (back), and the next block (ahead)."""
         if (back, ahead) not in self._made:
             self._made[back, ahead] = self._make(back, ahead)
         return self._made[back, ahead]
@@ -280,7 +282,7 @@ class _Masks:
 
 
 def _normalize(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Layer norm without weights, times `scale`, plus `shift`."""
+    """Layer norm of x without weights, times `scale`, plus `shift`."""
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
 
 
@@ -290,7 +292,7 @@ def _join_blocks(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """Like functional.gelu with approximate="tanh", by 1 + tanh(y) = 2 sigmoid(2y), with which a CPU is twice as fast."""
+    """As functional.gelu with approximate="tanh", but twice as fast on a CPU, by 1 + tanh(y) = 2 sigmoid(2y)."""
     slope = 2 * math.sqrt(2 / math.pi)
     return (x * x).mul_(slope * 0.044715).add_(slope).mul_(x).sigmoid_().mul_(x)
 
@@ -305,8 +307,8 @@ def _embed_times(linear: Callable[[str, int, int], _Linear], times: torch.Tensor
 
 
 def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For the block before, the own block and the next one: cosines and sines of their places, [block_frames, head_size] each. The first
-    half of the sines is negative: a turned vector is the vector times the cosines plus its exchanged halves times the sines."""
+    """For the previous block, the own block and the next block: cosines and sines of their places, [block_frames, head_size] each. The
+    first half of the sines is negative: a turned vector is the vector times the cosines plus its exchanged halves times the sines."""
     frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size))
     places = torch.arange(-config.block_frames, 2 * config.block_frames, dtype=torch.float64)
     angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)

@@ -34,7 +34,7 @@ from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
 CODE_REVISION = "2"
-"""Part of the revision; grows whenever the code could give other samples for equal input."""
+"""Part of the revision; raise it whenever the code could give other samples for equal input."""
 
 STEPS = 9
 """Number of steps of the solver, as published."""
@@ -89,7 +89,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
 
 
 def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:
-    """The nets, and the speaker of each voice. Raises BadCheckpoint."""
+    """(the nets, name of a voice -> its speaker). Raises BadCheckpoint."""
     with Weights(folder, _OTHERS) as weights, torch.inference_mode():
 
         def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -98,7 +98,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bound_building(stored, folder):  # On no memory: its sizes are checked only when it is filled.
+        with torch.device("meta"), bound_building(stored, folder):  # Without memory, because its sizes are checked only when it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()

@@ -1,4 +1,4 @@
-"""The noise from which speech is made. Each block of a speech has noise of its own, the same in every window."""
+"""Makes the noise from which speech is made. Each block of a speech has noise of its own, the same in every window."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
 
 CONTEXT = BACK_LAYERS
-"""Number of blocks that one evaluation of the net looks back."""
+"""Number of earlier blocks on which a block depends in one evaluation of the net."""
 
 REFRESH_BLOCKS = 24
 """Least number of blocks between two refreshes, 5.8 s; each refresh computes CONTEXT blocks once more."""
@@ -20,9 +20,9 @@ SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
     Profile.QUALITY: ((2, 3, 6), 2),
     Profile.OFFLINE: ((), 0),
 }
-"""Profile -> numbers of blocks of the chunks, and of blocks that a window looks ahead."""
+"""Profile -> (numbers of blocks of the chunks, number of blocks that a window looks ahead)."""
 
 
 def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:
-    """The schedule of a profile. sizes, ahead: as in SCHEDULES. block: codes of a block."""
+    """The schedule of a profile. sizes, ahead: as in SCHEDULES. block: number of codes in a block."""
     return Schedule(sizes, ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)

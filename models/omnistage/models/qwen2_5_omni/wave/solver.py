@@ -14,8 +14,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A Butcher tableau. places: where in a step each slope is evaluated, from 0 to 1. weights: for each evaluation, the weights of the
-    earlier slopes in its point. result: the weights of all slopes in the step."""
+    """A Runge-Kutta method, as a Butcher tableau. places: for each evaluation, its time in the step, from 0 to 1. weights: for each
+    evaluation, the weights of the step's earlier slopes in its point. result: the weights of all slopes in the result of the step."""
 
     places: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]
@@ -27,7 +27,7 @@ METHODS: Mapping[str, Method] = {
     "midpoint": Method((0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
     "euler": Method((0.0,), ((),), (1.0,)),
 }
-"""rk4 is the 3/8 rule."""
+"""Name -> method; rk4 is the 3/8 rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Solver:
 
     @classmethod
     def of(cls, name: str, steps: int) -> Solver:
-        """The solver with this number of steps. name: of a method in METHODS."""
+        """The solver with this number of steps. name: key of a method in METHODS."""
         times = torch.linspace(0, 1, steps + 1)
         times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
         return cls(METHODS[name], tuple(times.tolist()))
@@ -61,8 +61,8 @@ class Solver:
 
 
 class Trajectory:
-    """The way of one solution from its start. point: where the next slope is needed; when it is `done`, the solution. evaluation: number of
-    slopes so far."""
+    """Computes one solution, slope by slope. start: the value at time 0. point: the value at which the next slope is needed; when it is
+    `done`, the solution. evaluation: number of slopes so far."""
 
     def __init__(self, solver: Solver, start: torch.Tensor) -> None:
         self._solver = solver
@@ -75,7 +75,7 @@ class Trajectory:
         return self.evaluation == self._solver.evaluations
 
     def take(self, slope: torch.Tensor) -> None:
-        """Add the slope at `point`, in the same shape, and move `point` on."""
+        """Add the slope at `point`, in the same shape, and set `point` to the next value."""
         method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
         length = self._solver.times[step + 1] - self._solver.times[step]
         self._slopes.append(slope)
@@ -87,8 +87,8 @@ class Trajectory:
         self._slopes = []
 
     def _moved(self, weights: Sequence[float], length: float) -> torch.Tensor:
-        """The value at the beginning of the step, moved along the slopes of the step so far. weights: of these slopes. length: of the step,
-        in time."""
+        """The value at the beginning of the step, plus the weighted slopes of the step so far times its length. weights: of these slopes.
+        length: of the step, in time."""
         point = self._value
         for weight, slope in zip(weights, self._slopes, strict=True):
             if weight:

@@ -1,4 +1,4 @@
-"""The speaker: everything that Code2Wav of Qwen2.5-Omni needs of a voice."""
+"""Makes a speaker, which is everything about a voice that Code2Wav of Qwen2.5-Omni needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A voice in the form that the net of the flow needs. vector: the voice's own, float32 [voice_size]. examples: a vector made from its
-    example, and one from silence of equal length, float32 [2, speaker.size]."""
+    """A voice in the form that the net of the flow needs. vector: the voice's own vector, float32 [voice_size]. examples: a vector made
+    from the voice's example, and a vector made from silence of equal length, float32 [2, speaker.size]."""
 
     vector: torch.Tensor
     examples: torch.Tensor
@@ -41,5 +41,5 @@ def example_net(config: DitConfig) -> torch.nn.Module:
 
 
 def speaker(net: torch.nn.Module, vector: torch.Tensor, example: torch.Tensor) -> Speaker:
-    """The speaker of a voice. vector: [1, voice_size]. example: [1, frames, mel_bins]."""
+    """The speaker of a voice. net: from `example_net`. vector: [1, voice_size]. example: [1, frames, mel_bins]."""
     return Speaker(vector[0], net(torch.cat((example, torch.zeros_like(example)))))

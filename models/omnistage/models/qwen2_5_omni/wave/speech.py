@@ -1,4 +1,4 @@
-"""One speech: takes codes, gives windows, and keeps the state that the flow of one window leaves to the next."""
+"""Turns the codes of one speech into windows, and keeps the state that the flow of a window leaves to the next window."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PreparedSpeech:
 
 class Speech:
     """Makes the windows of one speech from its codes, one after the other. Not safe to use from two threads at once. first_sample: the
-    first sample that is wanted; earlier ones are computed only if later ones depend on them."""
+    first sample that is wanted; earlier samples are computed only if later samples depend on them."""
 
     def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared
@@ -40,14 +40,14 @@ class Speech:
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
         self._ended = self._over = False
         self._left: torch.Tensor | None = None
-        """The state that the last window left to the next one; see Flow."""
+        """The state that the last window left to the next window; see Flow."""
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
         """The last mel frames before the next window, which the vocoder needs, [n, mel_bins]."""
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """Add the next codes, [n, 1]. first: number of the first of them in the speech; codes before the needed ones are dropped. last: no
-        more come. Raises BadRequest for codes outside the table, if needed codes were skipped, and for a speech that ends before
-        `first_sample`."""
+        """Add the next codes, [n, 1]. first: number of the first of these codes in the speech; codes before the first needed code are
+        dropped. last: no more codes come. Raises BadRequest for codes outside the table, if needed codes were skipped, and for a speech
+        that ends before `first_sample`."""
         if not self._ended:
             self._take(first, codes.astype(np.int64))
         self._ended = self._ended or last
@@ -56,8 +56,8 @@ class Speech:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> Flow | None:
-        """The flow of the next window; None if some of its codes have not come, or the speech is over. Call `solved` for the window before
-        first."""
+        """The flow of the next window; None: some of its codes have not come, or the speech is over. Before that, call `solved` for the
+        previous window."""
         if self._over:
             return None
         self.window = self._prepared.schedule.window(self._number, self._codes.past, ended=self._ended)
@@ -88,7 +88,7 @@ class Speech:
         )
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
-        """Add codes, up to one that ends the speech. See `feed`."""
+        """Add codes, up to a code that ends the speech. See `feed`."""
         ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
             codes, self._ended = codes[: ends[0]], True
@@ -100,7 +100,7 @@ class Speech:
             raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
-        """The flow of a window. Its noise and conditions are made only when it begins."""
+        """The flow of a window. The flow makes its noise and conditions when it begins."""
         config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
         codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
         first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)

@@ -16,7 +16,8 @@ FLOW, VOCODER = "flow", "vocoder"
 
 
 def form(window: Window | None) -> Hashable:
-    """The form of a window: windows of one form take equally long. None for the last window of a speech, which may have any length."""
+    """The form of a window; windows of equal form take equally long. None: there is no window, or it is the last window of a speech, which
+    may have any length."""
     if window is None or window.last:
         return None
     return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
@@ -35,7 +36,7 @@ class WindowTrials:
         self.stages: Mapping[str, int] = {FLOW: windows.solver.evaluations, VOCODER: 1}
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
-        """See Trials. The job is before its first evaluation, or before its sound."""
+        """See Trials. A flow is before its first evaluation, a vocoding before its first sound."""
         config, dit, generator = self._config, self._windows.dit, torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
@@ -56,7 +57,8 @@ class WindowTrials:
         )
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
-        """See Trials. The result of a job: its samples, or its point and the state that it leaves, flattened."""
+        """See Trials. The result of a vocoding is its samples; the result of a flow is its point and the state that it leaves,
+        flattened."""
         self._windows.step(jobs, aside)
         made = []
         for job in jobs:

@@ -1,9 +1,8 @@
 """The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): makes samples from mel frames, many windows at once.
 
-A sample depends on mel frames far away, but each level needs less context than the level before. So frames that are only context are cut
+A sample depends on mel frames far away, but each level needs less context than the previous level. So frames that are only context are cut
 off as soon as no wanted sample depends on them. Filters are sums of shifted copies, without the intermediate samples that other
-implementations write.
-"""
+implementations write."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
 
 FIELD = 28
-"""Number of mel frames on each side that a frame's samples depend on, with the published kernels and rates: others change no bit."""
+"""With the published kernels and rates, a frame's samples depend on this many mel frames on each side; other frames change no bit."""
 
 TAPS = 12
 """Number of taps of the filters between a signal and the same signal at twice its rate."""
 
 ACTIVATION_REACH = 5
-"""Samples on each side that an activation depends on: three of the signal at twice the rate, and three of its own."""
+"""An activation depends on this many samples on each side, because of its two filters of TAPS taps."""
 
 MIN_DB, REFERENCE_DB = -115.0, 20.0
 
@@ -40,7 +39,7 @@ class _Convolution:
 
     @property
     def reach(self) -> int:
-        """Number of samples on each side that one sample depends on."""
+        """Number of samples on each side on which a sample depends."""
         return self.dilation * (self.weight.shape[2] - 1) // 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,8 +48,8 @@ class _Convolution:
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that frequencies above half the rate can be filtered away
-    (Karras et al. 2021). frequency, inverse_height (1 / height): [channels, 1]. up, down: taps of the filters."""
+    """Computes x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that frequencies above half the rate can be filtered
+    away (Karras et al. 2021). frequency, inverse_height (1 / height): [channels, 1]. up, down: taps of the filters."""
 
     frequency: torch.Tensor
     inverse_height: torch.Tensor
@@ -86,7 +85,7 @@ def _filter(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """A residual block: each step adds to the signal what its two activations and convolutions make of it."""
+    """A residual block: each step adds to the signal the result of its two activations and convolutions."""
 
     steps: Sequence[tuple[_Activation, _Convolution, _Activation, _Convolution]]
 
@@ -102,8 +101,8 @@ class _Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One level: an upsampling, then the mean of some residual blocks. context: number of samples of its output, on each side of the wanted
-    ones, that later levels depend on."""
+    """One level: an upsampling, then the mean of some residual blocks. rate: factor of the upsampling. context: number of samples of the
+    output, on each side of the wanted samples, on which later levels depend."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -134,7 +133,7 @@ class _Level:
 
     @property
     def input_context(self) -> int:
-        """Number of samples of its input, on each side of the wanted ones, that this level and later ones depend on."""
+        """Number of samples of the input, on each side of the wanted samples, on which this level and later levels depend."""
         reached = self.context + max(block.reach for block in self.blocks)
         return (reached + self.weight.shape[2] - 1 - self.padding) // self.rate
 
@@ -158,8 +157,8 @@ class Vocoder:
 
     def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0, aside: Aside | None = None) -> torch.Tensor:
         """Make samples, float32 [windows, (frames - before - behind) * frame_samples] in -1..1. mel: frames from the flow, [windows,
-        frames, mel_bins]. before, behind: numbers of frames at its beginning and end that are only context. aside: a thread for half of the
-        work; None: there is none."""
+        frames, mel_bins]. before, behind: numbers of frames at the beginning and the end of `mel` that are only context. aside: a thread
+        for half of the work; None: there is none."""
         x = self._enter(_scale_mel(mel.transpose(1, 2)))
         for level in self._levels:
             x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
@@ -205,14 +204,14 @@ class Vocoder:
 
 
 def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Cut off samples at the ends of x that no wanted sample depends on. before, behind: numbers of unwanted samples at its beginning and
-    end. Returns the rest, and these numbers for it."""
+    """Cut off samples at the ends of x, up to `context` samples from the wanted ones. before, behind: numbers of unwanted samples at the
+    beginning and the end of x. Returns the rest, and these two numbers for the rest."""
     first, last = max(before - context, 0), max(behind - context, 0)
     return x[..., first : x.shape[2] - last], before - first, behind - last
 
 
 def _scale_mel(mel: torch.Tensor) -> torch.Tensor:
-    """Logarithms of amplitudes as decibels, scaled to -1..1."""
+    """Turn natural logarithms of amplitudes into decibels, scaled to -1..1."""
     least = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
     decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=least)) - REFERENCE_DB
     return torch.clamp(2 * (decibels - MIN_DB) / -MIN_DB - 1, -1.0, 1.0)

@@ -1,9 +1,8 @@
-"""One window of a speech on its way from noise to samples, and the steps that many windows take together.
+"""Computes windows of speeches, from noise to samples, in steps of many windows together.
 
 codes, voice --conditions--> noise --Flow: evaluations of the net, solver--> mel frames --Vocoding, piece by piece--> samples
 
-The next window needs only the state that the flow of this one leaves, so it can begin while this one becomes sound.
-"""
+A window needs only the state that the flow of the previous window leaves, so it can begin while the previous window becomes sound."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
 from omnistage.models.steps.interface import Aside
 
 SLICE_BLOCKS = 24
-"""Number of blocks of a window that one step evaluates at most, because other windows wait for the step, and so does a signal to end the
-server. Only windows of whole speeches have more."""
+"""Largest number of blocks of a window that one step evaluates, because other windows wait for the step, and a signal to end the server
+does too. Only windows of whole speeches have more blocks."""
 
 PIECE_FRAMES = 144
-"""Number of mel frames that become sound in one step at most: as many as the largest chunk of a streaming schedule has."""
+"""Largest number of mel frames that become sound in one step: as many as the largest chunk of a streaming schedule has."""
 
 
 @dataclass(eq=False, slots=True)
 class Flow:
     """The first part of a window's work: from noise to mel frames.
 
-    chunk: number of frames that become sound. context, ahead: numbers of frames before and after these. begin: makes the noise, padded to
-    whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. left: state of the window
-    before, [evaluations, *Dit.kept_shape()]; None: it needs none. leaves: is filled with the state for the next window, in the same shape;
-    None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done."""
+    chunk: number of frames that become sound. context, ahead: numbers of frames before and after the chunk. begin: makes the noise, padded
+    to whole blocks, and the conditions of Dit.conditions; the first step calls it, because both may be large. left: state of the previous
+    window, [evaluations, *Dit.kept_shape()]; None: it needs no state. leaves: is filled with the state for the next window, in the same
+    shape; None: no window needs it. slopes: if an evaluation takes several steps, the slopes of the blocks that are done."""
 
     context: int
     chunk: int
@@ -70,7 +69,7 @@ class Flow:
         return self._conditions
 
     def prepare(self, solver: Solver) -> None:
-        """Prepare the first step, on its thread."""
+        """Prepare the first step, on the thread of the step. Later calls do nothing."""
         if self._trajectory is None:
             start, self._conditions = self.begin()
             self._trajectory = Trajectory(solver, start)
@@ -81,9 +80,9 @@ class Vocoding:
     """The second part of a window's work: from the mel frames of its chunk to samples.
 
     mel: frames of the chunk, with at most FIELD frames before it and `ahead` after it. sounded: number of frames of the chunk that have
-    become samples, or that nobody wants. needless: number of samples at the beginning that nobody wants either. wanted_frames: number of
-    frames of the chunk that somebody wants. needs: first code that a replacement needs to go on after the chunk. last: whether the speech
-    ends with it."""
+    become samples or are not wanted. needless: number of samples at the beginning of `samples` that are not wanted. wanted_frames: number
+    of wanted frames of the chunk. needs: first code that another replica would need to go on after the chunk. last: whether the speech ends
+    with the chunk."""
 
     mel: torch.Tensor
     chunk: int
@@ -100,8 +99,8 @@ class Vocoding:
         return self.sounded == self.chunk
 
     def piece(self) -> tuple[int, int, int, int]:
-        """The next piece of sound, as four indices in `mel`: the first frame that it depends on, its first frame, the end of its frames,
-        and the end of the frames that it depends on."""
+        """The next piece of sound, as four indices in `mel`: the first frame on which it depends, its first frame, the end of its frames,
+        and the end of the frames on which it depends."""
         chunk = len(self.mel) - self.ahead - self.chunk
         begin = chunk + self.sounded
         end = min(begin + PIECE_FRAMES, chunk + self.chunk)
@@ -112,15 +111,15 @@ Job = Flow | Vocoding
 
 
 class Windows:
-    """Implements `Steps` for the jobs of windows."""
+    """Computes the jobs of windows; implements `Steps`."""
 
     def __init__(self, dit: Dit, vocoder: Vocoder, solver: Solver) -> None:
         self.dit, self.vocoder, self.solver = dit, vocoder, solver
         self.halved: Callable[[Hashable, float], None] = lambda key, seconds: None
-        """Called after each step on two threads, with its key and its seconds."""
+        """Called after each step on two threads, with the key of its jobs and its seconds."""
 
     def key(self, job: Job) -> Hashable:
-        """The shape of a job's next step: jobs with equal keys can step together."""
+        """The shape of a job's next step; jobs with equal keys can be computed in one step."""
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
                 return "slice", id(job)
@@ -129,16 +128,16 @@ class Windows:
         return "sound", begin - first, end - begin, past - end
 
     def take(self, job: Job) -> None:
-        """Nothing to do: the step has taken the job."""
+        """Does nothing, because a step has stored its results in the job."""
 
     def is_done(self, job: Job) -> bool:
         return job.done
 
     def give_up(self, job: Job) -> None:
-        """Nothing to free: a job holds only its own memory."""
+        """Does nothing, because a job holds only its own memory."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
-        """See Steps. jobs: of one key."""
+        """See Steps. jobs: with equal keys."""
         key, begun = self.key(jobs[0]), time.perf_counter()
         self._compute(jobs, aside)
         if aside is not None:
@@ -158,7 +157,7 @@ class Windows:
                 self._sound([job for job in jobs if isinstance(job, Vocoding)], aside)
 
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
-        """Evaluate the net once for each of these flows, which have one key."""
+        """Evaluate the net once for each of these flows, which have equal keys."""
         one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
         left = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
         slopes, kept = self.dit.slopes(
@@ -176,8 +175,7 @@ class Windows:
             flow.trajectory.take(slopes[place])
 
     def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
-        """Evaluate the next blocks of a window that has nothing before it and leaves nothing; the blocks that they look at are computed
-        with them."""
+        """Evaluate the next blocks of the only window of a speech, together with the neighbouring blocks on which they depend."""
         assert flow.left is None and flow.leaves is None
         block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
         end, past = first + SLICE_BLOCKS, self._blocks(flow)
@@ -203,7 +201,7 @@ class Windows:
         return -(-flow.frames // self.dit.config.block_frames)
 
     def _sound(self, jobs: Sequence[Vocoding], aside: Aside | None) -> None:
-        """Make the next piece of sound of each job. All jobs have one key."""
+        """Make the next piece of sound of each job. All jobs have equal keys."""
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True)])
         first, begin, end, past = pieces[0]

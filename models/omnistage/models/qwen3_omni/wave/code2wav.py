@@ -26,7 +26,7 @@ from omnistage.models.steps.loop import Loop
 
 
 class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
-    """Implements `Code2WavModel` with a net that looks back only. Build it with `loading.load_code2wav`."""
+    """The Code2Wav of Qwen3-Omni; implements `Code2WavModel` with a net that looks back only. Build it with `loading.load_code2wav`."""
 
     def __init__(
         self,
@@ -42,23 +42,24 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
 
     async def prepare(self, request: WaveRequest) -> PreparedSpeech:
-        """See Code2WavModel.prepare. The Talker's codes already have their voice."""
+        """See Code2WavModel.prepare. No voice is chosen, because the Talker's codes have a voice already."""
         return PreparedSpeech(self._schedules[request.profile], request.profile != Profile.OFFLINE)
 
     def first_frame(self, prepared: PreparedSpeech, sample: int) -> int:
-        """See Code2WavModel.first_frame: the first frame of a window, early enough for all sound from the sample on."""
+        """See Code2WavModel.first_frame. The result is the first frame of a window, early enough for all sound from the sample on."""
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
     async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. Without frames there is no sound. While the caller takes the sound of one window, the next is made."""
+        """See Code2WavModel.decode. Without frames there is no sound. While the caller works with the sound of a window, the next is
+        made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
         async with aclosing(make_ahead(self._sounds(speech, prepared, inputs))) as sounds:
             async for each in sounds:
                 yield each
 
     async def _sounds(self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
-        """Yields the sound of each window. A window is due when its listener has heard the sound before it, or at once; if nobody listens
-        meanwhile, after all windows with a listener."""
+        """Yields the sound of each window. A first window is due at once, a later window when the listener has heard all sound before it;
+        if nobody listens before the end, it is due after all windows with a listener."""
         clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)

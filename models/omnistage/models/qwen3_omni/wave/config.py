@@ -16,23 +16,23 @@ SAMPLE_RATE_HZ = 24_000
 """Samples in a second. No config has this number."""
 
 KERNEL = 7
-"""Number of samples that a convolution sees, its own and past ones; the convolution at the end of a residual unit sees one."""
+"""Number of inputs that a convolution sees, the present and past inputs; the convolution at the end of a residual unit sees only one."""
 
 DILATIONS = (1, 3, 9)
 """Dilations of the residual units after each upsampling of the decoder. They are in the code of Transformers, and in no config."""
 
 MOST_SAMPLES = SAMPLE_RATE_HZ
-"""Number of samples that a frame may have: nobody waits a second for one."""
+"""Largest number of samples of a frame: a second, because nobody would wait longer for a frame."""
 
 MOST_WINDOW = 1 << 12
-"""Number of frames that attention may see: every speech has their keys in memory. 72 are published."""
+"""Largest number of frames that attention may see, because every speech has their keys in memory. The published number is 72."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """The config of a Code2Wav. codebooks: codes of a frame. codes: ids of a codebook. window: frames that attention sees, including the
-    frame itself. widening: factors by which the first upsamplings multiply the number of rows. channels: channels of the decoder before its
-    upsamplings. rates: factors of these upsamplings, each of which halves the channels."""
+    """The config of a Code2Wav. codebooks: number of codes in a frame. codes: number of ids of a codebook. window: number of frames that
+    attention sees, the frame itself included. widening: factors by which the first upsamplings multiply the number of rows. channels:
+    number of channels of the decoder before its upsamplings. rates: factors of these upsamplings, each of which halves the channels."""
 
     codebooks: int
     codes: int
@@ -57,8 +57,8 @@ class WaveConfig:
 
     @property
     def missing(self) -> int:
-        """Number of samples that are missing at the end of a speech. Each upsampling of the decoder looks one input ahead, and makes
-        nothing of the last one. So sample s is made with the frame of number (s + missing) // frame_samples."""
+        """Number of samples that are missing at the end of a speech. Each upsampling of the decoder looks one input ahead, so it makes no
+        output from the last input. So sample s is made with the frame of number (s + missing) // frame_samples."""
         missing = 0
         for rate in self.rates:
             missing = (missing + 1) * rate
@@ -66,7 +66,8 @@ class WaveConfig:
 
     @property
     def heard_frames(self) -> int:
-        """Number of frames before a window that its samples depend on through convolutions: other frames change no bit that way."""
+        """Number of frames before a window on which the window's samples depend through convolutions; through these, earlier frames change
+        no bit."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
             # One more: an upsampling makes its outputs from an input and the next one.
@@ -78,7 +79,7 @@ class WaveConfig:
 
     @property
     def frames_before(self) -> int:
-        """Number of frames before a window that its samples depend on at all, through layers and convolutions."""
+        """Number of frames before a window on which the window's samples depend at all, through layers and convolutions."""
         return self.layers * (self.window - 1) + self.heard_frames
 
     @property

@@ -29,7 +29,7 @@ from omnistage.models.qwen3_omni.wave.trial import WindowTrials
 from omnistage.models.qwen3_omni.wave.window import Windows
 
 CODE_REVISION = "2"
-"""Part of the revision; grows whenever the code could give other samples for equal input."""
+"""Part of the revision; raise it whenever the code could give other samples for equal input."""
 
 PREFIX = "code2wav."
 OTHERS = ("thinker.", "talker.")

@@ -1,5 +1,5 @@
-"""The net of Qwen3-Omni's Code2Wav: makes samples from frames of codes, for many speeches at once; each goes on from the state of its last
-step.
+"""The net of Qwen3-Omni's Code2Wav: makes samples from frames of codes, for many speeches at once; each speech goes on from the state of
+its last step.
 
 codes --mean of embeddings--> rows --layers that see a window of the past--> rows --upsamplings, each with a ConvNeXt block-->
 --convolution, upsamplings with residual units, convolution--> samples
@@ -52,15 +52,15 @@ class CausalNet:
         return self._codes.device
 
     def start(self, place: int = 0) -> WaveState:
-        """A state before a frame, without knowledge of earlier frames. place: number of the frame in its speech. If it is above 0, samples
-        are right only from the frame `WaveConfig.frames_before` frames later on."""
+        """The state before a frame, made without earlier frames. place: number of the frame in its speech. If it is above 0, samples are
+        right only from the frame `place + WaveConfig.frames_before` on."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
         return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept_shapes(first=place == 0)))
 
     def step(self, codes: torch.Tensor, states: Sequence[WaveState], *, silent: bool = False) -> tuple[torch.Tensor, list[WaveState]]:
-        """Compute samples, float32 [speeches, samples] in -1..1, and the states after them. codes: int64 [speeches, frames, codebooks];
-        either all speeches or none are at their first frame. silent: make no samples, and do not run the convolutions, whose old inputs
+        """Compute (samples, float32 [speeches, samples] in -1..1; the states after them). codes: int64 [speeches, frames, codebooks];
+        either all speeches or no speech is at its first frame. silent: make no samples, and do not run the convolutions, whose old inputs
         stay in the states."""
         hidden, keys = self._run_layers(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
@@ -75,8 +75,8 @@ class CausalNet:
         return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
     def _run_layers(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run the layers. x: [speeches, frames, hidden_size]. Returns their output, and for each speech the keys and values that its state
-        keeps: see WaveState."""
+        """Run the layers. x: [speeches, frames, hidden_size]. Returns (the output, in the same shape; for each speech the keys and values
+        that its state keeps, see WaveState)."""
         frames, kept = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
@@ -89,13 +89,14 @@ class CausalNet:
         return self._norm(x), [keys.clone() for keys in left]
 
     def _turned(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines that turn heads, [speeches, frames, head_size], in float32 as in Transformers. places: [speeches, frames]."""
+        """(cosines, sines) that turn heads, [speeches, frames, head_size] each, in float32 as in Transformers. places: [speeches,
+        frames]."""
         angles = places[..., None].float() * self._turning
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 
     def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
-        """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; keys of the past stand before the new ones.
-        seen: for each speech, how many keys of the past belong to frames."""
+        """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; past keys stand before new keys. seen: for
+        each speech, how many past keys belong to frames; the other past keys are zeros."""
         kept = self.config.window - 1
         key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
@@ -103,7 +104,7 @@ class CausalNet:
 
     def _make_samples(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         """The samples, [speeches, samples], of the rows in x, [speeches, frames, hidden_size]. before: past inputs of the convolutions,
-        which this replaces."""
+        which also collects the inputs for the next step."""
         for widen, block in self._widening:
             x = block(widen(x), before)
         x = self._enter(x.transpose(1, 2), before)
@@ -114,8 +115,8 @@ class CausalNet:
         return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
 
     def _kept_shapes(self, *, first: bool) -> list[tuple[int, int]]:
-        """The shapes of the past inputs that each convolution keeps, in order. first: whether it is for the state before the first frame of
-        a speech, when an upsampling has no input at all; in other states an unknown input is zero."""
+        """The shapes of the past inputs that each convolution keeps, in order. first: whether the state is before the first frame of a
+        speech, so that an upsampling has no past input; in other states an unknown input is zero."""
         config, past = self.config, KERNEL - 1
         shapes = [(config.hidden_size, past)] * (len(config.widening) + 1)
         for number in range(len(config.rates)):
@@ -138,7 +139,7 @@ class _Norm:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer. heads: number of heads of queries. kv_heads: number of heads of keys, and of values. attention_scale, ffn_scale: factors
-    for each component of what the two parts add."""
+    by which the outputs of the two parts are multiplied, [hidden_size]."""
 
     heads: int
     kv_heads: int
@@ -154,8 +155,8 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output of the layer, [speeches, frames, hidden_size], and the keys and values of the past followed by the new ones. x:
-        [speeches, frames, hidden_size]. before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]."""
+        """(output of the layer, [speeches, frames, hidden_size]; the past keys and values followed by the new ones). x: [speeches, frames,
+        hidden_size]. before: past keys and values, [speeches, 2, kv_heads, window - 1, head_size]. mask, cos, sin: see `CausalNet`."""
         made = _rows(self.attention_in, self.attention_norm(x))
         made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
@@ -171,7 +172,7 @@ class _Layer:
 
 
 def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """A product of rows: [speeches, count, in] to [speeches, count, out]."""
+    """Apply a product to rows: from [speeches, count, in] to [speeches, count, out]."""
     return linear(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
 
@@ -185,7 +186,7 @@ class _Convolution:
     groups: int = 1
 
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
-        """x: new inputs, [speeches, channels, count]; returns as many outputs. before: the past inputs."""
+        """x: new inputs, [speeches, channels, count]; returns the same number of outputs. before: the past inputs."""
         if past := self.dilation * (self.weight.shape[2] - 1):
             x = before.joined(x, past)
         if x.device.type == "cpu" and x.dtype == torch.float32 and torch._C._has_mkldnn:
@@ -207,8 +208,8 @@ class _Snake:
 
 @dataclass(frozen=True, slots=True)
 class _Upsampling:
-    """Makes `rate` outputs from each pair of consecutive inputs. It equals a transposed convolution with 2 * rate weights whose outputs at
-    the ends, which only one input has made, are cut off. pair: the convolution that makes all outputs of a pair, as channels."""
+    """Makes `rate` outputs from each pair of consecutive inputs. It equals a transposed convolution with 2 * rate weights, without the
+    outputs at the ends, which depend on a single input. pair: the convolution that makes all outputs of a pair, as channels."""
 
     snake: _Snake
     pair: _Convolution
@@ -221,7 +222,7 @@ class _Upsampling:
 
 @dataclass(frozen=True, slots=True)
 class _Widening:
-    """Makes `factor` rows from each row."""
+    """Makes `factor` rows from each row: from [speeches, count, width] to [speeches, factor * count, width]."""
 
     linear: Linear
     factor: int
@@ -249,7 +250,7 @@ class _Next:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A residual unit: adds to the signal what two activations and convolutions make of it."""
+    """A residual unit: adds to the signal the result of two activations and convolutions."""
 
     first: _Snake
     far: _Convolution
@@ -303,7 +304,7 @@ def _snake(weight: ShapedNeed, name: str, channels: int) -> _Snake:
 
 
 def _widening(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, number: int) -> tuple[_Widening, _Next]:
-    """Read upsampling number `number` before the decoder, and the ConvNeXt block after it."""
+    """Read upsampling number `number` before the decoder, and the ConvNeXt block that follows it."""
     size, factor, name = config.hidden_size, config.widening[number], f"upsample.{number}"
 
     def product(part: str, out: int, into: int) -> Linear:

@@ -1,9 +1,8 @@
 """Decides by profile which frames of Qwen3-Omni become sound together. No torch.
 
-The net is exact for every schedule: a profile decides only how soon there is sound and how much it costs. The first window can be one
-frame, because no window looks ahead. Sizes grow slowly: the largest step between two sizes decides how long a player must wait before it
-plays.
-"""
+The net makes the same samples with every schedule, so a profile decides only how soon there is sound and how much it costs. The first
+window can be one frame, because no window looks ahead. Sizes grow slowly: the largest step between two sizes decides how long a player must
+wait before it plays."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.QUALITY: (4, 6, 8, 12),
     Profile.OFFLINE: (12,),
 }
-"""Profile -> numbers of frames of the windows; a frame is 80 ms. With more than twelve at once a frame costs hardly less, and other
-speeches would wait."""
+"""Profile -> numbers of frames of the windows; a frame is 80 ms. With more than twelve frames at once a frame costs hardly less, and other
+speeches would wait longer."""
 
 
 def schedule_of(sizes: tuple[int, ...], frames_before: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""One speech: takes frames of codes, gives windows, and keeps the state that each window leaves to the next."""
+"""Turns the frames of one speech into windows, and keeps the state that each window leaves to the next window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omnistage.models.qwen3_omni.wave.window import WindowJob
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """The parameters of a speech. heard: whether somebody listens while the sound is made."""
+    """The parameters of a speech. schedule: cuts it into windows. heard: whether somebody listens while the sound is made."""
 
     schedule: Schedule
     heard: bool
@@ -26,8 +26,8 @@ class PreparedSpeech:
 class Speech:
     """Makes the windows of one speech from its frames, one after the other. Not safe to use from two threads at once.
 
-    first_sample: the first sample that is wanted. Earlier frames are computed only as far back as attention and convolutions reach from
-    there, in the windows of the first run, so that all bits are the same. Windows far before that sample are silent: only attention needs
+    first_sample: the first sample that is wanted. Earlier frames are computed only as far back as the wanted samples depend on them, in the
+    same windows as in the first run, so that all bits are the same. Windows far before that sample are silent: only attention needs
     them."""
 
     def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
@@ -37,16 +37,16 @@ class Speech:
         frame = first_frame(config, first_sample)
         self._number = schedule.entry(frame)
         self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
-        """Number of the first frame that the convolutions of wanted sound see: windows before it are silent."""
+        """Number of the first frame that the convolutions of wanted sound see; windows before it are silent."""
         begin = schedule.first_code(self._number)
         self._codes = Codes(begin, config.codebooks)
         self._state = net.start(begin)
         self._ended = False
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """Add the next frames, [n, codebooks]. first: number of the first of them in the speech; frames before the needed ones are dropped.
-        last: no more come. Raises BadRequest for codes outside the table, if needed frames were skipped, and for a speech that ends before
-        `first_sample`."""
+        """Add the next frames, [n, codebooks]. first: number of the first of these frames in the speech; frames before the first needed
+        frame are dropped. last: no more frames come. Raises BadRequest for codes outside the table, if needed frames were skipped, and for
+        a speech that ends before `first_sample`."""
         frames = codes.astype(np.int64)
         if len(wrong := frames[frames >= self._config.codes]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")
@@ -57,7 +57,8 @@ class Speech:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> WindowJob | None:
-        """The next window; None if some of its frames have not come, or the speech is over. Call `made` for the window before first."""
+        """The next window; None: some of its frames have not come, or the speech is over. Before that, call `made` for the previous
+        window."""
         self.window = self._schedule.window(self._number, self._codes.past, ended=self._ended)
         if self.window is None:
             return None
@@ -65,8 +66,8 @@ class Speech:
         return WindowJob(codes, self._state, silent=self.window.end <= self._sounding)
 
     def made(self, job: WindowJob) -> Sound:
-        """The sound of the window that `next` returned last, without samples before `first_sample`; it says which frame a replacement needs
-        after it. job: the window, done."""
+        """The sound of the window that `next` returned last, without samples before `first_sample`, and with `Sound.needs`. job: that
+        window, done."""
         assert self.window is not None and job.after is not None and job.samples is not None
         begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
         self._state = job.after

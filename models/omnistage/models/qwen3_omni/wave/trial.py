@@ -15,7 +15,7 @@ WINDOW = "window"
 
 
 def form(window: Window) -> Hashable:
-    """The form of a window: windows of one form take equally long."""
+    """The form of a window; windows of equal form take equally long."""
     return window.end - window.begin, window.begin == 0
 
 
@@ -46,7 +46,7 @@ class WindowTrials:
         return WindowJob(codes, state)
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
-        """See Trials. The result of a job: its samples and the state after it, flattened."""
+        """See Trials. The result of a job is its samples and the state after it, flattened."""
         self._windows.step(jobs, aside)
         made = []
         for job in jobs:

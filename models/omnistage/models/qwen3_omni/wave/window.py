@@ -1,4 +1,4 @@
-"""One window of a speech on its way from codes to samples, and the step that many windows take together."""
+"""Computes windows of speeches, from codes to samples, in steps of many windows together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.models.steps.interface import Aside
 
 @dataclass(eq=False, slots=True)
 class WindowJob:
-    """A window. codes: int64 [frames, codebooks]. state: the state before them. silent: see CausalNet.step. samples, after: the sound of
-    the codes and the state after them; None until the job is done."""
+    """The computation of a window. codes: int64 [frames, codebooks]. state: the state before the codes. silent: see CausalNet.step.
+    samples: of the codes, float32 [samples]. after: the state after the codes. Both are None until the job is done."""
 
     codes: torch.Tensor
     state: WaveState
@@ -25,18 +25,18 @@ class WindowJob:
 
 
 class Windows:
-    """Implements `Steps` for windows, each of which is one step."""
+    """Computes windows, each in one step; implements `Steps`."""
 
     def __init__(self, net: CausalNet) -> None:
         self.net = net
 
     def key(self, job: WindowJob) -> Hashable:
-        """The shape of a job: jobs with equal keys can step together, wherever in their speeches they are; but a first frame has a shape of
-        its own."""
+        """The shape of a job; jobs with equal keys can be computed in one step, wherever they are in their speeches, except that first
+        frames form a step of their own."""
         return len(job.codes), job.state.place == 0, job.silent
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None = None) -> None:
-        """See Steps. jobs: of one key. aside: not used."""
+        """See Steps. jobs: with equal keys. aside: not used."""
         with torch.inference_mode():
             codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
             made, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
@@ -45,10 +45,10 @@ class Windows:
             job.samples, job.after = own.clone(), state
 
     def take(self, job: WindowJob) -> None:
-        """Nothing to do: the step has taken the job."""
+        """Does nothing, because a step has stored its results in the job."""
 
     def is_done(self, job: WindowJob) -> bool:
         return job.after is not None
 
     def give_up(self, job: WindowJob) -> None:
-        """Nothing to free: a job holds only its own memory."""
+        """Does nothing, because a job holds only its own memory."""
