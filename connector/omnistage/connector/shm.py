@@ -159,7 +159,7 @@ def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
     it cannot be a segment.
     """
     try:
-        # As shm_open opens a file; O_NONBLOCK, because something else than a file might make this wait.
+        # The flags of shm_open, and O_NONBLOCK, because opening something that is no file might wait.
         descriptor = os.open(_path(arena, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise StaleReference(f"segment {number} of the sender's arena is gone") from None

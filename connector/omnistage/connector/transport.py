@@ -264,7 +264,7 @@ class Sender:
             return
         probe, self._probe = self._probe, None
         if probe is not None:
-            self._arena.free(probe[0])  # nobody may still need it: a late reader of the probe only fails to prove the memory
+            self._arena.free(probe[0])  # at once, because a late reader of the probe only fails to prove the memory
         over = clean or (self._reader is not None and self._reader.is_dead())
         for block in self._blocks.values():
             if over:

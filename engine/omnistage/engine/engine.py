@@ -174,8 +174,8 @@ class Engine:
                     self.activity.step()
         except BaseException as error:
             cause = error
-            # Report it like the error of any thread that ends, but before the streams hear of it: if the process did not know first, an
-            # answer would end with the engine's error instead of going on elsewhere.
+            # Report it like the error of any thread that ends, but before the streams end with it. The process must know first that its
+            # engine is gone: then an answer goes on elsewhere instead of ending with the engine's error.
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread())))
         self._end_all(cause)
 
@@ -356,7 +356,7 @@ class Engine:
                 self._end(sequence, error)
             self._publish()
             return
-        # The error that ended the thread may have left anything half done, so nothing more is freed, and all streams hear of it.
+        # The error may have left any change half done, so nothing is freed; all streams end with the error.
         for stream in self._streams.values():
             self._outbox.end(stream, error)
         self._streams.clear()

@@ -39,7 +39,7 @@ def deepstack(layers: int) -> Callable[[Materials], After]:
         def add(rows: StepRows, x: torch.Tensor, layer: int) -> torch.Tensor:
             if layer >= layers or rows.given is None or rows.has_given is None:
                 return x
-            # The other rows must keep their bits: adding a zero would change -0.0.
+            # The other rows must keep their bits, so nothing is added to them: adding a zero would change -0.0.
             return torch.where(rows.has_given, x + rows.given[:, (1 + layer) * width : (2 + layer) * width], x)
 
         return add

@@ -47,7 +47,7 @@ class ExpertSizes:
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
-        """Numbers of the experts that a rank has: every `size`-th expert, from the number of the rank on."""
+        """Numbers of the experts that a rank has: every `group.size`-th expert, beginning with number `group.rank`."""
         return range(group.rank, self.experts, group.size)
 
 
@@ -121,7 +121,7 @@ def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[in
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     room = [pad_rows(count) if count else 0 for count in counts]
-    # The n-th row in the order of experts moves on by the places that the experts before it leave free.
+    # The n-th row in the order of experts goes to place n plus the padding of all experts before its own.
     free = torch.tensor([0, *accumulate(map(sub, room, counts))], device=numbers.device)
     order = flat.argsort(stable=True)
     places = torch.empty_like(flat)

@@ -16,7 +16,7 @@ processes that nobody watches. Its clock goes on while a machine is paused, so i
 
 class RanksApart(Exception):
     """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results are
-    void. Not one of the engine's errors of a step, after which it would try the step again."""
+    void. The engine does not count it as an error of a step, because it would try such a step again."""
 
 
 class Group(Protocol):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 
 MIN_ROWS = 4
-"""Fewest rows of a step, padding included: the products need at least as many, so that none has to pad by itself."""
+"""Fewest rows of a step, padding included. With so many rows, no product has to add padding of its own."""
 
 _TURNS = 16
 """Number of weights of one shape that together try all numbers of rows, each a part of them."""

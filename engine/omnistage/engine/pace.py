@@ -67,7 +67,7 @@ class Pace:
         if long <= 1:
             alone_s = max(seconds - long * self._row_s, seconds / 2)
             before = self._light_s.get(decoding, alone_s)
-            # A longer step may have been delayed by other work, so it counts less. A shorter one was not.
+            # A step that took longer than before may have been delayed by other work, so it counts less; a shorter step was not delayed.
             self._light_s[decoding] = alone_s if alone_s < before else before + _LIGHT_WEIGHT * (min(alone_s, 2 * before) - before)
             self._heavy = 0
             return

@@ -112,7 +112,7 @@ class PagePool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A kept page. taps: the taps of its rows, [PAGE_ROWS, tap_width]; None: they were not computed."""
+    """A kept page. taps: the taps of its rows, [PAGE_ROWS, tap_width]; None: they are not kept."""
 
     page: int
     taps: torch.Tensor | None
@@ -156,7 +156,7 @@ class PrefixCache:
         return pages, taps
 
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
-        """Keep a full page; if there are then too many, forget the oldest page. taps: the taps of its rows; None: not computed. If a page
+        """Keep a full page; if there are then too many, forget the oldest page. taps: the taps of its rows; None: there are none. If a page
         is kept for this key already, it only gets the taps that it lacks."""
         known = self._kept.get(key)
         if known is not None:

@@ -106,7 +106,8 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
 
 def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """`given` and `has_given` of StepRows. parts: pairs of a row's number and the vectors [n, given_width] for n rows from this row on."""
-    # On the CPU if all parts are there, and they move with the plan; otherwise on the device, where an encoder's vectors are already.
+    # On the CPU if all parts are there: they move to the device with the plan. Otherwise on the device, where an encoder's vectors are
+    # already.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
     has_given = torch.zeros(rows, 1, dtype=torch.bool)

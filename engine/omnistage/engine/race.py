@@ -141,9 +141,9 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
     if filters.any_top_k:
         weights.masked_fill_(values < of_rank, 0.0)
     reached = weights.cumsum_(-1)
-    # Shares are of the tokens that top-k left, and without top-k of the whole vocabulary.
+    # Top-p is a share of the tokens that pass top-k; in a row without top-k, it is a share of the whole vocabulary.
     totals = reached[:, -1:] if totals is None else torch.where(has_k, reached[:, -1:], totals)
-    # The first place at which the shares reach top-p is the last one that stays.
+    # The first token with which the shares reach top-p is the last token that passes.
     of_shares = values.gather(1, torch.searchsorted(reached, filters.top_p * totals).clamp_(max=last))
     return torch.maximum(of_shares.masked_fill_(filters.top_p >= 1, float("-inf")), of_rank).double(), of_rank.double()
 

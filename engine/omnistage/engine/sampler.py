@@ -198,7 +198,7 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
         flat[where] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
     places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
     if places:
-        # Added, not stored: a row with a NaN must keep it.
+        # -inf is added, not stored, so that a NaN stays a NaN and its row is refused.
         flat[to_device(torch.cat(places), device)] += float("-inf")
     blocks = scores.view(len(rows), -1, BLOCK)
     kept = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]

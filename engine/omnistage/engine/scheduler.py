@@ -249,7 +249,7 @@ class Scheduler:
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
             return idle
-        # A client with two places more than the client of `sequence` still has as many as that one after the exchange.
+        # A client with at least two places more than the client of `sequence` still has no fewer places after the exchange.
         placed = Counter(other.request.client for other in staying if not other.idle)
         client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
         if most - placed[sequence.request.client] < 2:

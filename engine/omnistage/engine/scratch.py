@@ -51,7 +51,7 @@ class Scratch:
         piece = self._pieces.get(use)
         if piece is None or piece.dtype != like.dtype or piece.device != like.device or piece.numel() < size:
             self._pieces.pop(use, None)
-            # With room to grow: a longer prompt needs new memory a few times, not at every page.
+            # A quarter more than needed: a growing prompt then needs new memory a few times only, not at every page.
             del piece
             piece = self._pieces[use] = torch.empty(size + size // 4, dtype=like.dtype, device=like.device)
         return piece[:size].view(*shape)

@@ -10,5 +10,5 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     plain copy, so it must not change `values` afterwards."""
     if device.type == "cpu":
         return values
-    # Only for pinned memory does the caller not wait. The allocator keeps that memory until the copy is made.
+    # Pinned memory, because the caller would wait for any other. The allocator keeps it until the copy is made.
     return values.pin_memory().to(device, non_blocking=True)

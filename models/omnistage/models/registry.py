@@ -357,7 +357,7 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
     except Unreachable as error:
         raise BadCheckpoint(f"{folder} is not complete: {error}") from error
     except FAULTS as error:
-        # For a lack of memory on a CPU, torch has no error class of its own.
+        # torch has no error class of its own for a lack of memory on a CPU, so the text decides.
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
         if folder is None:
@@ -404,7 +404,7 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
-    # Families whose marks all name values go before families with a mark that accepts any value.
+    # A family whose marks all name values wins over a family with a mark that accepts any value.
     found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]

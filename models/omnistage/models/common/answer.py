@@ -171,7 +171,7 @@ class AnswerAssembler:
             self._prompt_pieces.append(TensorRows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
         if self._row_of is None:
             place = max(slot - self._prompt_rows, 0)
-            # A row comes after its token, so it is known how many rows belong to the thought.
+            # A row comes after its token, so the number of the thought's rows is final here.
             self.rows(rows[split:][max(self._thought_tokens + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
@@ -249,7 +249,7 @@ class AnswerAssembler:
 
     def _settle(self) -> None:
         """Add the number of tokens whose text has become final to `_rows_due`, and drop their spans. A last token without a row is left."""
-        # An engine makes the last token's row only if it draws one more token, which is then an end token.
+        # An engine makes the last token's row only if it draws one more token, the end token.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):

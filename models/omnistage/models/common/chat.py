@@ -36,11 +36,11 @@ class ChatTokenizer(TextTokenizer):
         super().__init__(read_tokenizer(directory), vocabulary)
         if end not in self.special:
             raise BadCheckpoint(f"{directory}: the tokenizer has no special token {end}")
-        # An end token outside the head's vocabulary is never drawn.
+        # An end token outside the head's vocabulary is left out, because it is never drawn.
         self.ends = frozenset({self.special[end], *(token_id for token_id in _read_ends(directory) if token_id < vocabulary)})
         template = _template(directory)
         self.template = ChatTemplate(template, self.added, self.encode, media)
-        # The template tells whether the model thinks: many tokenizers have the marks of a thought even if it does not.
+        # The template shows whether the model thinks; many tokenizers have the marks of a thought although the model does not think.
         if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
             opens, closes = marks
             said = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]

@@ -49,7 +49,7 @@ class PortFeed:
         try:
             yield
         finally:
-            # A cancelled task refers to its frames, and those refer to this object: a cycle.
+            # Forgotten here, because a cancelled task refers to its frames, and these to this object: a cycle.
             task, self._task = self._task, None
             task.cancel()
             await asyncio.wait([task])

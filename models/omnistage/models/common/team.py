@@ -82,7 +82,7 @@ class _Rank:
 
     def end_text(self) -> str:
         """A text on how the rank ended; empty: it has not ended."""
-        # Without the lock, one of two threads that poll at once would get the answer that the rank still runs.
+        # If two threads polled at once without the lock, one of them would get the answer that the rank still runs.
         with self._polling:
             status = self.process.poll()
         if status is None:

@@ -82,7 +82,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
-            # A constrained text may have the words of the marks, but never the marks themselves: they would separate it from the answer.
+            # A constrained text may have the characters of the marks, never the tokens, which would make a part of it a thought.
             special={*tokenizer.special.values(), *((thinks.opens, thinks.closes) if (thinks := tokenizer.thinks) else ())},
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
@@ -150,7 +150,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
         if said_ids and not self._has_rows:
             return self._prepared(request, (), said_ids, grammar)
-        # Verbatim text without a question: its rows are computed as those of an answer to an empty question.
+        # The rows of verbatim text without a question are computed like the rows of an answer to an empty question.
         prompt_ids = self.prompt(request.turns or (Turn("user", ("",)),))
         if len(prompt_ids) >= self._context:
             raise BadRequest(
@@ -194,7 +194,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             min_items=request.min_tokens,
             end_ids=self.tokenizer.ends,
             ignore_end=request.ignore_eos,
-            # Such a token in an answer would begin another turn.
+            # A special token in an answer would begin another turn of the conversation.
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,

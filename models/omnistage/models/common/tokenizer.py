@@ -34,7 +34,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """Raises BadCheckpoint for a token whose id the head does not have."""
-        # The file may still have the padding and truncation that its last user chose.
+        # Switched off, because the file may still have the padding and truncation that its last user chose.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self.vocabulary = tokenizer, vocabulary

@@ -243,7 +243,7 @@ def _map_alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
         skipped = start % mmap.ALLOCATIONGRANULARITY
         if not tensor.nbytes or start % tensor.itemsize:
             return tensor.clone()
-        # The mapping is copied on write, and nothing writes: torch warns of memory that it may not write to.
+        # The mapping would be copied on write, which never happens; for a read-only mapping torch would warn.
         memory = mmap.mmap(file.fileno(), skipped + tensor.nbytes, access=mmap.ACCESS_COPY, offset=start - skipped)
     return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=skipped).view(tensor.shape)
 

@@ -169,7 +169,7 @@ class Worker:
                     self._changed.wait()
                 unit = self._queue.pop(0)
             unit.work()
-            # The unit's data would live until the next unit comes: a film is hundreds of megabytes.
+            # Without this, the unit's data, such as a film of hundreds of megabytes, would live until the next unit comes.
             del unit
             self.activity.step()
 

@@ -39,8 +39,8 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """The common AudioConfig with a further value. window: number of rows that attention sees, half as many as a chunk has frames, because
-    two frames of the spectrogram become one row."""
+    """The common AudioConfig with a further value. window: number of frames that attention sees; each of these is made from two frames of
+    the spectrogram."""
 
     window: int
 

@@ -40,7 +40,8 @@ class _Rows(PromptRows):
         order = np.concatenate(pieces)
         positions = np.concatenate((seen[1], heard[1]), 1)
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # Later positions follow those of the last piece, even if the other medium reaches further: so the model was trained.
+        # Later positions follow the positions of the last piece, even if the other medium has larger ones, because the model was trained
+        # so.
         self.next = int(positions[:, pieces[-1]].max()) + 1
         self.add(np.array([config.ids.audio_end]), np.full((3, 1), self.next))
         self.next -= 1

@@ -55,7 +55,7 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
     path = directory / FILE
     try:
         _check_stored(path)
-        # Mapped: a tensor is then a part of the file, whatever its description says of its size.
+        # Mapped, so that a tensor is a part of the file and takes no memory, whatever size the file states for it.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -19,7 +19,7 @@ class FrameAttention:
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
-        # In float32, whatever the rows' type: products so small are faster in it, and oneDNN keeps no kernel for each number of speakers.
+        # In float32 for every type of rows: small products are faster in it, and oneDNN then keeps no kernel for each number of speakers.
         self._held = torch.zeros(shape, device=spec.device)
         self.together = all(self._keeps_bits(speakers, each) for each in (1, 2))
 
@@ -66,7 +66,7 @@ class FrameAttention:
         asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
         mask = torch.zeros(1, spec.context, device=spec.device)
         alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
-        # The last speakers, so that each has another place than in the product of all.
+        # Parts with the last speakers, so that each speaker has another place than in the product of all.
         parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
         return all(torch.equal(_attend(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
 

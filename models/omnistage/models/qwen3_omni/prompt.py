@@ -36,7 +36,8 @@ class _Rows(PromptRows):
         positions = np.concatenate((seen[1], heard[1]), 1)
         order = np.argsort(positions[0], kind="stable")
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # Later positions follow the rows after the end of the shorter of the two, even if that one had larger positions.
+        # Either the film or the sound ends first. Later positions follow the other's rows after that end, even if earlier rows had larger
+        # positions.
         is_heard = order >= len(seen[0])
         left = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
         self.next = int(positions[:, order[left:]].max()) + 1

@@ -76,7 +76,7 @@ class VisionEncoder:
             sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge
         )
         corners = [self._positions[taken[:, corner]] * shares[:, corner, None] for corner in range(taken.shape[1])]
-        # In order: a sum of the library may add in another order if there are more rows.
+        # One after the other, because a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, corners).to(self.dtype)
 
 

@@ -201,7 +201,7 @@ def _build_encoders(
     """Build the encoders. Returns them, and a text on how their products are computed."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)
-    # A medium alone in its pass has the same bits every time, and products of a whole picture suit a GPU.
+    # A medium that is alone in its pass has the same bits every time, so no backend need be tried; and large products suit a GPU.
     return build(whole), WHOLE.name
 
 

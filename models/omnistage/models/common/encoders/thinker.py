@@ -65,7 +65,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
         """ready: the running parts, which `close` ends. row_of: makes a token's row for a Talker from its id; None: the row is the token's
         tap."""
-        # A thought may be long, and the answer comes after its end: so such a model may use its whole context.
+        # A thought may be long, and the answer comes after it, so a model that thinks may use its whole context.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)

@@ -28,7 +28,7 @@ class Opening:
         of rows of a conversation and frames of its speech together."""
         self._between, self._context = between, context
         self._missing = {PROMPT, PLACES}
-        # Counted as they come: rows may come one by one, and summing up all of them each time would hold up everybody.
+        # Counted as they come, because rows may come one by one, and adding up all lengths each time would delay all sessions.
         self._count = dict.fromkeys((PROMPT, PLACES, HIDDEN), 0)
         self._read = 0
         self._unread: list[torch.Tensor] = []
@@ -55,7 +55,8 @@ class Opening:
         """Add a piece. Raises BadRequest for a conversation that is too long, and for rows and places whose numbers differ."""
         rows = tensor_of(cast(Array, piece.content))
         if piece.port == HIDDEN:
-            # Further rows of the answer could not be spoken: a Thinker may have a longer context than its Talker.
+            # Further rows of the answer are dropped, because a Thinker may have a longer context than its Talker, which could not speak
+            # them.
             rows = rows[: self._context - self._count[HIDDEN]]
         if len(rows):
             {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}[piece.port].append(rows)
@@ -70,7 +71,7 @@ class Opening:
     def _check(self) -> None:
         """Raises BadRequest, see `take`."""
         count, placed = self._count[PROMPT], self._count[PLACES]
-        # This leaves room for the first row of the answer, with which the codes begin.
+        # One row less, to leave room for the first row of the answer, with which the codes begin.
         most = self._context - len(self._between) - 1
         if max(count, placed) > most:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {most} rows")
@@ -82,7 +83,7 @@ class Opening:
         goes on later. Before the first row of the answer has come, only whole pages are read. Call it on a thread that may compute."""
         rows = torch.cat([*self._unread, self._between, self.reply[0][:1]] if self._has_all else self._unread)
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
-        # Cloned, because the rest may be a few rows of many.
+        # Cloned, because the rest may be few rows, and a view of them would keep all rows in memory.
         self._unread = [rows[count:].clone()]
         self._read += count
         return [_with_digest(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]

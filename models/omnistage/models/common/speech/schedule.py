@@ -61,7 +61,7 @@ class Schedule:
                 return Window(begin, end, context, self.ahead * self.block, fresh, False)
         if not ended or begin >= codes:
             return None
-        # The rest has no further codes to look ahead at: all of it is the last chunk.
+        # No codes follow after the speech, so all the rest is the last chunk.
         return Window(begin, codes, context, 0, fresh, True)
 
     def begin(self, number: int) -> int:
@@ -83,8 +83,8 @@ class Schedule:
 
     def entry(self, code: int) -> int:
         """The number of the window with which a session without state begins if it needs sound from `code` on. The last chunk of a speech
-        also has codes that an earlier window would only look ahead at. It is unknown before the speech ends whether `code` is such a code,
-        so this allows for it."""
+        may be longer than planned, by less than the codes that its window would look ahead at, so `code` may belong to an earlier window
+        than `holding` returns. That is unknown before the speech ends."""
         if not self.sizes:
             return 0
         number = self.holding(max(code - self.ahead * self.block, 0))

@@ -101,7 +101,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
     for stage, exact in together.items():
-        # The numbers still worth trying: a number that changes bits for one shape of a stage is not tried for its other shapes.
+        # A number that changes bits for one shape of a stage is not tried for the stage's other shapes.
         worth = sizes
         for window in usual:
             trying = _Trying(trials, stage, window)
@@ -113,7 +113,7 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
             seconds[shape], exact[shape] = now - begun, ()
             results += made
             if now < ends:
-                # The first run of a shape is slower than the others.
+                # Measured anew, because the first run of a shape is slower.
                 seconds[shape] = trying.seconds(1)
             if now < ends and now - begun < SLOW_SECONDS:
                 exact[shape] = worth = trying.exact(worth)

@@ -80,16 +80,15 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (flow := speech.next()) is not None:
-                # A client that wants the whole speech at once does not listen before its end: its sound is due after all other sound.
+                # A client that wants the whole speech at once does not listen before its end, so its sound is due after all other sound.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 assert speech.window is not None
-                # The sound of the window before is made at the same time: the longer of the two times is the time from one window to the
-                # next.
+                # The sound of the window before this one is made at the same time, so the slower of the two sets the pace of windows.
                 with self._forecast.watching(speech.window, learning=flow.left is not None):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)
                 if not begun:
-                    # The listener waits for the first sound: nothing else of the speech is computed meanwhile.
+                    # The listener waits for the first sound, so nothing else of the speech is computed before it.
                     await self._loop.run(vocoding, due)
                     begun = True
                 del flow

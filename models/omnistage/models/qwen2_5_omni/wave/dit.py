@@ -165,7 +165,7 @@ class Dit:
         made = layer.query_key_value(x).view(shape)
         query, key, value = made.unbind(3)
         plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
-        # Only the first head turns: the net was trained so by mistake.
+        # Only the first head turns, because the net was trained so by mistake.
         made[..., :2, 0, :] = self._turn(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
@@ -200,8 +200,8 @@ class Dit:
         inner = config.heads * config.head_size
         parts = [linear(f"{name}.attn.to_{part}", inner, config.hidden_size) for part in "qkv"]
         weights, biases = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-        # In the checkpoint, neighbouring components of a head turn together. They are reordered so that here its halves do, which makes no
-        # difference to attention.
+        # In the checkpoint, neighbouring components of a head turn together. Here component i of the first half turns with component i of
+        # the second, so the components are reordered, which makes no difference to attention.
         halves = [*range(0, config.head_size, 2), *range(1, config.head_size, 2)]
         for begin in (0, inner):
             for each in (weights, biases):

@@ -103,7 +103,7 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         fill(examples, weights, _EXAMPLE)
         weights.check_read()
         voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
-        # Once for each voice, on the CPU: afterwards the net of the examples is not needed any more.
+        # Computed once for each voice, on the CPU; afterwards the net of the examples is not needed any more.
         speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
     return Windows(dit, vocoder, solver), speakers
 

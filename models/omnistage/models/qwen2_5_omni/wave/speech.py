@@ -74,7 +74,7 @@ class Speech:
         self._over = flow.leaves is None
         self._codes.forget(schedule.first_code(self._number))
         unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
-        # Whole pieces: samples of a shorter piece may have other bits.
+        # Only whole pieces are left out, because samples of a shorter piece may have other bits.
         unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
         return Vocoding(
             mel,

@@ -60,7 +60,7 @@ class _Activation:
         """x: [windows, channels, samples]; returns the same shape. Beyond its ends the signal goes on with its first and last sample."""
         count, first, last = x.shape[2], x[..., :1], x[..., -1:]
         held = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
-        # Samples at twice the rate, even ones and odd ones.
+        # The even and the odd samples of the signal at twice the rate.
         even = self._snake(_filter([(self.up[-1 - 2 * tap], held[..., tap : tap + count]) for tap in range(TAPS // 2)]))
         odd = self._snake(_filter([(self.up[-2 - 2 * tap], held[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
         first, last = even[..., :1], odd[..., -1:]

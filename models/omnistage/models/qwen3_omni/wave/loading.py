@@ -46,7 +46,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
     trial = compute_on_thread(partial(try_windows, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
-    # The state before a window is kept until the window is done, and so is the state after it.
+    # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
     sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",

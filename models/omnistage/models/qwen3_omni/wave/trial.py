@@ -40,7 +40,7 @@ class WindowTrials:
         codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
         state = self._windows.net.start(window.begin)
         if window.begin:
-            # As in any place of a speech: some keys may not belong to frames.
+            # Random, because near the beginning of a speech some keys do not belong to frames.
             seen = int(torch.randint(config.window, (), generator=generator))
             state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return WindowJob(codes, state)
