@@ -201,7 +201,8 @@ class Arena:
         block.holders += 1
 
     def free(self, block: Block) -> None:
-        """One holder gives the block back; the last one frees it. Raises ConnectorError for a block that is free already."""
+        """Give the block back for one of its holders; with the last holder it becomes free. Raises ConnectorError for a block that is free
+        already."""
         if block.generation == 0:
             raise ConnectorError("the block is free already")
         if not self._removal.alive:

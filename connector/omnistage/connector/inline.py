@@ -40,8 +40,7 @@ class Assembly:
         """Add the next part, whose `data` begins at byte `offset`. Return the whole tensor, uint8 in one dimension, after the last part,
         otherwise None.
 
-        Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
-        """
+        Raises InvalidReference for a part of another tensor, or a part that leaves a gap, comes twice or runs over the end."""
         if layout != self._layout:
             raise InvalidReference("a part of a tensor came before the tensor before it was whole")
         if offset != self._received:

@@ -7,9 +7,8 @@ Which files are orphans:
 A segment has no liveness file if somebody removed that file, or a sweep was cut short. A child that a dead producer had forked keeps the
 flock until it ends, so such a segment may be removed late, but never while its producer lives.
 
-Only regular files of this user with our names are removed. A file that is judged by its lock must be at least ten seconds old: a younger
-one may belong to a process that has created it and not locked it yet.
-"""
+Only regular files of this user with our names are removed. A file that is judged by its lock must be at least ten seconds old, because a
+younger file may belong to a process that has created it and not locked it yet."""
 
 import fcntl
 import math

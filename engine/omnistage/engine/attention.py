@@ -35,10 +35,11 @@ from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
-"""Bytes of keys that one batch may have: the copy of the pages must still be in the processor's cache when the products read it."""
+"""Largest number of bytes of keys in a batch, because the copy of the pages must still be in the processor's cache when products read
+it."""
 
 MOST_ROWS = 32
-"""Rows that one product of weights and values may have. With more, oneDNN's bfloat16 products with AMX may give a row other bits:
+"""Largest number of rows in a product of weights and values. With more, oneDNN's bfloat16 products with AMX may give a row other bits;
 `linear.Packed` has the same limit."""
 
 _LEAST_ROWS = {torch.float32: 8}
@@ -55,7 +56,7 @@ _ERROR_CHARACTERS = 300
 """Number of characters of an error that are shown."""
 
 _LEAST_PRODUCT = 16**3
-"""PyTorch computes a batched product of at most this many multiplications with another kernel than a larger one."""
+"""For a batched product of at most this many multiplications, PyTorch uses another kernel than for larger products."""
 
 
 class AttentionBackend(Protocol):
@@ -158,7 +159,7 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
     SdpaAttention,
     RowAttention,
 )
-"""All backends, best first. The last one is exact everywhere: it computes each row by itself."""
+"""All backends, best first. The last backend is exact everywhere, because it computes each row by itself."""
 
 
 class _Bound(ABC):
@@ -199,7 +200,7 @@ class _Tile:
 
     @classmethod
     def of(cls, members: Sequence[PlannedRun], spec: DecoderSpec) -> _Tile:
-        """The tile of some runs. members: runs with equal numbers of rows; the one that sees the most pages comes first."""
+        """The tile of some runs. members: runs with equal numbers of rows; the run that sees the most pages comes first."""
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
         # A run with fewer pages repeats its own first page: the numbers of a held page are finite, and the mask hides them.
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
@@ -323,7 +324,7 @@ class _Sdpa(_Bound):
         for tile, mask in self._tiles:
             runs, count = tile.runs, tile.count
             keys, values = (pages.index_select(0, held).view(runs, heads, -1, head_size) for held in (tile.keys, tile.values))
-            # The heads that share keys are rows of one query: the kernels that take a mask know no grouped queries.
+            # The heads that share keys become rows of one query, because the kernels with a mask support no grouped queries.
             asked = queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
             attended = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0)
             attended = attended.view(runs, heads, count, self._group, head_size).transpose(1, 2)

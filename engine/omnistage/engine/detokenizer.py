@@ -42,8 +42,8 @@ class _StopString:
 
 class Detokenizer:
     """Makes the text of one answer, token by token. piece: returns the bytes of a token id, empty for a token that is not text. stop:
-    strings that end the text; the one that ends earliest in the text counts, and among several that end there, the longest. Invalid bytes
-    become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder)."""
+    strings that end the text; the string that ends earliest in the text counts, and among several that end there, the longest. Invalid
+    bytes become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder)."""
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         if any(not text for text in stop):

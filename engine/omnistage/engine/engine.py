@@ -81,7 +81,7 @@ class Engine:
     # Called on event loops --------------------------------------------------------------------------------------------------------
 
     def check(self, request: SequenceRequest) -> None:
-        """Raises Unfit, with the bad field, for a request that can never run here, and ValueError for one that was not made for this
+        """Raises Unfit, with the bad field, for a request that can never run here, and ValueError for a request that was not made for this
         decoder."""
         spec, prompt = self.spec, request.prompt
         if len(prompt) > spec.context:

@@ -15,8 +15,8 @@ processes that nobody watches. Its clock goes on while a machine is paused, so i
 
 
 class RanksApart(Exception):
-    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results are
-    void. The engine does not count it as an error of a step, because it would try such a step again."""
+    """Ranks are no longer at the same place of the same step, because a rank has ended, or a step failed in the middle. From then on their
+    results are void. The engine does not count it as an error of a step, because it would try such a step again."""
 
 
 class Group(Protocol):

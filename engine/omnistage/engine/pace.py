@@ -10,10 +10,10 @@ half of their pace; or it may take BESIDE_S, if that is longer.
 from __future__ import annotations
 
 STEP_S = 0.05
-"""Seconds that a step may take while no sequence decodes: a short prompt may come right after a long one."""
+"""Seconds that a step may take while no sequence decodes; few, because a short prompt may come right after a long prompt."""
 
 BESIDE_S = 0.01
-"""Seconds that a step may always take: nobody reads or hears a hundred tokens a second."""
+"""Seconds that a step may always take, because nobody reads or hears a hundred tokens in a second."""
 
 SLOWER = 1.8
 """A step with long runs may take this many times as long as a step without them."""
@@ -22,7 +22,7 @@ BLOCK_ROWS = 32
 """Rows of a block: a product computes them as fast as one row. So a further block is not begun for only a few rows."""
 
 LEAST_ROWS = 4
-"""A step takes at least this many rows of long runs, if so many wait: a wrong measurement must not stop a prompt."""
+"""A step takes at least this many rows of long runs, if so many wait, so that a wrong measurement cannot stop a prompt."""
 
 PROBED = 16
 """After this many steps with long runs, one step takes a single row of them, to measure again how long decoding rows take alone: the last
@@ -44,7 +44,8 @@ class Pace:
         self._light_s: dict[int, float] = {}
         """Seconds of a step without long runs, by the number of decoding rows."""
         self._heavy = PROBED
-        """Steps with long runs since the last one without. It begins at PROBED, because no step without them has been measured."""
+        """Number of steps with long runs since the last step without. It begins at PROBED, because no step without them was measured
+        yet."""
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:

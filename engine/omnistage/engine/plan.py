@@ -118,8 +118,8 @@ def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: Decode
 
 
 def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-    """The hidden rows from which an item is drawn; if they are fewer than a product takes, the first one is repeated after them. hidden: of
-    all rows of the step."""
+    """The hidden rows from which an item is drawn, and copies of the first of them if a product needs more rows. hidden: of all rows of the
+    step."""
     last = hidden.index_select(0, plan.drawn)
     padding = max(pad_rows(len(last)) - len(last), 0)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last

@@ -1,4 +1,5 @@
-"""Chooses a token for each row: the one with the largest score, or the winner of a race (see `noise`) among those that pass the filters.
+"""Chooses a token for each row: the token with the largest score, or the winner of a race (see `noise`) among the tokens that pass the
+filters.
 
 Only few tokens of a vocabulary are looked at. It is cut into blocks, and the peak of a block is its largest score. The n largest scores lie
 in the n blocks with the highest peaks. The tokens of a block need no noise of their own if the peak would not win even with the block's

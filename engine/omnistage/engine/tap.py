@@ -14,9 +14,9 @@ from omnistage.engine.materials import Materials
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """How a decoder makes its taps. width: numbers of a tap. make: returns the taps, [rows, width], from the rows of a step, the
-    embeddings of their items and hidden rows. layer: number of the layer whose output the hidden rows are; None: the last ones, after the
-    last norm."""
+    """Makes the taps of a decoder. width: how many numbers a tap has. make: returns the taps, [rows, width], from the rows of a step, the
+    embeddings of their items and hidden rows. layer: number of the layer whose output is passed as hidden rows; None: the last hidden rows,
+    after the last norm."""
 
     width: int
     make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -31,9 +31,9 @@ class ModelEntry:
     apart from the type auto. uses: the settings of options.OPTIONAL that it uses; other settings are refused, because a user who sets them
     expects an effect. options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has
     none. folder: folder of its files in a checkpoint; empty: the checkpoint itself. files: names of files that it needs. model_type: type
-    in its config.json; empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks one of them has no such
-    model. switches: keys of the config.json; a checkpoint in which one is false has no such model. voices: voices that every checkpoint
-    has; other voices become known when a checkpoint is loaded."""
+    in its config.json; empty: it has no such file. sections: sections of that config.json; a checkpoint that lacks any of these sections
+    has no such model. switches: keys of the config.json; a checkpoint in which one is false has no such model. voices: voices that every
+    checkpoint has; other voices become known when a checkpoint is loaded."""
 
     loader: str
     devices: tuple[str, ...] = ("cpu",)

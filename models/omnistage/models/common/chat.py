@@ -20,7 +20,7 @@ from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import BadRequest
 
 TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
-"""Files that may hold a chat template, in the order in which Transformers looks for it. The last one belongs to the tokenizer."""
+"""Files that may hold a chat template, in the order in which Transformers looks for it. The last file belongs to the tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 """While the template writes a conversation, such a mark with a number stands for the text of this number. Its first and last character

@@ -1,4 +1,4 @@
-"""Downloads a file. A download that breaks off is continued where it stopped, by this process or a later one."""
+"""Downloads a file. A download that breaks off is continued where it stopped, by this process or a later process."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class PortFeed:
             del taking  # Its error refers to this frame, which would be a cycle.
 
     async def _feed(self) -> None:
-        """The task that passes rows until the last one."""
+        """The task that passes rows until the last row."""
         while not self.ended:
             piece = await next_rows(self._inputs)
             if piece.port == self._port:

@@ -55,7 +55,7 @@ class TextTokenizer:
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
-        """Ids of these texts, each of which is one token; None: one of them is not."""
+        """Ids of these texts, each of which is one token; None: a text is not one token."""
         ids = [token_id for text in texts if (token_id := self._tokenizer.token_to_id(text)) is not None]
         return tuple(ids) if len(ids) == len(texts) else None
 

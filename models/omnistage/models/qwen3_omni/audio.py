@@ -5,7 +5,7 @@ Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is computed as a product
 the engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
 
 If a sound is longer than a chunk, its last chunk is padded with silence to a whole one, as in Transformers. Transformers also pads a sound
-that is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here a sound always has the rows
+that is shorter than a chunk if a longer sound is in the same conversation, and then its last row differs; here a sound always has the rows
 that it has alone."""
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class MediaReader:
         return Features(extent, await self._join(rows if sound is None else rows + await self._encode_sound(sound)), digest)
 
     def _count_sound_rows(self, sound: DecodedSound) -> int:
-        """Number of rows that a sound becomes. Raises BadMedia if it is too short for one."""
+        """Number of rows that a sound becomes. Raises BadMedia if the sound is too short for a row."""
         rows = self._sounds.rows(len(sound.samples))
         if not rows:
             lasts_ms, least_ms = len(sound.samples) / sound.rate_hz * 1000, self._sounds.least_ms

@@ -50,7 +50,7 @@ class Sizes:
         kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
         patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
         medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context)
-        # A picture is one piece, and a sound has pieces: a pass takes at least one of them.
+        # A pass must have room for at least one piece: a whole picture, or a piece of sound.
         pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
         pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
         memory = bytes_told(max(pass_patches * patch, pass_frames * frame))

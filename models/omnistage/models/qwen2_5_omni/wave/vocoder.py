@@ -204,7 +204,7 @@ class Vocoder:
 
 
 def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Cut off samples at the ends of x, up to `context` samples from the wanted ones. before, behind: numbers of unwanted samples at the
+    """Cut off samples at the ends of x, up to `context` samples from the wanted samples. before, behind: numbers of unwanted samples at the
     beginning and the end of x. Returns the rest, and these two numbers for the rest."""
     first, last = max(before - context, 0), max(behind - context, 0)
     return x[..., first : x.shape[2] - last], before - first, behind - last
