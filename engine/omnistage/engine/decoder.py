@@ -123,6 +123,7 @@ class PackedDecoder:
         return self._spec
 
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
+        """See `Decoder`. All ranks compute it together; each gets the whole result."""
         config, parts = self._config, self._parts
         heads, tap = config.query_heads, parts.tap if rows.taps else None
         turn = parts.rope(rows.positions)
@@ -162,6 +163,7 @@ def _build(materials: Materials, parts: DecoderParts, head: torch.Tensor) -> _Bu
 
 
 def _layer(materials: Materials, parts: DecoderParts, index: int) -> _Layer:
+    """Build the parts of layer number `index`."""
     config, prefix = materials.config, f"layers.{index}"
     queries, keys = config.query_heads * config.head_size, config.kv_heads * config.head_size
     attention = f"{prefix}.self_attn"

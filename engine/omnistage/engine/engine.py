@@ -154,6 +154,7 @@ class Engine:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
+        """Close the mailbox, which ends the thread, and wait at most CLOSE_S for its end."""
         self._mailbox.close()
         with self._starting:
             thread = self._thread
@@ -180,6 +181,7 @@ class Engine:
         self._end_all(cause)
 
     def _step(self) -> None:
+        """Do what the loop does after orders were carried out: admit, plan, compute, apply and publish."""
         self._admit()
         step = self._plan()
         for done in self._compute(step):
@@ -204,6 +206,7 @@ class Engine:
         return not orders.closing
 
     def _admit(self) -> None:
+        """Admit the waiting requests that fit now."""
         admitted = self._scheduler.admit()
         self._mailbox.left_queue(sum(not sequence.begun for sequence in admitted))
         for sequence in admitted:
@@ -324,6 +327,7 @@ class Engine:
             self._end(orphan.sequence)
 
     def _measure(self) -> EngineStats:
+        """Count what EngineStats reports."""
         running, waiting = self._scheduler.running, self._scheduler.waiting
         parked = sum(sequence.parked for sequence in running)
         starved = sum(sequence.starved and not sequence.parked for sequence in running)

@@ -84,6 +84,7 @@ class Distributed:
             distributed.destroy_process_group()
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """See Group. It adds in float32 and returns the dtype of `part`."""
         first, *others = self._parts(part)
         total = first.float()
         for other in others:

@@ -83,6 +83,7 @@ class Draws:
         self.walk: Walk | None = None
 
     def note(self, token_id: int) -> None:
+        """Add the next token of the answer."""
         self.step += 1
         if self.tally is not None:
             self.tally.note(token_id)

@@ -10,6 +10,8 @@ import torch
 
 
 class Sized(Protocol):
+    """A value that knows its size. nbytes: in bytes."""
+
     @property
     def nbytes(self) -> int: ...
 

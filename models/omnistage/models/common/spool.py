@@ -78,6 +78,7 @@ class Files:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the files on a thread, and stop counting their bytes."""
         held = [file for file in self._files.values() if file.size]
         try:
             if held:  # Shielded, so that the thread closes the files even if the caller is cancelled.

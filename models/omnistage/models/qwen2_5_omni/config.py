@@ -173,6 +173,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _vision(config: Config) -> VisionConfig:
+    """Read a vision_config. Raises BadCheckpoint."""
     return VisionConfig(
         **vision_sizes(config),
         channels=next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),

@@ -88,6 +88,7 @@ def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> No
 def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
+    """Build the encoders of pictures and of sound."""
     # Read only so that `check_read` does not refuse it: the published code has this weight and does not use it either.
     weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")
 

@@ -159,6 +159,7 @@ def _speech(whole: Config, layers: int) -> SpeechSource | None:
 
 
 def _vision(config: Config) -> VisionConfig:
+    """Read a vision_config. Raises BadCheckpoint."""
     check_activation(config, "hidden_act", "gelu_pytorch_tanh")
     layers, deepstack = config.size("depth"), config.values("deepstack_visual_indexes", int)
     if not all(0 <= layer < layers for layer in deepstack) or len(set(deepstack)) < len(deepstack):
@@ -176,6 +177,7 @@ def _vision(config: Config) -> VisionConfig:
 
 
 def _audio(config: Config, row_size: int) -> AudioConfig:
+    """Read an audio_config. row_size: see AudioConfig. Raises BadCheckpoint."""
     check_activation(config, "activation_function", "gelu")
     chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
     if convolved_length(chunk) != CHUNK_ROWS:

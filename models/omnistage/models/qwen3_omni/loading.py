@@ -117,6 +117,7 @@ def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None
 def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
+    """Build the encoders of pictures and of sound."""
     eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
 

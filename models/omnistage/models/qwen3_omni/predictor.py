@@ -128,6 +128,7 @@ class FrameHead:
         self._sample, self._nothing = Sampler(), (0,) * (codes - 1)
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
+        """See Head. The item of a frame is all of its codes."""
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
         first = {place: token.token_id for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends}
         further: dict[int, Codes | None] = {}

@@ -113,6 +113,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
     ) -> PreparedConversation:
+        """See EngineThinker. It also checks the request by the engine, and makes files for streamed media."""
         if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
             with refuse_unfit("thinker"):
                 # Without the rows of the media: faults of the request itself are reported before anything is read.
@@ -132,6 +133,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     async def _begun(
         self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
+        """See EngineThinker. It reads the media first, and waits for streamed media."""
         features = await self._read(prepared, inputs)
         return await self._worker.run(partial(self._assemble, prepared, features, wanted))
 

@@ -19,6 +19,8 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
+    """A layer norm with weight and bias, both [width]; called with rows [rows, width]."""
+
     weight: torch.Tensor
     bias: torch.Tensor
     eps: float = NORM_EPS

@@ -33,8 +33,8 @@ Job = TypeVar("Job")
 
 
 class Trials(Protocol[Job]):
-    """What a family provides for the trial of its windows. code_s: seconds of sound of a code. stages: name of each stage of a window, in
-    order -> number of its steps. halves: whether a step can leave half of itself to a second thread."""
+    """The windows of a family, for the trial. code_s: seconds of sound of a code. stages: name of each stage of a window, in order ->
+    number of its steps. halves: whether a step can leave half of itself to a second thread."""
 
     device: torch.device
     code_s: float

@@ -127,6 +127,7 @@ def read_wave_config(directory: Path) -> WaveConfig:
 
 
 def _dit(config: Config) -> DitConfig:
+    """Read a dit_config. Raises BadCheckpoint."""
     hidden, layers = _read_number(config, "hidden_size", "dim"), _read_number(config, "num_hidden_layers", "depth")
     found = DitConfig(
         layers=layers,
@@ -165,6 +166,7 @@ def _dit(config: Config) -> DitConfig:
 
 
 def _vocoder(config: Config) -> VocoderConfig:
+    """Read a bigvgan_config. Raises BadCheckpoint for other than the published values."""
     for name, published in _VOCODER.items():
         if (given := config.values(name, int)) != published:
             raise BadCheckpoint(f"{config.place}: {name!r} is {list(given)}; only the published one is supported, {list(published)}")

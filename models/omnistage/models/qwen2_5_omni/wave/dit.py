@@ -38,6 +38,8 @@ TIME_SCALE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
+    """A linear layer. weight: [out, in]. bias: [out]."""
+
     weight: torch.Tensor
     bias: torch.Tensor
 

@@ -53,6 +53,7 @@ class Solver:
         return self.steps * len(self.method.places)
 
     def evaluation_times(self) -> list[float]:
+        """The time of each evaluation, from 0 to 1, in order."""
         return [
             begin + (end - begin) * place if place < 1 else end
             for begin, end in zip(self.times[:-1], self.times[1:], strict=True)

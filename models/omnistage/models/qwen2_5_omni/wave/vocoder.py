@@ -33,6 +33,8 @@ MIN_DB, REFERENCE_DB = -115.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
+    """A convolution of [windows, channels, samples], which keeps the number of samples."""
+
     weight: torch.Tensor
     bias: torch.Tensor | None
     dilation: int = 1
@@ -180,6 +182,7 @@ class Vocoder:
         )
 
     def _read_block(self, weight: ShapedNeed, name: str, channels: int, block: int) -> _Residual:
+        """Read a residual block. block: its number within its level."""
         size = self.config.block_kernel_sizes[block]
 
         def convolution(part: str, dilation: int) -> _Convolution:

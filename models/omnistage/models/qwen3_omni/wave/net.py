@@ -269,6 +269,7 @@ def _norm(config: WaveConfig, weight: ShapedNeed, name: str) -> _Norm:
 
 
 def _layer(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, prefix: str) -> _Layer:
+    """Read a layer. prefix: beginning of the names of its weights."""
     hidden, queries, keys = config.hidden_size, config.heads * config.head_size, config.kv_heads * config.head_size
 
     def product(size: int, *parts: tuple[str, int], biased: bool = False) -> Linear:
@@ -294,6 +295,7 @@ def _layer(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, prefix: 
 def _convolution(
     weight: ShapedNeed, name: str, channels: int, inputs: int, kernel: int, dilation: int = 1, groups: int = 1
 ) -> _Convolution:
+    """Read a convolution. channels, inputs: numbers of output and input channels. kernel: width of the kernel."""
     made = weight(f"{name}.weight", (channels, inputs // groups, kernel)), weight(f"{name}.bias", (channels,))
     return _Convolution(*made, dilation, groups)
 

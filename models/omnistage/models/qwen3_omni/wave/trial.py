@@ -32,6 +32,7 @@ class WindowTrials:
         self.code_s = 1 / windows.net.config.frame_rate_hz
 
     def random_job(self, stage: str, window: Window, seed: int) -> WindowJob:
+        """See Trials."""
         config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
 
         def random(like: torch.Tensor) -> torch.Tensor:
