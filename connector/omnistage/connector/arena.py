@@ -131,15 +131,15 @@ class Arena:
         self._poison = poison
         self._clock = clock
         self._segments: dict[int, ProducerSegment] = {}
-        self._free: dict[int, list[Block]] = {}
+        self._free: dict[int, list[Block]] = {}  # by payload bytes of the class
         self._extents = Extents()
-        self._quarantine: dict[Peer | None, deque[tuple[float, Block]]] = {}
-        self._next_look = self._next_sweep = clock()
+        self._quarantine: dict[Peer | None, deque[tuple[float, Block]]] = {}  # reader -> (end of the grace, block), oldest first
+        self._next_look = self._next_sweep = clock()  # when readers are looked at again, and when a sweep may begin again
         self._next_segment = 0
         self._next_generation = 1
         self._bytes_used = 0
         self._leases = 0
-        self._refused_bytes = 0
+        self._refused_bytes = 0  # bytes that the mount refused last; as many are not tried before `_refused_until`
         self._refused_until = clock()
         # Runs at close, when the arena is collected, and at exit of the interpreter; a forked child leaves its parent's names alone.
         self._removal = weakref.finalize(self, _remove, self._segments, liveness, os.getpid())

@@ -72,8 +72,8 @@ class Engine:
         self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
         self._outbox = StepOutputs()
         self._streams: dict[Sequence, SequenceStream] = {}
-        self._idle = True
-        self._steps = self._stepped = self._rows = self._items = 0
+        self._idle = True  # whether the last plan was empty
+        self._steps = self._stepped = self._rows = self._items = 0  # see EngineStats
         self._stats = EngineStats(pages_total=pages)
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None

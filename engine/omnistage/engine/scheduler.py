@@ -126,11 +126,11 @@ class Scheduler:
 
     def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock
-        self._arrivals = 0
+        self._arrivals = 0  # number of sequences so far
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         """The waiting and the running sequences, both in order of arrival."""
-        self._steps = 0
+        self._steps = 0  # number of steps so far
         self._turns: Counter[str] = Counter()
         """Client -> number of long runs that it has had, minus the smallest number of any client."""
         self.preemptions = 0

@@ -81,7 +81,7 @@ class Sequence:
         """Number of steps since it last had a run, in which a later sequence of its client had one."""
         self.idle_since_s = math.inf
         """The time at which it became idle, in seconds of the scheduler's clock; infinite while it is not idle."""
-        self.unread = 0
+        self.unread = 0  # number of events that the reader has not taken yet
         self.asked_s = time.monotonic()
         self.begun = False
         """Whether it was admitted before."""
@@ -101,10 +101,10 @@ class Sequence:
         self._nameless = next((given.first for given in self._given if not given.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
-        self._appended_all = False
-        self._keys: list[bytes] = []
-        self._silent = True
-        self._taps: dict[int, list[torch.Tensor]] = {}
+        self._appended_all = False  # whether no more vectors come for the answer
+        self._keys: list[bytes] = []  # of the full pages, see `page_keys`
+        self._silent = True  # whether no event was put out yet
+        self._taps: dict[int, list[torch.Tensor]] = {}  # by number of the page in the sequence
 
     # How many rows ----------------------------------------------------------------------------------------------------------------
 

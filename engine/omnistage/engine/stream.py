@@ -116,11 +116,11 @@ class SequenceStream:
         self._mailbox = mailbox
         self._events: list[SequenceEvent] = []
         self._error: End | None = None
-        self._ended = False
+        self._ended = False  # whether no more events come
         self._changed = asyncio.Event()
         self._room, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
-        self._given_rows = sequence.request.prompt.ready_rows
+        self._given_rows = sequence.request.prompt.ready_rows  # rows of the prompt that have their vector
 
     async def take(self) -> list[SequenceEvent]:
         """Wait for at least one event, and return all events since the last call. An empty list: the answer has ended. Raises

@@ -60,8 +60,8 @@ class AnswerAssembler:
         self._wants_rows = row_port in wanted
         self._row_port, self._last_row, self._row_of = row_port, last_row, row_of
         self._first_row = self._next_row = wanted.get(row_port, 0)
-        self._spans: deque[_Span] = deque()
-        self._count = 0
+        self._spans: deque[_Span] = deque()  # of the tokens with wanted rows whose text is not final yet
+        self._count = 0  # number of tokens so far, the thought included
         self._thought = thought
         self._thought_text: str | None = None
         """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
@@ -69,7 +69,7 @@ class AnswerAssembler:
         """The last piece of a thought that has ended; it waits for the next `take`."""
         self._rows_due = 0
         """Number of tokens whose text is final and whose row has not gone out yet."""
-        self._rows: deque[Array] = deque()
+        self._rows: deque[Array] = deque()  # rows that have come and not gone out
         self._arrived = 0
         """Number of rows that have come and not gone out."""
         self._rows_ended = not self._wants_rows

@@ -109,7 +109,7 @@ class Team:
         self._ranks: list[_Rank] = []
         self._wake_reader, self._wake_writer = os.pipe()
         """The ends of a pipe to the thread that watches the ranks: for reading, for writing."""
-        self._over, self._closed = threading.Event(), False
+        self._over, self._closed = threading.Event(), False  # `_over`: the watching thread may end
         started: Future[None] = Future()
         self._watch = threading.Thread(target=self._watch_ranks, args=(started,), name="omnistage-ranks", daemon=True)
         self._watch.start()

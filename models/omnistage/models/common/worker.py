@@ -67,7 +67,7 @@ class Worker:
         self._changed = threading.Condition()
         self._queue: list[_Unit] = []
         self._numbers = itertools.count()
-        self._open = True
+        self._open = True  # False: no more units are accepted
         self.activity = Activity(name, step_limit_s)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()

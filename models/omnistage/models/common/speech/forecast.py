@@ -23,7 +23,7 @@ class WindowPace:
     shows little of this, because at that time the machine also reads the question."""
 
     def __init__(self) -> None:
-        self._slowness = 1.0
+        self._slowness = 1.0  # seconds of a window now / its seconds alone at load
 
     def took(self, seconds: float, expected_s: float, beside: int) -> None:
         """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. beside: number of windows, this window
@@ -68,7 +68,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._first_at = self._last_at = 0.0
-        self._first_count = self._count = 0
+        self._first_count = self._count = 0  # number of codes that came first together, and of all codes
 
     def came(self, now: float, codes: int) -> None:
         """Record that this many codes came at the time `now`, in seconds of any clock."""

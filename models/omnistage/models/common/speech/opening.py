@@ -30,9 +30,9 @@ class Opening:
         self._missing = {PROMPT, PLACES}
         # Counted as they come, because rows may come one by one, and adding up all lengths each time would delay all sessions.
         self._count = dict.fromkeys((PROMPT, PLACES, HIDDEN), 0)
-        self._read = 0
-        self._unread: list[torch.Tensor] = []
-        self._parts: list[torch.Tensor] = []
+        self._read = 0  # number of rows that `read` has returned
+        self._unread: list[torch.Tensor] = []  # rows of the conversation that `read` has not returned
+        self._parts: list[torch.Tensor] = []  # places that have come
         self.places: NDArray[np.int64] = np.zeros((axes, 0), np.int64)
         self.reply: list[torch.Tensor] = []
         self.ended = False

@@ -38,7 +38,7 @@ class Speech:
         """The window that `next` returned last."""
         self._number = prepared.schedule.entry(first_sample // config.code_samples)
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
-        self._ended = self._over = False
+        self._ended = self._over = False  # whether all codes have come; whether the last window was solved
         self._left: torch.Tensor | None = None
         """The state that the last window left to the next window; see Flow."""
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
