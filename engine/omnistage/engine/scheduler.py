@@ -16,13 +16,13 @@ vectors have not come. As it goes on, it takes pages of equal content out of the
 the next step, unless a request is overdue, or MAX_TRIED requests that do not fit are looked at before it. While a request is overdue, the
 number of rows that running and other overdue sequences have left only falls, by at least one row in a step, and idle sequences give up
 their pages after IDLE_S. So the overdue request begins within as many steps as the others have rows left. A small request waits no longer
-than that for a prompt that takes half the cache, in whichever order the two came. * A sequence takes pages as it fills them. If no page is
+than that for a prompt that takes half the cache, whichever of the two came first. * A sequence takes pages as it fills them. If no page is
 left, a sequence takes the pages of an idle sequence, otherwise of the youngest sequence, if that is younger than itself. A sequence that
 lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence loses pages only while it is
 idle, so it always goes on, and therefore every sequence does. * Long runs. Clients take turns run by run. Among the sequences of one
 client, the sequence with the fewest rows left goes first, unless another sequence got nothing in MAX_WAITED steps in which a later sequence
-got a run. So m such sequences get a run each within MAX_WAITED + m turns that their client gives to later sequences. To wait for earlier
-sequences does not count: prompts that come together are read one after the other, not all a little at a time."""
+got a run. So m such sequences get a run each within MAX_WAITED + m turns that their client gives to later sequences. Waiting for earlier
+sequences does not count, so prompts that come together are read one after the other."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class Scheduler:
         return Step([run for ordered in runs.values() for run in ordered])
 
     def _note_step(self, running: Iterable[Sequence]) -> None:
-        """Record which sequences have rows in this step, and since when the idle ones are idle."""
+        """Record which sequences have rows in this step, and since when each idle sequence is idle. running: sequences with rows."""
         self._steps += 1
         for sequence in running:
             sequence.ran = self._steps

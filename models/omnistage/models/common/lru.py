@@ -41,7 +41,7 @@ class LruCache(Generic[Value]):
         return value.nbytes <= self._max_bytes
 
     def keep(self, key: Hashable, value: Value) -> None:
-        """Keep a value, and drop the values that were not used for the longest time. A value that alone is too large is not kept."""
+        """Keep a value, and drop least recently used values until all fit. A value that alone is too large is not kept."""
         if not self.can_keep(value):
             return
         if (old := self._values.pop(key, None)) is not None:

@@ -1,4 +1,4 @@
-"""Decides which codes become sound together, by a window's number alone, never by the time at which codes came. No torch.
+"""Decides which codes become sound together. Only a window's number decides, never the time at which codes came. No torch.
 
 A window is a chunk of whole blocks that becomes sound, and some codes after it which that sound depends on. The session keeps the state
 that earlier blocks leave to a window. A replica that takes over has no such state, so it begins early enough to make the same bits:
