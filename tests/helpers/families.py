@@ -163,18 +163,11 @@ def wan() -> StageLogic:
 
 
 def films_alike(found: object, expected: object) -> bool:
-    """Whether two files show the same frames. Where a film goes on elsewhere, its file goes on with a key frame, so that its frames have
-    other errors of encoding; each must be far nearer to its own frame of the other file than to any other frame."""
-    from helpers.moving import frames_of
+    """Whether two files show the same frames: where a film goes on elsewhere, its file goes on with a key frame."""
+    from helpers.moving import show_same_frames
 
     assert isinstance(found, bytes) and isinstance(expected, bytes)
-    one, other = (np.stack(frames_of(data)[0]).astype(int) for data in (found, expected))
-    if one.shape != other.shape:
-        return False
-    apart = np.abs(one[:, None] - other).mean((2, 3, 4))
-    own = apart.diagonal().copy()
-    np.fill_diagonal(apart, np.inf)
-    return bool((own * 4 <= apart.min(1)).all())
+    return show_same_frames(found, expected)
 
 
 def stable_audio() -> StageLogic:
