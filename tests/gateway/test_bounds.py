@@ -449,7 +449,7 @@ async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(
 
     async with local_gateway(toy.address) as (url, _):
         with monkeypatch.context() as broken:
-            broken.setattr("omnistage.gateway.guard._parsed", fails)
+            broken.setattr("omnistage.gateway.guard._parse_json", fails)
             of_guard = await asyncio.to_thread(answer, url, post())
         with monkeypatch.context() as broken:
             broken.setattr("omnistage.gateway.door.Door.options", fails)
