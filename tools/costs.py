@@ -1,6 +1,8 @@
 """Prints the cost of each file of tests in the last run, dearest first; with `--write` it stores the table in the repository.
 
-`tests/costs.json` is the stored table: workers that run tests in parallel begin with its dearest files, and `make test-near` chooses by it.
+`tests/costs.json` is the stored table: by it files are divided among the parts of a run, workers begin with the dearest files, and
+`make test-near` chooses. The row RUN has the processor time that belongs to no file: collecting tests, importing modules, and processes
+that a fixture of the whole session starts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
 """The file with the table of the last run."""
+RUN = "run"
+"""The key of the row for everything that belongs to no file."""
 WHOLE = "whole"
 """A key in the table of the last run. If it is there, whole files were measured; parts of files would cost less."""
 
@@ -24,12 +28,14 @@ WHOLE = "whole"
 @dataclass
 class Cost:
     """Cost of one file of tests, or of several. cpu_s: processor time in seconds, of the tests and of all their child processes that ended
-    meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started."""
+    meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started. form: of the run in which they were
+    measured, a key of FORMS in tools/suite.py."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
     tests: int = 0
     processes: int = 0
+    form: str = "short"
 
     def add(self, other: Cost) -> None:
         """Add another cost."""
@@ -63,36 +69,44 @@ def read(path: Path) -> Costs:
 
 def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
     """The table as JSON, a line for each file, so that a diff shows each change. whole: add the key WHOLE."""
-    rounded = {file: {name: round(value, 1) for name, value in asdict(cost).items()} for file, cost in sorted(costs.items())}
-    lines = [f"{json.dumps(file)}: {json.dumps(told)}" for file, told in {**({WHOLE: True} if whole else {}), **rounded}.items()]
+    rows: dict[str, object] = {WHOLE: True} if whole else {}
+    rows |= {file: _row(cost) for file, cost in sorted(costs.items())}
+    lines = [f"{json.dumps(file)}: {json.dumps(row)}" for file, row in rows.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def _row(cost: Cost) -> dict[str, object]:
+    """The fields of a row, with seconds to a tenth."""
+    return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(cost).items()}
+
+
 def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
-    """The table `table`, with the last run's measurements instead of older ones, and without files that no longer exist."""
-    return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
+    """The table `table`, with the last run's measurements instead of older ones, and without files that no longer exist. The row of a file
+    is that of its short form, if it has one."""
+    newer = {file: cost for file, cost in last.items() if cost.form == "short" or table.get(file, cost).form != "short"}
+    return {file: cost for file, cost in {**table, **newer}.items() if file == RUN or (ROOT / file).is_file()}
 
 
 def table_text(costs: Mapping[str, Cost]) -> str:
     """The table for people: a line for each file and for each folder, dearest first, and for the sum of all."""
     folders: Costs = {}
     for file, cost in costs.items():
-        for name in ("all", file.rpartition("/")[0]):
+        for name in ("all", file.rpartition("/")[0] or file):
             folders.setdefault(name, Cost()).add(cost)
     by_cost = [sorted(rows.items(), key=lambda row: -row[1].cpu_s) for rows in (costs, folders)]
-    head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}"
+    head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}  form"
     return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in rows)]) for rows in by_cost)
 
 
 def line_of(name: str, cost: Cost) -> str:
     """One row of the table."""
-    return f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.tests:6d} {cost.processes:10d}  {name}"
+    return f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.tests:6d} {cost.processes:10d} {cost.form:>5}  {name}"
 
 
 def write() -> None:
     """Put the measurements of the last run into the table of the repository. Raises CostsError."""
     if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE):
-        raise CostsError("the last run was not of whole files: run `make test` without words for pytest first")
+        raise CostsError("the last run was not of whole files: run `make test` or `make test-long` without words for pytest first")
     TABLE.write_text(text_of(renew(read(TABLE), read(LAST))), encoding="utf-8")
 
 

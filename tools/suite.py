@@ -2,6 +2,7 @@
 
     those without torch  |  the others, by several workers  -->  those that need the machine alone  -->  again, what failed
 
+The two parts at the beginning get as much work, by `tests/costs.json`, as they have workers: files without torch can go to the other part.
 All random numbers of a run come from one seed. So a test that runs a second time has the same numbers, and the same drawn cells: a defect
 fails both times, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
 """
@@ -11,25 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tools.costs import LAST, ROOT, Cost, Costs, text_of
+from tools.costs import LAST, ROOT, RUN, TABLE, UNKNOWN, Cost, Costs, CostsError, read, text_of
 
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
-WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house")
-"""Folders whose tests import no torch, which would cost seconds and memory. One process runs all these tests, in about the time in which
-each worker runs its share of the other tests."""
-WORKERS = 2
+WITHOUT_TORCH = ("client", "cli", "wire", "connector", "link", "router", "house")
+"""Folders whose tests import no torch, which would cost seconds and memory. One process runs them. If it has more than its share, files of
+the last folders go to the workers for the other tests; those of the first ones stay, because they share stacks."""
+WORKERS = 3
+"""Workers for the other tests. A third of the time tests wait, so four processes keep two cores busy."""
 MOST_FLAKY = 3
 """A run with more flaky tests has failed, though each of them passed the second time."""
 MOST_AGAIN = 12
@@ -61,9 +65,11 @@ SERIAL = SuitePart("serial", "serial")
 
 CRASHED = "???"
 """The phase that xdist names for a test whose process ended."""
-LIMIT_S = 4200
-"""Seconds for a part. A part that takes longer hangs; it is ended before CI ends the whole run, so that the run still reports its
-results."""
+STILL_S = 1800.0
+"""Seconds in which not one test of a part ends: then it hangs, and is ended. No test may take as long."""
+LOOK_EVERY_S = 1.0
+STACKS_S = 2.0
+"""Seconds in which a process writes its stacks."""
 SHOWN = 300
 """Largest number of characters of a message that are shown."""
 
@@ -107,6 +113,25 @@ def message_text(message: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
 
 
+def files_to_move(costs: Mapping[str, Cost], files: Iterable[str]) -> list[str]:
+    """The files without torch that must run among the others, so that all workers end at about the same time by these costs. files: all
+    files of tests."""
+    wall_s = {file: costs.get(file, UNKNOWN).wall_s for file in files}
+    light = [file for file in wall_s if _folder(file) in WITHOUT_TORCH]
+    light.sort(key=lambda file: (WITHOUT_TORCH.index(_folder(file)), wall_s[file]))
+    share_s = sum(wall_s.values()) / (WORKERS + 1)
+    left_s, moved = sum(wall_s[file] for file in light), []
+    while light and left_s - wall_s[light[-1]] / 2 > share_s:
+        moved.append(light.pop())
+        left_s -= wall_s[moved[-1]]
+    return sorted(moved)
+
+
+def _folder(file: str) -> str:
+    """The folder in tests/ that a file of tests belongs to."""
+    return file.split("/")[1]
+
+
 class Suite:
     """One run of the tests. root: of the repository. form: a key of FORMS. seed: of all random numbers of the run. marks: chooses tests, as
     pytest's -m does; empty: all. asked: further words for pytest. folder: where each part writes how it ended, and the costs of the
@@ -116,6 +141,7 @@ class Suite:
         self.root = root
         self.folder = root / LAST.parent.relative_to(ROOT)
         self._marks = [FORMS[form], f"({marks})" if marks else ""]
+        self._form = form
         self.seed = seed
         self._asked = asked
         self._temporary = list[str]()
@@ -123,7 +149,7 @@ class Suite:
     def begin(self) -> None:
         """Remove the results of the last run, store the seed of this one, and print it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.glob("*.json"):
+        for old in (*self.folder.glob("*.json"), *self.folder.glob("*.stacks")):
             old.unlink()
         (self.folder / "seed").write_text(f"{self.seed}\n", encoding="utf-8")
         print(f"{SEED}={self.seed}", flush=True)
@@ -131,36 +157,84 @@ class Suite:
     def run(self) -> Ended:
         """Run all parts: two of them at the same time, then the serial one."""
         ended = Ended()
+        begin_s = _used_s()
         with (self.folder / "first.log").open("w+b") as log:
             # The output of the first part is shown only after the run, because it would mix with the second part's output.
             first, second = BESIDE
+            words = self._share()
             try:
-                with self._start(first, log) as one, self._start(second) as other:
-                    statuses = _status(other), _status(one)
+                with self._start(first, words, log) as one, self._start(second, words) as other:
+                    statuses = self._wait({first: one, second: other})
             finally:
                 log.seek(0)
                 shutil.copyfileobj(log, sys.stdout.buffer)
                 sys.stdout.flush()
-        ended.add(self._read_outcomes(second, statuses[0]))
-        ended.add(self._read_outcomes(first, statuses[1]))
-        with self._start(SERIAL) as alone:
-            ended.add(self._read_outcomes(SERIAL, _status(alone)))
+        ended.add(self._read_outcomes(second, statuses[second]))
+        ended.add(self._read_outcomes(first, statuses[first]))
+        with self._start(SERIAL, words) as alone:
+            ended.add(self._read_outcomes(SERIAL, self._wait({SERIAL: alone})[SERIAL]))
+        rest_s = _used_s() - begin_s - sum(cost.cpu_s for cost in ended.costs.values())
+        ended.costs[RUN] = Cost(rest_s)
+        for cost in ended.costs.values():
+            cost.form = self._form
         return ended
+
+    def _share(self) -> list[str]:
+        """Words for pytest that divide the tests among the parts. A run of named tests takes them as they are."""
+        if self._asked:
+            return []
+        try:
+            costs = read(self.root / TABLE.relative_to(ROOT))
+        except CostsError:  # A merge may have left its marks there.
+            costs = {}
+        files = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").glob("*/**/test_*.py"))
+        moved = ",".join(files_to_move(costs, files))
+        return [f"--moved={moved}", *(["--draw-tooling"] if self._form == "short" else [])]
 
     def run_again(self, tests: Iterable[str]) -> Ended:
         """Run these tests alone, one after the other."""
         part = SuitePart("again", None, tuple(tests))
         with self._start(part) as again:
-            return self._read_outcomes(part, _status(again))
+            return self._read_outcomes(part, self._wait({part: again})[part])
 
-    def _start(self, part: SuitePart, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-        """Start pytest for one part. log: gets the output; None: it is shown."""
+    def _start(self, part: SuitePart, words: Sequence[str] = (), log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        """Start pytest for one part. words: further ones for it. log: gets the output; None: it is shown."""
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
         # Otherwise every Python that a test starts would compile our modules anew.
         environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: self._temporary_folder()}
-        return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([*command, *part.options, *words, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
+
+    def _wait(self, parts: Mapping[SuitePart, subprocess.Popen[bytes]]) -> dict[SuitePart, int]:
+        """Wait until all of these parts have ended; returns their exit statuses. One that stands still is ended, and shows its stacks."""
+        begun = time.time()
+        statuses: dict[SuitePart, int] = {}
+        while left := [part for part in parts if part not in statuses]:
+            for part in left:
+                process = parts[part]
+                try:
+                    statuses[part] = process.wait(LOOK_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    path = self._outcomes(part)
+                    moved = path.stat().st_mtime if path.exists() else begun
+                    if time.time() - moved > STILL_S:
+                        self._show_stacks(part)
+                        statuses[part] = _end(process)
+                except KeyboardInterrupt:
+                    process.send_signal(signal.SIGINT)
+                    raise
+        return statuses
+
+    def _show_stacks(self, part: SuitePart) -> None:
+        """Print where all processes of a part are at this moment."""
+        files = [*self.folder.glob(f"{self._outcomes(part).stem}-*.stacks")]
+        for file in files:
+            os.kill(int(file.stem.rpartition("-")[2]), signal.SIGUSR1)
+        time.sleep(STACKS_S)
+        print(f"{part.name}: no test has ended for {STILL_S / 60:.0f} minutes")
+        for file in files:
+            print(file.read_text(encoding="utf-8", errors="replace"), flush=True)
 
     def _temporary_folder(self) -> str:
         """Make a folder for the files of one part; returns its path. In the folder that all runs of pytest share, two runs that remove old
@@ -182,7 +256,7 @@ class Suite:
         missing = told["missing"]
         failed = {test: FailedTest(**failure) for test, failure in told["failed"].items()}
         # If pytest failed and no test did, something outside the tests went wrong, such as a warning at the end.
-        whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
+        whole = told["ended"] and not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
         rest = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
         broken = [] if whole else [f"{part.name}{rest}"]
         return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
@@ -191,20 +265,20 @@ class Suite:
         return self.folder / f"{part.name.replace(' ', '-')}.json"
 
 
-def _status(process: subprocess.Popen[bytes]) -> int:
-    """Wait until pytest has ended, and return its exit status; a run that hangs is ended."""
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End a part that hangs; returns its exit status."""
+    process.send_signal(signal.SIGINT)  # The workers end with it.
     try:
-        return process.wait(LIMIT_S)
+        return process.wait(END_S)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # The workers end with it.
-        try:
-            return process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        raise
+        process.kill()
+        return process.wait()
+
+
+def _used_s() -> float:
+    """Seconds of processor time that all ended child processes of this one have used, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
@@ -238,8 +312,8 @@ def main() -> int:
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the tree whose tests are run")
     options, asked = parser.parse_known_args()
-    # The run measures what each file costs. With further options files run in part, or in their long form, and cost less or more.
-    whole = options.form == "short" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
+    # The run measures what each file costs. With further options files run in part, and cost less.
+    whole = options.form != "long" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -22,7 +22,7 @@ import typer.main
 from PIL import Image
 from typer.testing import CliRunner
 
-from helpers import media_files
+from helpers import lengths, media_files
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.peer import PlayingPeer, listening
@@ -412,6 +412,9 @@ def test_ctrl_c_ends_the_drawing_and_its_stack(family: ProcessFamily, tmp_path: 
 DEMO = "demo.png"
 
 
+@lengths.long_form(
+    "cli/test_draw.py: layers and files of the toy that draws", "models/diffusers/test_default_picture.py: the default picture"
+)
 @pytest.mark.slow
 def test_the_demo_draws_with_nothing_but_its_words(family: ProcessFamily, tmp_path: Path) -> None:
     """`make demo-draw` types no more than a prompt, a file and a seed."""
@@ -438,6 +441,9 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     assert names(tmp_path) == ["before.png"]
 
 
+@lengths.long_form(
+    "cli/test_draw.py: layers and files of the toy that draws", "models/diffusers/test_default_picture.py: the default picture"
+)
 @pytest.mark.slow
 def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))

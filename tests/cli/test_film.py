@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
@@ -173,6 +174,7 @@ def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
+@lengths.long_form("cli/test_film.py: films of a pipeline that runs", "client/test_private_stack.py: stacks of a folder")
 def test_a_stack_of_a_folder_makes_a_film(tmp_path: Path) -> None:
     done = omnistage("film", "a hill", "--out", "x.webm", *SMALL, "--model", checkpoint("wan2.2-t2v"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -244,6 +244,7 @@ def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pyte
         Omni(model_path="org/other")
 
 
+@lengths.long_form("cli/test_pull.py: a fetch that goes on", "models/test_hub.py: a folder of a hub is found without network")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "named", [pytest.param("qwen2_5_omni-text", id="its thinker alone"), pytest.param("", id="all of it", marks=lengths.LONG)]

@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.processes import ProcessFamily
 from omnistage.client import AsyncOmni, BadRequestError, DeadlineError
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "client/test_begin.py: a pipeline of the own stack starts when it is asked",
+        "system/test_default_model.py: the default model answers",
+    ),
+]
 
 PROMPT = "a large red circle on a blue background"
 

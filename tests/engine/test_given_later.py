@@ -67,8 +67,16 @@ async def read_rows(one: Engine, before: int, count: int) -> None:
 
 @pytest.mark.parametrize("pages", [200, 20])
 async def test_whatever_comes_when_the_answer_is_the_same(pages: int, seed: int) -> None:
-    """The sequence runs in company, others take its pages, it resumes from any frame, with taps and with rows of the answer."""
+    """The sequence runs in company, others take its pages, it resumes from any frame, with taps and with rows of the answer.
+
+    Of 20 pages, three sequences that wait for their last vectors hold 18, so that the others must take them."""
     running = engine(pages, max_sequences=12)
+    rng = random.Random(seed)
+    holders = [whole(rng, 200) for _ in range(3 if pages == 20 else 0)]
+    holding = [running.submit(SequenceRequest(later(prompt), number, 9)) for number, prompt in enumerate(holders)]
+    for prompt, stream in zip(holders, holding, strict=True):
+        await give_pages(stream, prompt, 0, 192)
+        await until(lambda stream=stream: stream.sequence.computed == 192)  # type: ignore[misc]
 
     async def ask(number: int) -> None:
         rng = random.Random(seed + number)
@@ -88,6 +96,9 @@ async def test_whatever_comes_when_the_answer_is_the_same(pages: int, seed: int)
         await giving
 
     await asyncio.gather(*(ask(number) for number in range(24)))
+    for number, (prompt, stream) in enumerate(zip(holders, holding, strict=True)):
+        await give_pages(stream, prompt, 192, 200)
+        assert items(await read(stream)) == answer(prompt, number, 9)[0]
     assert running.stats().pages_used == running.stats().waiting == 0
     assert (running.stats().preemptions > 0) is (pages == 20)
     await running.close()

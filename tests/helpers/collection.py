@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from tools import costs
-from tools.suite import WITHOUT_TORCH
+from tools.suite import SEED, WITHOUT_TORCH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torch", choices=("without", "with"), help="only the folders whose tests import no torch, or only the others")
+    parser.addoption("--moved", default="", help="files of the folders without torch, with commas between, that run among the others")
+    parser.addoption("--draw-tooling", action="store_true", help="of the files with tests of tools, run those of one, drawn by the seed")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -38,12 +41,49 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def _is_left_out(path: Path, config: pytest.Config) -> bool:
     tests = config.rootpath / "tests"
     if config.option.torch is not None and tests in path.parents:
-        first = path.relative_to(tests).parts[0]
-        if (first in WITHOUT_TORCH) != (config.option.torch == "without"):
+        is_light = path.relative_to(tests).parts[0] in WITHOUT_TORCH
+        # The light part imports the moved files too, and so sees that they import no torch.
+        if is_light != (config.option.torch == "without") and not (is_light and _holds_moved(path, config)):
             return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
     return asks_for_serial and path.match("test_*.py") and not _says_serial(path)
+
+
+def _moved(config: pytest.Config) -> set[Path]:
+    """The files without torch that run among the others."""
+    return {config.rootpath / file for file in config.option.moved.split(",") if file}
+
+
+def _holds_moved(path: Path, config: pytest.Config) -> bool:
+    """Whether this is a moved file, or a folder above one."""
+    return any(path == moved or path in moved.parents for moved in _moved(config))
+
+
+def _runs_elsewhere(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether the test is imported by this part and runs in the other one."""
+    return config.option.torch == "without" and item.path in _moved(config)
+
+
+def _undrawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """The tests of tools that this run leaves out, if it draws."""
+    if not config.option.draw_tooling:
+        return []
+    # Of all files that have any, so that each part of a run draws the same one.
+    files = sorted(path for path in (config.rootpath / "tests").glob("**/test_*.py") if b"lengths.TOOLING" in path.read_bytes())
+    drawn = random.Random(os.environ[SEED]).choice(files) if files else None
+    return [item for item in items if item.get_closest_marker("tooling") and item.path != drawn]
+
+
+def _check_long(item: pytest.Item) -> None:
+    """Raises UsageError if a test of the long form names a file as the keeper of its claim that is not there."""
+    for mark in item.iter_markers("long"):
+        for kept in mark.args:
+            file, _, claim = kept.partition(": ")
+            if not claim or not (item.config.rootpath / "tests" / file).is_file():
+                raise pytest.UsageError(
+                    f"{item.nodeid} is long, and {kept!r} names no file of tests that proves its claim in the short form"
+                )
 
 
 def _says_serial(path: Path) -> bool:
@@ -57,11 +97,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("serial") and not _says_serial(item.path):
             # The serial part would not import its file, and no part run the test.
             raise pytest.UsageError(f"{item.nodeid} is serial by a mark of another file: write pytest.mark.serial in its own")
-    left_out = [item for item in items if _is_left_out(item.path, config)]
+        _check_long(item)
+    undrawn = {*_undrawn(items, config)}
+    left_out = [item for item in items if _is_left_out(item.path, config) or _runs_elsewhere(item, config) or item in undrawn]
     if left_out:
-        items[:] = [item for item in items if item not in left_out]
+        gone = {*left_out}
+        items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=left_out)
-    elif config.option.torch == "without" and "torch" in sys.modules and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if config.option.torch == "without" and "torch" in sys.modules and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         # Where files are named, the conftest.py beside one of another part may have imported it.
         raise pytest.UsageError(f"a test of {', '.join(WITHOUT_TORCH)} imports torch: take its folder out of WITHOUT_TORCH")
     if "PYTEST_XDIST_WORKER" in os.environ:

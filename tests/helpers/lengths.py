@@ -12,6 +12,17 @@ DRAWN = "drawn-"
 LONG = (pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600))
 
 
+def long_form(*still_proved: str) -> pytest.MarkDecorator:
+    """Moves a test to the long form. still_proved: what the short form proves of its claim, each as "FILE: CLAIM", where FILE is a path in
+    tests/ (`helpers/collection.py` checks that there is such a file)."""
+    return pytest.mark.long(*still_proved)
+
+
+TOOLING = pytest.mark.tooling
+"""For tests of the tools of this repository. A short run of all tests draws one file that has such tests, and runs only its; a run of named
+files runs all of theirs (`helpers/collection.py`)."""
+
+
 def rounds(short: int, long: int) -> pytest.MarkDecorator:
     """Gives a test its argument `rounds`: `short`, and in its long form `long`. Both make the same claim; the long form meets rarer
     things."""

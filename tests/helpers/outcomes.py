@@ -1,20 +1,26 @@
-"""A plugin of pytest: writes how a run ended to a file: what passed, what failed and by which fixture, what it cost.
+"""A plugin of pytest: writes the outcomes of a run to a file: what passed, failed and by which fixture, what did not run, what it cost.
 
-`tools/suite.py` goes on from there.
+The file is written again and again while tests end, so `tools/suite.py` sees by its age whether the run stands still. SIGUSR1 makes each
+process of the run write the stacks of its threads to a file beside it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
+import signal
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from helpers.meter import CostMeter
 
+WRITE_EVERY_S = 20.0
 FIXTURE = "failed_fixture"
 """An attribute of a report that says which fixture raised; it comes along from the workers."""
 
@@ -24,10 +30,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.outcomes is not None:
+    path: Path | None = config.option.outcomes
+    if path is not None:
         meter = CostMeter()
         config.pluginmanager.register(meter)
-        config.pluginmanager.register(Outcomes(config.option.outcomes, meter))
+        config.pluginmanager.register(Outcomes(path, meter))
+        stacks = path.with_name(f"{path.stem}-{os.getpid()}.stacks").open("w", encoding="utf-8")
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        config.add_cleanup(lambda: _end_stacks(stacks))
+
+
+def _end_stacks(stacks: IO[str]) -> None:
+    """Close the file for stacks, and remove it if it has none."""
+    faulthandler.unregister(signal.SIGUSR1)
+    stacks.close()
+    if Path(stacks.name).stat().st_size == 0:
+        Path(stacks.name).unlink()
 
 
 class Outcomes:
@@ -43,6 +61,7 @@ class Outcomes:
         self._raised: list[tuple[BaseException, str]] = []
         """The exceptions that fixtures raised, each with its fixture. pytest raises the same one again in every test that asks for that
         fixture."""
+        self._written = time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, object, object]:
@@ -80,6 +99,8 @@ class Outcomes:
             self._skipped.add(report.nodeid)
         elif report.when == "call":
             self._passed.add(report.nodeid)
+        if time.monotonic() - self._written > WRITE_EVERY_S and "PYTEST_XDIST_WORKER" not in os.environ:
+            self._write(ended=False)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -88,12 +109,16 @@ class Outcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        if hasattr(config, "workeroutput"):
-            return
+        if not hasattr(config, "workeroutput"):
+            self._write(ended=True)
+
+    def _write(self, *, ended: bool) -> None:
+        """Write all outcomes so far. ended: whether the run has come to its end."""
+        self._written = time.monotonic()
         passed = self._passed - self._failed.keys()
         costs = {file: asdict(cost) for file, cost in self._meter.costs.items()}
         missing = self._collected - self._passed - self._failed.keys() - self._skipped
-        told = {"passed": sorted(passed), "failed": self._failed, "missing": sorted(missing), "costs": costs}
+        told = {"passed": sorted(passed), "failed": self._failed, "missing": sorted(missing), "costs": costs, "ended": ended}
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(told), encoding="utf-8")
         partial.rename(self._path)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths, surroundings
 from helpers import program as programs
-from helpers import surroundings
 from helpers.command import STARTS, omnistage
 from helpers.processes import MARK, wait_end
 from helpers.program import ForkedProcess, Program, start
@@ -23,6 +23,7 @@ def program(*words: str, **variables: str) -> Program:
     return Program("omnistage.cli", words, {**surroundings.usual_variables(), **variables}, (0, 1, 2))
 
 
+@lengths.long_form("host/test_program.py: a server is forked and ends as one that is not")
 def test_a_forked_model_has_what_its_imports_set(tmp_path: Path, omni_checkpoint: Path) -> None:
     """The same holds for the second one, for which nothing is imported any more."""
     flags = ["--checkpoint", str(omni_checkpoint), *stage_flags(family="qwen2_5_omni")]

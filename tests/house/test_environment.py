@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from helpers import lengths
 from helpers.wheels import installed, publish, sha256, take, unpack
 from tools import setup
 from tools.torch_build import TORCH, TORCH_CUDA
 
 # A whole set-up runs pip seven times, beside other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), lengths.TOOLING]
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 PROJECT = """

@@ -15,6 +15,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers import lengths
 from helpers.wheels import publish, use_only
 from tools import lock, setup, torch_build
 from tools.groups import OWN, read_apart
@@ -148,6 +149,7 @@ def versions(root: Path) -> dict[str, dict[str, str]]:
     return {path.stem: {name: found[0] for name, found in read(path).items()} for path in (root / "requirements").glob("*.txt")}
 
 
+@lengths.TOOLING
 def test_every_wheel_of_every_python_is_written_with_its_hash(index: Path, project: Path) -> None:
     lock.lock(project, upgrade=False)
     assert versions(project) == {
@@ -163,6 +165,7 @@ def test_every_wheel_of_every_python_is_written_with_its_hash(index: Path, proje
     assert constraints(project) == {"alpha": "1.0", "beta": "1.0", "delta": "1.0", "gamma": "2.0", "tool": "1.0"}
 
 
+@lengths.TOOLING
 def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Path) -> None:
     (project / "pyproject.toml").write_text(PROJECT + 'all = ["Project[most]"]\nmost = ["project[more]", "epsilon>=1"]\n')
     publish(index, "epsilon", "1.0")
@@ -173,12 +176,14 @@ def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Pat
     assert written["all"] == written["most"] == {"beta": "1.0", "delta": "1.0", "epsilon": "1.0"}
 
 
+@lengths.TOOLING
 def test_the_package_that_is_built_from_here_is_sought_nowhere(index: Path, project: Path) -> None:
     (project / "pyproject.toml").write_text(PROJECT + f'models = ["{OWN}>=0.1", "beta"]\n')
     lock.lock(project, upgrade=False)
     assert versions(project)["models"] == {"beta": "1.0"} and OWN not in constraints(project)
 
 
+@lengths.TOOLING
 def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_its_own(index: Path, project: Path) -> None:
     (project / "pyproject.toml").write_text(PROJECT + f'models = ["torch=={torch_build.TORCH_CUDA}"]\n')
     common = [Requirement(one).name for one in importlib.metadata.requires("torch") or () if "extra ==" not in one]
@@ -199,6 +204,7 @@ def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_it
     assert {"nvidia-cublas", "cuda-pathfinder", "torch"} <= constraints(project).keys()
 
 
+@lengths.TOOLING
 def test_versions_stay_until_they_are_upgraded(index: Path, project: Path) -> None:
     lock.lock(project, upgrade=False)
     for name in ("beta", "gamma"):
@@ -211,6 +217,7 @@ def test_versions_stay_until_they_are_upgraded(index: Path, project: Path) -> No
     assert versions(project)["core"]["gamma"] == "3.0"
 
 
+@lengths.TOOLING
 def test_what_stands_apart_has_the_oldest_version_that_each_python_can_have(index: Path, project: Path) -> None:
     """Newer versions stand beside it, an older one has no wheel that every Python can take, and one was taken back; constraints.txt does
     not have it."""
@@ -233,6 +240,7 @@ def test_what_stands_apart_has_the_oldest_version_that_each_python_can_have(inde
     assert constraints(project)["alpha"] == "1.0" and constraints(project)["beta"] == "1.0"
 
 
+@lengths.TOOLING
 def test_a_package_without_a_wheel_for_one_python_is_named(index: Path, project: Path) -> None:
     (index / "alpha" / "index.html").write_text(
         "".join(f'<a href="{one.name}">{one.name}</a>' for one in (index / "alpha").glob("*cp311*"))
@@ -242,6 +250,7 @@ def test_a_package_without_a_wheel_for_one_python_is_named(index: Path, project:
     assert not (project / "constraints.txt").exists()
 
 
+@lengths.TOOLING
 def test_two_files_of_one_name_are_not_both_trusted(index: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path / "other", "beta", "1.0")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "other" / "beta"))
@@ -249,6 +258,7 @@ def test_two_files_of_one_name_are_not_both_trusted(index: Path, project: Path, 
         lock.lock(project, upgrade=False)
 
 
+@lengths.TOOLING
 def test_a_known_hash_of_torch_stays_where_its_index_is_out_of_reach(index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lock, "TORCH_INDEX_URL", (tmp_path / "not there").as_uri())
     here = publish(index, "torch", torch_build.TORCH, tag=f"cp312-cp312-{LINUX}")

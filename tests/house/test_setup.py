@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.wheels import environment, installed, publish, sha256
 from tools import setup
 from tools.commands import CommandError, SetupError, pip
@@ -28,6 +29,7 @@ def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@lengths.TOOLING
 def test_what_the_list_names_is_installed_and_nothing_beside_it(python: str, configured: Path, requirements: Path) -> None:
     wheel = publish(configured, "alpha", "1.0", needs=("beta",))
     publish(configured, "beta", "1.0")
@@ -38,6 +40,7 @@ def test_what_the_list_names_is_installed_and_nothing_beside_it(python: str, con
         setup.check_complete(python)
 
 
+@lengths.TOOLING
 def test_a_tampered_wheel_is_refused_in_one_line(python: str, configured: Path, requirements: Path) -> None:
     good = publish(configured, "alpha", "1.0")
     (requirements / "core.txt").write_text(f"alpha==1.0 --hash=sha256:{sha256(good)}\n")
@@ -48,6 +51,7 @@ def test_a_tampered_wheel_is_refused_in_one_line(python: str, configured: Path, 
     assert installed(python) == ""
 
 
+@lengths.TOOLING
 def test_a_list_without_a_hash_installs_nothing(python: str, configured: Path, requirements: Path) -> None:
     publish(configured, "alpha", "1.0")
     (requirements / "core.txt").write_text("alpha==1.0\n")
@@ -61,6 +65,7 @@ def test_an_unknown_extra_is_named() -> None:
         setup.set_up(Path("nowhere"), ("modles",), editable=True)
 
 
+@lengths.TOOLING
 def test_the_libraries_for_cuda_are_installed_with_the_build_that_needs_them() -> None:
     names = {build: [path.stem for path in setup.lists_of(("cli", "models"), build)] for build in (TORCH, TORCH_CUDA)}
     assert names == {TORCH: ["core", "cli", "models"], TORCH_CUDA: ["core", "cli", "models", "cuda"]}
@@ -104,6 +109,7 @@ def test_an_unknown_device_is_refused() -> None:
     assert done.returncode == 2 and "invalid choice: 'tpu' (choose from 'cpu', 'cuda')" in done.stderr
 
 
+@lengths.TOOLING
 def test_a_cuda_package_is_refused_by_name(python: str, configured: Path) -> None:
     setup.refuse_cuda(python)
     pip(python, str(publish(configured, "nvidia_cublas_cu12", "12.0")))

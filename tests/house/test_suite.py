@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,13 @@ from helpers import command, lengths
 from helpers.meter import CostMeter
 from tools import costs
 from tools.costs import ROOT, Cost
-from tools.suite import Ended, FailedTest, Suite, defects
+from tools.suite import WITHOUT_TORCH, WORKERS, Ended, FailedTest, Suite, defects, files_to_move
 
 SETTINGS = f"""
 [tool.pytest.ini_options]
 addopts = "-p xdist -p _hypothesis_pytestplugin --import-mode=importlib -m 'not long'"
 pythonpath = ["{ROOT / "tests"}", "{ROOT}"]
-markers = ["slow", "long", "serial"]
+markers = ["slow", "long", "serial", "tooling"]
 """
 """Settings like those of this repository, for a tree of its own, without the plugins that it does not need."""
 
@@ -93,8 +95,8 @@ LIGHT = ("good", "light")
 """Tests of these names import no torch."""
 
 
-def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
-    """Run the suite in a tree of these tests. Returns its exit status, and the lines that it printed."""
+def write(tree: Path, files: Mapping[str, str]) -> None:
+    """Write a tree of these tests, by name."""
     tests = tree / "tests"
     for folder in ("link", "engine"):
         (tests / folder).mkdir(parents=True)
@@ -103,6 +105,13 @@ def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
     for name, text in files.items():
         folder = "link" if name in LIGHT else "engine"
         (tests / folder / f"test_{name}.py").write_text(text)
+    # So that none of them moves to the other part.
+    (tests / "costs.json").write_text(costs.text_of({f"tests/link/test_{name}.py": Cost() for name in LIGHT}))
+
+
+def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
+    """Run the suite in a tree of these tests. Returns its exit status, and the lines that it printed."""
+    write(tree, files)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "OMNISTAGE"))}
     command = [sys.executable, "-m", "tools.suite", f"--root={tree}", *words]
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -110,15 +119,19 @@ def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.decode(errors="replace").splitlines()
 
 
+@lengths.TOOLING
 def test_what_passes_the_second_time_is_flaky_and_costs_nothing(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "--again", good=GOOD, flaky=FLAKY)
     assert (status, printed[-1]) == (0, "3 passed, 0 failed"), printed
     (flaky,) = [line for line in printed if line.startswith("flaky: ")]
     seed = (tmp_path / "build" / "tests" / "seed").read_text().strip()
     assert flaky == f"flaky: tests/engine/test_flaky.py::test_that_fails_the_first_time, seed {seed}, ValueError: bad luck"
-    assert costs.read(tmp_path / "build" / "tests" / "costs.json").keys() == {"tests/link/test_good.py", "tests/engine/test_flaky.py"}
+    table = costs.read(tmp_path / "build" / "tests" / "costs.json")
+    assert table.keys() == {"tests/link/test_good.py", "tests/engine/test_flaky.py", costs.RUN}
+    assert table[costs.RUN].cpu_s > 0 and {cost.form for cost in table.values()} == {"short"}
 
 
+@lengths.TOOLING
 def test_what_a_draw_found_fails_again_and_a_fixture_counts_once(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "--again", good=GOOD, drawn=DRAWN, fixture=FIXTURE)
     assert (status, printed[-1]) == (1, "2 passed, 11 failed"), printed
@@ -130,6 +143,7 @@ def test_what_a_draw_found_fails_again_and_a_fixture_counts_once(tmp_path: Path)
     assert values[: len(values) // 2] == values[len(values) // 2 :]
 
 
+@lengths.TOOLING
 def test_nothing_is_run_again_where_nothing_failed_and_a_part_that_does_not_end_is_told(tmp_path: Path) -> None:
     good, broken = tmp_path / "good", tmp_path / "broken"
     status, printed = run(good, "--again", good=GOOD)
@@ -148,6 +162,7 @@ def test_one():
 """
 
 
+@lengths.TOOLING
 @pytest.mark.parametrize("named", ["tests/engine/test_notes.py", "tests/engine", "tests/engine/test_notes.py::test_one"])
 def test_what_is_named_runs_once(tmp_path: Path, named: str) -> None:
     """A named test does not run again in each of the parts."""
@@ -156,12 +171,14 @@ def test_what_is_named_runs_once(tmp_path: Path, named: str) -> None:
     assert (tmp_path / "tests" / "engine" / "ran").read_text() == "x"
 
 
+@lengths.TOOLING
 def test_marks_that_are_asked_for_count_beside_those_of_the_parts(tmp_path: Path) -> None:
     _, printed = run(tmp_path, "-m", "not slow", good=GOOD, notes=NOTES)
     assert printed[-1] == "3 passed, 0 failed", printed
     assert (tmp_path / "tests" / "engine" / "ran").read_text() == "x"
 
 
+@lengths.TOOLING
 def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_are_no_table(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "--again", good=GOOD, notes="import absent_package")
     assert status == 1
@@ -170,6 +187,7 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_ar
     assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
 
 
+@lengths.TOOLING
 def test_a_serial_test_whose_file_does_not_say_so_would_be_lost(tmp_path: Path) -> None:
     lost = "import pytest\nALONE = getattr(pytest.mark, 'serial')\n@ALONE\ndef test_it(): pass"
     status, printed = run(tmp_path, good=GOOD, lost=lost)
@@ -180,6 +198,7 @@ def test_a_serial_test_whose_file_does_not_say_so_would_be_lost(tmp_path: Path) 
 OTHERS = "import numpy\ndef test_it(): raise ValueError(numpy.__version__)"
 
 
+@lengths.TOOLING
 def test_a_draw_does_not_depend_on_what_others_import(tmp_path: Path) -> None:
     """When it runs again, a test without torch stands beside others."""
     status, printed = run(tmp_path, "--again", light=DRAWN, others=OTHERS)
@@ -199,12 +218,14 @@ def test_behind_it(): pass
 """
 
 
+@lengths.TOOLING
 def test_a_process_that_crashed_is_no_bad_luck_and_what_it_left_out_is_told(tmp_path: Path) -> None:
     status, printed = run(tmp_path, "--again", good=GOOD, crashes=CRASHES)
     assert status == 1 and not [line for line in printed if line.startswith("flaky: ")], printed
     assert [line for line in printed if line.startswith(("failed: ", "broken: "))], printed
 
 
+@lengths.TOOLING
 def test_more_than_three_that_are_flaky_have_failed(tmp_path: Path) -> None:
     one = FLAKY.replace("ValueError", "OSError")
     status, printed = run(
@@ -213,6 +234,7 @@ def test_more_than_three_that_are_flaky_have_failed(tmp_path: Path) -> None:
     assert (status, printed[-2:]) == (1, ["failed: more than 3 were flaky", "6 passed, 0 failed"]), printed
 
 
+@lengths.TOOLING
 def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
     many = "import pytest\n@pytest.mark.parametrize('number', range(13))\ndef test_it(number): raise ValueError(number)"
     status, printed = run(tmp_path, "--again", good=GOOD, many=many)
@@ -236,6 +258,7 @@ def test_it(leaving, number):
 """
 
 
+@lengths.TOOLING
 def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) -> None:
     """The test may print any bytes."""
     status, printed = run(tmp_path, "--again", "-s", light=LEAVES_WRONG)
@@ -243,6 +266,7 @@ def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) ->
     assert "again, with the same seed: 4 tests, 1 defects" in printed
 
 
+@lengths.TOOLING
 def test_what_light_tests_print_is_shown_and_only_a_whole_run_that_passed_makes_a_table(tmp_path: Path) -> None:
     _, printed = run(tmp_path / "light", light="def test_it(): raise ValueError('seen by whoever looks')", notes=NOTES)
     assert [line for line in printed if "seen by whoever looks" in line]
@@ -271,6 +295,79 @@ def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:
     assert defects(failed) == 3
 
 
+def test_files_move_until_all_workers_have_the_same_work(seed: int) -> None:
+    rng = random.Random(seed)
+    files = {
+        f"tests/{rng.choice([*WITHOUT_TORCH, 'engine', 'models'])}/test_{number}.py": Cost(wall_s=rng.random()) for number in range(400)
+    }
+    files["tests/models/test_large.py"] = Cost(wall_s=100.0)
+    moved = {*files_to_move(files, files)}
+    light = {file for file in files if file.split("/")[1] in WITHOUT_TORCH}
+    assert moved < light
+    one, others = (sum(files[file].wall_s for file in some) for some in (light - moved, files.keys() - light | moved))
+    assert one == pytest.approx(others / WORKERS, abs=2) or not moved
+    assert not files_to_move({file: Cost(wall_s=0.0) for file in light}, [*light, "tests/models/test_unknown.py"])
+
+
+STILL = """
+import signal, time
+
+def test_that_stands_still():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    time.sleep(3600)
+"""
+
+
+@lengths.TOOLING
+def test_a_part_that_stands_still_is_ended_and_shows_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"light": STILL, "good": GOOD})
+    monkeypatch.setattr("tools.suite.STILL_S", 15.0)  # Far more than a worker needs to start.
+    monkeypatch.setattr("tools.suite.END_S", 2.0)
+    for name in [name for name in os.environ if name.startswith(("PYTEST", "OMNISTAGE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    suite = Suite(tmp_path, "short", "1", "", ())
+    suite.begin()
+    ended = suite.run()
+    assert [part for part in ended.broken if part.startswith("without torch")] == ended.broken != []
+    printed = capsys.readouterr().out
+    assert "without torch: no test has ended for" in printed and "in test_that_stands_still" in printed
+    suite.tidy()
+
+
+TOOLING = """
+from pathlib import Path
+
+from helpers import lengths
+
+@lengths.TOOLING
+def test_it():
+    Path(__file__).with_suffix(".ran").touch()
+"""
+
+
+@lengths.TOOLING
+def test_of_the_tests_of_tools_one_file_is_drawn_unless_files_are_named(tmp_path: Path) -> None:
+    one = (
+        "from helpers import lengths\nfrom pathlib import Path\n@lengths.TOOLING\ndef test_it(): Path(__file__).with_suffix('.ran').touch()"
+    )
+    many = dict.fromkeys(("a", "b", "c", "light"), one)
+    for words, count in (((), 1), (("--form", "all"), 4), (("tests/engine/test_a.py", "tests/engine/test_b.py"), 2)):
+        tree = tmp_path / str(count)
+        _, printed = run(tree, *words, **many)
+        assert (printed[-1], len([*tree.glob("tests/*/*.ran")])) == (f"{count} passed, 0 failed", count), printed
+
+
+@lengths.TOOLING
+def test_a_long_test_names_a_file_that_keeps_its_claim(tmp_path: Path) -> None:
+    one = "from helpers import lengths\n@lengths.long_form('engine/test_gone.py: all of it')\ndef test_it(): pass"
+    status, printed = run(tmp_path, light=one)
+    assert status == 1 and [line for line in printed if "names no file of tests that proves its claim" in line], printed
+
+
 def test_costs_of_two_parts_are_added() -> None:
     ended = Ended(costs={"a": Cost(1.0, 2.0, 3, 4)})
     ended.add(Ended(costs={"a": Cost(1.0, 1.0, 1, 1), "b": Cost(5.0)}))
@@ -282,7 +379,7 @@ def test_the_table_of_the_repository_has_nearly_every_file_of_tests_and_none_tha
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("**/test_*.py")}
     known = costs.read(costs.TABLE).keys()
     assert len(known & there) > 0.9 * len(there)
-    assert {file for file in known - there if not (ROOT / file).is_file()} == set()
+    assert {file for file in known - there if file != costs.RUN and not (ROOT / file).is_file()} == set()
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -309,7 +406,7 @@ def test_only_a_whole_run_becomes_the_table(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_table_names_files_that_there_are() -> None:
     assert costs.TABLE.exists()
-    assert [file for file in costs.read(costs.TABLE) if not (ROOT / file).is_file()] == []
+    assert [file for file in costs.read(costs.TABLE) if file != costs.RUN and not (ROOT / file).is_file()] == []
 
 
 def test_each_part_has_files_of_its_own_and_takes_them_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers import lengths
 from helpers.wheels import installed, publish, sha256, unpack
 from tools import torch_build
 from tools.commands import SetupError
@@ -19,6 +20,8 @@ from tools.torch_build import TORCH, TORCH_CUDA
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 UNKNOWN = "0" * 64
 """The hash of no wheel."""
+
+pytestmark = lengths.TOOLING
 
 
 @pytest.fixture(autouse=True)

@@ -122,6 +122,10 @@ async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, samplin
     await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=drawn), rounds, seed)
 
 
+@lengths.long_form(
+    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
+    "models/test_answer.py: characters and stop strings that are cut",
+)
 @EACH
 @lengths.rounds(1, 2)
 async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int, rounds: int) -> None:
@@ -133,6 +137,10 @@ async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int, ro
         assert (rest.tokens, rest.logprobs) == (whole.tokens[cut:], whole.logprobs[cut:]), f"cut after {cut} tokens"
 
 
+@lengths.long_form(
+    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
+    "models/test_answer.py: characters and stop strings that are cut",
+)
 @lengths.rounds(6, 1000)
 async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int, rounds: int) -> None:
     """The first byte of the longest characters is made certain: each waits for its next byte, and is replaced when none comes."""
@@ -143,6 +151,10 @@ async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolT
     assert [len(text) for text in said] == [0, *range(len(whole.tokens))], "each token is the beginning of a character"
 
 
+@lengths.long_form(
+    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
+    "models/test_answer.py: characters and stop strings that are cut",
+)
 @EACH
 @lengths.rounds(4, 1000)
 async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker, seed: int, rounds: int) -> None:
@@ -158,6 +170,10 @@ async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: Smo
     await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")), rounds, seed)
 
 
+@lengths.long_form(
+    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
+    "models/test_answer.py: characters and stop strings that are cut",
+)
 @lengths.rounds(3, 1000)
 async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed: int, rounds: int) -> None:
     question = "What is the capital of France?"

@@ -65,6 +65,7 @@ def test_where_answers_differ_revisions_differ(machines: Callable[[int], list[To
         pytest.skip(f"the {kind} answers the same with all of these instructions")
 
 
+@lengths.long_form("models/test_revision.py: where answers of a drawn kind differ, its revisions differ")
 @pytest.mark.slow
 def test_one_machine_has_one_revision(machines: Callable[[int], list[Told]]) -> None:
     (here,) = machines(0)

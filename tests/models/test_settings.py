@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 
+from helpers import lengths
 from helpers.models import said, text_pieces
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
@@ -102,6 +103,7 @@ class SizedDecoder(PackedDecoder):
         return Hidden(torch.zeros(len(rows.items), self.spec.given_width))
 
 
+@lengths.long_form("engine/test_scheduler.py: rows of a step", "models/test_settings.py: a batch of one and the memory of a cache")
 async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows cost next to nothing, a prompt is read by many at a time, but for the setting."""
     monkeypatch.setattr(smol, "PackedDecoder", SizedDecoder)
@@ -117,6 +119,7 @@ async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkey
     assert most[BLOCK] == BLOCK < most[0]
 
 
+@lengths.long_form("engine/test_scheduler.py: rows of a step", "models/test_settings.py: a batch of one and the memory of a cache")
 @pytest.mark.slow
 async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path) -> None:
     saved = []

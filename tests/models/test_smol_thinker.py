@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from helpers import lengths
 from helpers.models import said, text_pieces
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.sequence import MAX_UNREAD
@@ -90,6 +91,9 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
     await model.close()
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 async def test_answers_are_equal_alone_and_together_and_sensible(thinker: SmolThinker) -> None:
     requests = [ask(f"What is {thing}?", max_tokens=20, logprobs=True) for thing in ("rain", "snow", "a dog", "the moon")]
     alone = [await text_pieces(thinker, request) for request in requests]
@@ -133,6 +137,9 @@ async def test_deltas_join_to_the_decoded_ids_for_any_ids(thinker: SmolThinker, 
         assert "".join([*deltas, detokenizer.finish()]) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThinker) -> None:
     whole = text_of(await text_pieces(thinker, ask("What is water?")))
     stops = [whole[place : place + 4] for place in range(1, 40, 3)]
@@ -144,6 +151,9 @@ async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThi
     assert thinker.load().kv_pages_used == 0
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> None:
     question = "What is the capital of France?"
     free = await text_pieces(thinker, ask(question, max_tokens=120))
@@ -175,6 +185,9 @@ async def test_verbatim_text_comes_out_exactly_and_in_pieces(thinker: SmolThinke
     assert all(len(piece.token_ids) <= 8 for piece in pieces)
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker: SmolThinker) -> None:
     pieces = said(thinker, ask("Tell me a long story.", max_tokens=200, ignore_eos=True))
     first = cast(TextPiece, await anext(pieces))
@@ -276,6 +289,9 @@ def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Pat
     assert logits.argmax(-1).tolist() == [0, 1, 2]
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
     revisions = {
         load_thinker(directory, LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)).info.revision for dtype in ("bfloat16", "float32")
@@ -285,6 +301,9 @@ def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
         load_thinker(directory, LoadOptions(dtype="int8"))
 
 
+@lengths.long_form(
+    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+)
 async def test_all_sessions_that_a_replica_may_have_can_wait_at_once(directory: Path) -> None:
     """Up to twice its number, where they were begun elsewhere; none of them is turned away by the engine's queue."""
     model = load_thinker(directory, LoadOptions(max_sessions=2))

@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from helpers.run import RunStream, open_of, row_chunks
+from helpers.run import PLENTY, RunStream, open_of, row_chunks
 from helpers.servers import all_free, family_logic, local_stage, stage_stub, toy_logic
 from omnistage.connector.transport import Receiver
 from omnistage.v1 import stage_pb2
@@ -37,16 +37,19 @@ async def test_rows_that_the_model_refuses_are_a_bad_request(what: str) -> None:
 
 
 async def test_a_caller_that_half_closes_and_keeps_its_rows_does_not_hold_the_session() -> None:
-    """No Release can come any more: the end of the stream gives the blocks back."""
+    """No Release can come any more: the end of the stream gives the blocks back. Rows get credit after the answer to the offer, so that not
+    all of them have gone inside messages by then."""
     logic = toy_logic("thinker", {"max_chunk": 1})
     async with local_stage(logic, arena_bytes=256 << 20, inline_limit=0) as stage, stage_stub(stage.address) as stub:
         caller = RunStream(stub)
-        await caller.send(open=open_of(logic.description))
+        without_rows = {port.name: 0 if port.name == "hidden" else PLENTY for port in logic.description.produces}
+        await caller.send(open=open_of(logic.description, without_rows))
         opened = await caller.opened()
         receiver = Receiver()
         answer = receiver.answer(opened.offers)
         assert answer.kind != 0 and answer.probe
         await caller.send(answer=answer)
+        await caller.send(credit=stage_pb2.Credit(port="hidden", total=PLENTY))
         await caller.until(lambda heard: any(chunk.tensor.HasField("shared_memory") for chunk in heard.of("hidden")))
         await caller.call.done_writing()
         heard = await caller.finish()

@@ -17,6 +17,7 @@ import openai
 import pytest
 from PIL import Image
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.gateway import gateway
 from helpers.processes import ProcessFamily, StartedProcess
@@ -26,7 +27,11 @@ from omnistage.client.wav import to_pcm16
 from tools.examples import Example
 from tools.languages import LANGUAGES, build
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    lengths.long_form("cli/test_several.py: one address answers and draws", "system/test_default_model.py: what the default model says"),
+]
 
 DRAWN = "a large red circle on a blue background"
 QUESTION = "What is a kite?"

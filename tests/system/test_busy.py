@@ -18,7 +18,13 @@ from helpers.fleet import fleet
 from helpers.servers import all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.serial,
+    lengths.long_form(
+        "router/test_front.py: who finds no place is refused", "host/test_watchdog.py: a thread that waits for others does not hang"
+    ),
+]
 
 SHORT = {"max_tokens": 8, "ignore_eos": True}
 ROOM = ["--max-sessions", "2000"]

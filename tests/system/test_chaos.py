@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
+
+pytestmark = lengths.long_form(
+    "chaos/test_account.py: the account of a run", "system/test_resume.py: kills", "system/test_frozen.py: hangs"
+)
+
 TESTS = Path(__file__).parents[1]
 
 

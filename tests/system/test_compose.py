@@ -23,7 +23,7 @@ import pytest
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
 from helpers import daemon as daemons
-from helpers import images
+from helpers import images, lengths
 from helpers.daemon import Daemon, compose_program
 from helpers.machine import Machine, processes_in
 
@@ -212,6 +212,10 @@ for name in (host, "evil.example"):
 """
 
 
+@lengths.long_form(
+    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
+    "house/test_containers.py: what the compose file and the Dockerfiles say",
+)
 def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> None:
     """By the names that it has there, and by no other."""
     question = {"role": "user", "content": QUESTION["prompt"]}
@@ -222,6 +226,10 @@ def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> Non
     assert (refused["status"], refused["error"]["code"]) == (403, "host_not_allowed")
 
 
+@lengths.long_form(
+    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
+    "house/test_containers.py: what the compose file and the Dockerfiles say",
+)
 def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:
     found = stack.wait_serving(**TALKERS)["talker"]
     assert sorted(map(stack.at, found)) == sorted(stack.of("talker"))
@@ -236,12 +244,20 @@ def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -
         assert same(one.read(), other.read())
 
 
+@lengths.long_form(
+    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
+    "house/test_containers.py: what the compose file and the Dockerfiles say",
+)
 def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
     printed = stack.compose("run", "--rm", "--no-TTY", "ask", QUESTION["prompt"], "--seed", "1", "--max-tokens", "40", "--json")
     told = json.loads(printed.strip().splitlines()[-1])
     assert told["text"] and told["audio_s"] > 1
 
 
+@lengths.long_form(
+    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
+    "house/test_containers.py: what the compose file and the Dockerfiles say",
+)
 def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: Path) -> None:
     if stack.base == READY:
         pytest.skip("three more servers: in the long form")
@@ -277,6 +293,10 @@ def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talk
     assert stack.daemon.inspect(killed, "{{.RestartCount}}") != "0"
 
 
+@lengths.long_form(
+    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
+    "house/test_containers.py: what the compose file and the Dockerfiles say",
+)
 def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Containers, undisturbed: dict[str, Any]) -> None:
     (router,) = stack.of("router")
     with stack.asking({**LONG, "pause": 1}) as client:

@@ -73,6 +73,9 @@ def sound(answer: Answer) -> np.ndarray:
     return answer.audio.samples
 
 
+@lengths.long_form(
+    "system/test_chain.py: tensors through shared memory in a toy chain", "system/test_cancel.py: cancels that leave nothing"
+)
 async def test_every_tensor_through_shared_memory_gives_the_same_samples(alone: AnswersAlone, sharing: servers.ServerProcesses) -> None:
     async with AsyncOmni(address=sharing.address) as omni:
         events = omni.stream(QUESTIONS[0], seed=alone.seed, max_tokens=MAX_TOKENS, temperature=0.7)
@@ -131,6 +134,9 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
     assert following.text and following.audio is not None
 
 
+@lengths.long_form(
+    "system/test_chain.py: tensors through shared memory in a toy chain", "system/test_cancel.py: cancels that leave nothing"
+)
 @lengths.rounds(20, 60)
 async def test_after_cancels_nothing_is_held(sharing: servers.ServerProcesses, seed: int, rounds: int) -> None:
     """Pages, sessions, leases: all zero when the last cancelled answer is gone."""

@@ -18,7 +18,13 @@ from helpers.servers import CHAIN, omni_stub
 from omnistage.engine.linear import multiplies_bfloat16
 from omnistage.v1 import omni_pb2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    lengths.long_form(
+        "stage/test_resume_of_each_kind.py: the default stages go on at any item", "system/test_resume.py: kills in a toy chain"
+    ),
+]
 
 SEED = 11
 TOKENS = 120

@@ -21,6 +21,11 @@ from omnistage.client import AsyncOmni
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2
 
+pytestmark = lengths.long_form(
+    "stage/test_resume_of_each_kind.py: a Thinker and a Talker on the engine go on at any item",
+    "engine/test_engine.py: prompts that begin alike",
+)
+
 TOKENS = 150
 Moment = Callable[[WholeAnswer], bool]
 

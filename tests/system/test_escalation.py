@@ -51,6 +51,7 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
             assert "is needed from item 0 and kept from item" in failover.reason
 
 
+@lengths.long_form("link/test_chain.py: a log that was cut makes the caller open the stage before again")
 async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Path, seed: int) -> None:
     """Frames before it are of one Talker, those after it of the other, none is missing or there twice, and the sound is of these frames."""
     options_of = {"talker-1": {"differs": True}}

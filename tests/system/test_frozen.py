@@ -109,6 +109,7 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
         print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
 
 
+@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
 @lengths.one_or_all("way", WAYS)
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(toys: Fleet, kind: str, way: str, seed: int) -> None:
@@ -125,6 +126,7 @@ async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(t
         await no_more_serving(stub, toys.address(freeze.name))
 
 
+@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
 async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> None:
     """Two of three stages, in the middle of the same answer."""
     code2wav = Freeze(toys, "code2wav", "hung")
@@ -142,6 +144,7 @@ async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> N
         assert toys.address(thinker.name) in [failover.lost for failover in answer.failovers]
 
 
+@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
 async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Fleet, seed: int) -> None:
     """Its Talker has ended the session, or has it from the other Thinker now: nothing of the sleeper arrives anywhere twice."""
     async with frozen(toys, "thinker") as (stub, freeze):
@@ -153,6 +156,7 @@ async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Flee
         assert "session.bug" not in toys.logs()
 
 
+@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
 @lengths.one_or_all("third", ["0", "1", "2"])
 async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, third: str, seed: int) -> None:
     """Before anybody misses it, while it is being replaced, or after that."""

@@ -116,6 +116,10 @@ async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, o
         assert len(answer.samples()) == omni_family.samples(60)
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
     """With the first sound; and the account says whether who waited so had something to play at any time, as it says itself."""
     first, *others = [chunk for chunk in whole.answer.of("audio") if chunk.count]
@@ -125,6 +129,10 @@ async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
     assert bool(report.audio_underruns) == bool(report.audio_starved.ToNanoseconds())
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
     async with omni_stub(house.address("router")) as stub:
         replicas = (await stub.ListReplicas(omni_pb2.ListReplicasRequest())).replicas
@@ -132,6 +140,10 @@ async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
     assert len(told) == 4 and all(float(each.split(",")[0]) > 0 for each in told.values()), told
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp_path: Path, seed: int) -> None:
     """The client, and the command with a picture, with words to say and with a voice: the same samples for the same question."""
     picture = tmp_path / "cat.png"
@@ -152,6 +164,10 @@ def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp
         assert rate_hz == 24_000 and np.array_equal(written, np.rint(heard.audio.samples * 32768).astype(np.int16))
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     await check_eight(house.address("router"), omni_family, seed)
     await all_free([house.address(name) for name in house.stages])
@@ -191,6 +207,10 @@ async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
     assert len({answer.samples().tobytes() for answer in answers}) == 8
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
 async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, moment: str, seed: int) -> None:
@@ -205,6 +225,10 @@ async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whol
         whole.check_same(answer)
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, seed: int) -> None:
     first, second = random.Random(seed).sample(KINDS, 2)
     print(first, second)
@@ -218,6 +242,10 @@ async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_fam
         whole.check_same(answer, losses=2)
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 @lengths.one_or_all("kind", KINDS)
 async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, seed: int) -> None:
     kind, hung = lengths.draw(kind, KINDS, seed), list[str]()
@@ -243,6 +271,10 @@ def check_sound(omni_family: OmniFamily, answer: WholeAnswer, same: WholeAnswer)
     assert len(same.samples()) == omni_family.samples(len(same.codes()) // omni_family.groups)
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int) -> None:
     """An answer whose only token is its end has nothing to be spoken; text alone asks neither Talker nor Code2Wav."""
     tokenizer: ChatTokenizer = ANSWERS[omni_family.name].read_tokenizer(omni_folder)
@@ -261,6 +293,10 @@ async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_family: OmniFa
         assert answer.usage is not None and len(answer.usage.stages) == 1
 
 
+@lengths.long_form(
+    "system/test_resume.py: every kind of stage is killed in a toy chain",
+    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+)
 async def test_what_cannot_be_is_told_and_the_next_good_request_works(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
         for field, change in (

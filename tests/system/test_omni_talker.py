@@ -22,7 +22,13 @@ from helpers.servers import all_free, omni_stub, stage_stub
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "system/test_omni_speech.py: the chain of a drawn omni family",
+        "models/qwen2_5_omni/test_talker.py: what its Talker says, goes on and refuses",
+    ),
+]
 
 TOKENS, FRAMES = 150, 300
 DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)

@@ -23,7 +23,12 @@ from omnistage.client.request import Options
 from omnistage.router.intake import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "models/qwen2_5_omni/test_thinker.py: what it says alone, together and after a loss", "stage/test_media.py: media that are streamed"
+    ),
+]
 
 TOKENS = 60
 LONG_ANSWER = 300

@@ -9,12 +9,17 @@ from pathlib import Path
 import grpc
 import pytest
 
+from helpers import lengths
 from helpers.instructions import OLDER_PROCESSORS
 from helpers.ports import take_address
 from helpers.run import RunAnswer, params
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.stage import Stage
 from omnistage.v1 import chunk_pb2, stage_pb2
+
+pytestmark = lengths.long_form(
+    "models/test_revision.py: where answers differ, revisions differ", "router/test_placement.py: another revision does not go on"
+)
 
 TOKENS = 30
 

@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import lengths
 from helpers.drawings import writable
 from helpers.processes import ProcessFamily
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "models/diffusers/test_edited_pictures.py: pictures that are edited", "cli/test_pull.py: a model is served by its name"
+    ),
+]
 
 SIDE = 64
 

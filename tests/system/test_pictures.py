@@ -116,6 +116,10 @@ async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int
     check_near(pixels(file), wanted)
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Diffusers makes what it edits as large as a million pixels; here it is told to be content with as few as the stage."""
     edit = diffusers.pipelines.qwenimage.pipeline_qwenimage_edit
@@ -130,6 +134,10 @@ async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, s
     check_near(pixels(*files_of(answer)), wanted)
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_eight_draw_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:
     """Each its own, whatever shares its steps; and what is shown on the way is what was asked for."""
     asked: list[dict[str, Any]] = [
@@ -243,6 +251,10 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, killed_at: 
         assert pixels(file).std() > 5 and [file] == files_of(await ask(stub, asked))
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house: Fleet, seed: int) -> None:
     """Each is what it is alone, to rounding: from there on all share the steps of one process."""
     asked = [drawing("hill " * (1 + n), seed + n, steps=100 + 10 * n, guidance_scale=n % 3) for n in range(4)]
@@ -260,6 +272,10 @@ async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house
             check_near(pixels(found), pixels(wanted))
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_one_is_killed_after_the_first_of_three_pictures(house: Fleet, seed: int) -> None:
     """That one does not come again, and all three are those of who is not disturbed."""
     asked, drawing_one = drawing("a hill", seed, width=LARGE, height=LARGE, steps=2, guidance_scale=0, results=3), list[str]()
@@ -369,6 +385,10 @@ async def test_what_cannot_be_drawn_is_told_and_the_next_good_request_works(hous
     assert all(house.server(name).alive for name in house.names)
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> None:
     """Nobody names a pipeline: what is to be written goes to the one, what is to be drawn to the other, at the same time."""
     folder = house.server("router").log_path.parent
@@ -429,6 +449,10 @@ async def test_latents_and_pixels_come_in_the_message_however_large(house: Fleet
     ]
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet, seed: int) -> None:
     said: dict[str, Any] = {"pipeline": "painter", "seed": seed, "width": LARGE, "height": LARGE, "steps": 2, "results": 3, **OF_ROWS}
     said["outputs"] = [*said["outputs"], "progress"]
@@ -456,6 +480,10 @@ async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet,
         assert found.shape == wanted.shape and np.abs(found.astype(np.float32) - wanted).max() <= (1 if port == PIXELS else 1e-4)
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp_path: Path) -> None:
     """By the file that comes along, which promises what every checkpoint can give."""
     lora = random_lora(load_pipeline(stable_diffusion(), torch.float32), "unet", tmp_path / "style.safetensors", seed=seed)
@@ -483,6 +511,10 @@ async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp
     check_near(pixels(picture.data), wanted)
 
 
+@lengths.long_form(
+    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
+    "system/test_pictures.py: one that is killed in mid picture",
+)
 async def test_the_file_that_comes_along_offers_the_rows_of_who_has_them(house: Fleet, seed: int, tmp_path: Path) -> None:
     stages = f"diffusion={house.address('painter-0')}"
     with ServerProcess("omnistage.router", "--pipeline", "diffusers", "--stages", stages, log_folder=tmp_path) as router:

@@ -27,7 +27,13 @@ from helpers.servers import all_free, omni_stub
 from omnistage.client import Omni
 from omnistage.client.wav import to_pcm16
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "system/test_omni_speech.py: the chain of a drawn omni family",
+        "models/qwen3_omni/test_talker.py: frames as Transformers makes them",
+    ),
+]
 
 FAMILY = FAMILIES["qwen3_omni"]
 VOICES = {"ethan", "chelsie", "aiden"}

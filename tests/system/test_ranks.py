@@ -21,7 +21,7 @@ from helpers.randomness import SEED
 from helpers.servers import omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")]
 
 END_S = 20.0
 BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}

@@ -87,6 +87,7 @@ def folder_of(line: str, omni_checkpoint: Path) -> str:
     return f"{omni_checkpoint} {SHORT_ANSWER}"
 
 
+@lengths.long_form("cli/test_demo.py: make demo", "system/test_installed.py: an installed package serves and answers")
 def test_its_commands(reader: Path, free_port: int, omni_checkpoint: Path) -> None:
     variables = surroundings(reader, free_port)
     ran = set[str]()

@@ -70,6 +70,9 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
         print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
 
 
+@lengths.long_form(
+    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+)
 @lengths.one_or_all("rate", ["8000", "16000", "44100"])
 async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
     """The samples before the conversion have to be there again, with those around them: the result has the same samples as undisturbed, and
@@ -93,6 +96,9 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str
         assert [failover.kind for failover in answers[1].failovers] == [stage_pb2.STAGE_KIND_CODE2WAV]
 
 
+@lengths.long_form(
+    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+)
 @lengths.one_or_all("kind", CHAIN)
 async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
     kind = lengths.draw(kind, CHAIN, seed)
@@ -129,6 +135,9 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) 
         print(moment, [(failover.lost, failover.pause.ToMilliseconds()) for failover in answer.failovers])
 
 
+@lengths.long_form(
+    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+)
 async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> None:
     """The second Talker has never seen the memory of the first Thinker, from which the answer began."""
     lost = []
@@ -149,6 +158,9 @@ async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> No
         assert [failover.lost for failover in answer.failovers] == lost
 
 
+@lengths.long_form(
+    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+)
 @lengths.rounds(1, 3)
 async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rounds: int) -> None:
     """The client goes away within milliseconds of a loss: at once, before anybody has seen it, or while the session is opened elsewhere."""

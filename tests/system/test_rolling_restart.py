@@ -6,10 +6,15 @@ import asyncio
 from itertools import count
 from pathlib import Path
 
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.disturbed import disturbed, found
 from helpers.fleet import fleet
 from omnistage.v1 import omni_pb2_grpc
+
+pytestmark = lengths.long_form(
+    "system/test_chain.py: an answer ends while its stage drains", "link/test_killed_stages.py: every replica is lost in turn"
+)
 
 CLIENTS = 4
 SHORT, LONG = 40, 300

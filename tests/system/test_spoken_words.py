@@ -30,7 +30,11 @@ from helpers.servers import omni_stub
 from omnistage.client import Alignment, AsyncOmni, AudioChunk, Failover, SpokenWord, TextDelta
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    lengths.long_form("models/test_alignment.py: words and their places", "cli/test_captions.py: words of the default voice"),
+]
 
 ALL = ("text", "audio", "alignment")
 TOKENS = 40

@@ -21,6 +21,8 @@ from helpers.disturbed import disturbed
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN
 
+pytestmark = lengths.long_form("system/test_resume.py: kills of every kind", "router/test_places.py: places under load")
+
 AT_ONCE = 20
 TOKENS = 60
 MEAN_PAUSE_S = 0.5

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.fleet import Fleet
 from helpers.ports import take_address
@@ -129,6 +130,7 @@ async def test_old_and_new_answer_together(
         stages.server(name).stop()
 
 
+@lengths.long_form("system/test_version_skew.py: old and new stages and routers answer together")
 async def test_the_last_client_asks_a_router_whose_pipelines_answer_draw_and_start(
     stages: Fleet, environments: Mapping[str, Mapping[str, str]], seed: int
 ) -> None:

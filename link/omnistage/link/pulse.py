@@ -205,13 +205,16 @@ class Pulse:
         answers, and does not count as quiet."""
         request = stage_pb2.WatchRequest(period=duration(TICK_S))
         while True:
+            call = self._stub.Watch(request, wait_for_ready=True, metadata=self._metadata)
             try:
-                async for report in self._stub.Watch(request, wait_for_ready=True, metadata=self._metadata):
+                async for report in call:
                     if report is not None:  # grpc.aio gives None for bytes that it cannot decode.
                         self._mute = False
                         self._beat(report)
             except grpc.aio.AioRpcError as error:
                 self._mute = self._mute or error.code() != grpc.StatusCode.UNAVAILABLE
+            finally:
+                call.cancel()  # If this task is cancelled while the call waits for a connection, gRPC does not end the call.
             await asyncio.sleep(RETRY_S)
 
 

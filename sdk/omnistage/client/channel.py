@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -50,3 +51,18 @@ class ClientCredentials:
 
 
 INSECURE = ClientCredentials()
+
+STATUS_TASK = "_AioCall._handle_status_once_received"
+"""Name of the coroutine in which gRPC waits for the status of a call."""
+ENDS_TIMEOUT_S = 0.5
+
+
+async def wait_for_ends(watches: Iterable[asyncio.Task[None]] = ()) -> None:
+    """Wait until gRPC has delivered the ends of all calls on this loop that are over, and of these watches of channels; ENDS_TIMEOUT_S at
+    most, for other users of the loop may have calls that go on.
+
+    A cancelled call is over at once for its caller, but gRPC delivers its status a moment later. If the loop is closed by then, the status
+    becomes an error on any other loop of this process, because all loops share one poller."""
+    statuses = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == STATUS_TASK]
+    if ends := [*statuses, *watches]:
+        await asyncio.wait(ends, timeout=ENDS_TIMEOUT_S)

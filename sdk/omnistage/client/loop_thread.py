@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent import futures
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
@@ -135,9 +135,15 @@ class LoopThread:
         task.add_done_callback(self._detached.discard)
 
 
+def is_of_another_loop(context: Mapping[str, object]) -> bool:
+    """Whether a report to the exception handler of an event loop is about another loop of this process, with which gRPC's poller is shared:
+    that loop has read a byte of the poller or closed its socket, or was closed before the end of one of its calls came."""
+    error = context.get("exception")
+    by_poller = "PollerCompletionQueue._handle_events" in str(context.get("message"))
+    return by_poller and (isinstance(error, OSError) or (isinstance(error, RuntimeError) and "loop is closed" in str(error)))
+
+
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Pass reports about callbacks on to asyncio, except two harmless ones: gRPC's poller reads a byte that another event loop of this
-    process may have read already, or reads from a socket that it has just closed."""
-    if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
-        return
-    loop.default_exception_handler(context)
+    """Pass reports about callbacks on to asyncio, except those about other loops."""
+    if not is_of_another_loop(context):
+        loop.default_exception_handler(context)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from omnistage.client.address import is_local, is_unknown, split
-from omnistage.client.channel import INSECURE, ClientCredentials
+from omnistage.client.channel import INSECURE, ClientCredentials, wait_for_ends
 from omnistage.client.errors import ClosedError, UnavailableError
 from omnistage.client.key import ApiKey, UnencryptedKeyWarning
 from omnistage.v1 import omni_pb2_grpc
@@ -69,6 +69,7 @@ class Routers:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0  # index in `_addresses` of the address in use
         self._waits: set[asyncio.Timeout] = set()  # one for each caller in `connect`; `close` lets them end
+        self._watches: set[asyncio.Task[None]] = set()  # gRPC's watches of the states of channels
         self._closed = False
 
     @property
@@ -123,6 +124,7 @@ class Routers:
             wait.reschedule(0.0)  # gRPC does not wake callers that wait for the state of a closed channel
         for channel in self._channels.values():
             await channel.close()
+        await wait_for_ends(self._watches)
 
     async def _first_connected(self) -> str:
         """Try the addresses in a circle until one is connected, and return it. Raises UnavailableError if no host is known."""
@@ -162,13 +164,27 @@ class Routers:
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     # A failure that is seen here is an old one, and gRPC tries again by itself, so wait for the next state.
-                    await channel.wait_for_state_change(state)
+                    await self._change_of(channel, state)
                     state = channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:
                         return False
         except TimeoutError:
             return False
         return True
+
+    async def _change_of(self, channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:
+        """Wait until the channel leaves the state. gRPC cannot cancel its watch, so that goes on without this caller, and `close` waits
+        for its end."""
+        watch = asyncio.create_task(channel.wait_for_state_change(state))
+        self._watches.add(watch)
+        watch.add_done_callback(self._drop_watch)
+        await asyncio.shield(watch)
+
+    def _drop_watch(self, watch: asyncio.Task[None]) -> None:
+        """Forget a watch that has ended, and read its error, which asyncio logs otherwise."""
+        self._watches.discard(watch)
+        if not watch.cancelled():
+            watch.exception()
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         """The channel to an address, made when it is first needed. Raises ClosedError."""

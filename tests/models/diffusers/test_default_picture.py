@@ -51,18 +51,21 @@ async def test_a_picture_follows_its_prompt(model: DrawnModel[object], things: s
     assert right["kind"] >= KINDS
 
 
+@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
 async def test_words_that_were_never_said_in_training_are_no_error(model: DrawnModel[object]) -> None:
     for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
         drawing = await draw(model, words, steps=2)
         assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
 
 
+@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
 async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: DrawnModel[object], width: int, height: int) -> None:
     drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
     assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
 
 
+@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
 async def test_capitals_are_no_other_words(model: DrawnModel[object]) -> None:
     small, capitals = [(await draw(model, words, seed=1)).pixels for words in ("a red circle on blue", "A Red CIRCLE On BLUE")]
     assert np.array_equal(small, capitals)

@@ -46,6 +46,9 @@ async def test_all_at_once_it_is_the_sound_of_transformers(
         assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max(), f"{count} codes of {voice}"
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav.py: made at once it is the sound of Transformers, and its bits do not depend on how codes come"
+)
 async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: FlowCode2Wav, seed: int) -> None:
     """Each block that is looked at ahead makes what is missing much smaller; with random weights a block is worth more than it will be with
     real ones."""
@@ -55,6 +58,9 @@ async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: Flow
     assert near["balanced"] > 45 and near["latency"] > 45 and near["quality"] > near["balanced"] + 20, near
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav.py: made at once it is the sound of Transformers, and its bits do not depend on how codes come"
+)
 async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick: FlowCode2Wav, seed: int) -> None:
     """With two evaluations that is two blocks. The first refresh is behind the end of this speech."""
     codes, speaker = drawn(random.Random(seed), 18 * BLOCK - 5), next(iter(quick._speakers.values()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.waves import drawn, loaded, samples, sounds
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.speech.loading import sessions_of
@@ -93,6 +94,7 @@ def test_there_are_as_many_speeches_as_there_is_memory_for(free: int, sessions: 
     assert sessions_of(10, LoadOptions(max_sessions=7), free) == (7, "7")
 
 
+@lengths.long_form("models/test_revision.py: where answers differ, revisions differ")
 def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, omni_checkpoint: Path) -> None:
     others = (
         loaded(omni_checkpoint, solver="midpoint", steps=1),

@@ -34,6 +34,9 @@ from omnistage.models.qwen2_5_omni.wave.window import Flow
 pytestmark = pytest.mark.slow
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
     """And no more: who does not take its sound holds up who makes the codes."""
     codes = drawn(random.Random(seed), 40 * BLOCK)
@@ -54,6 +57,9 @@ async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav,
             assert came == needed.past
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
     source, sizes = random.Random(seed), set[tuple[int, ...]]()
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
@@ -68,6 +74,9 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 @pytest.mark.timeout(600)
 @lengths.rounds(24, 300)
 async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
@@ -103,6 +112,9 @@ async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, 
     await other.close()
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 @lengths.rounds(3, 60)
 async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
     """To the last bit only where it is found to be so; so near everywhere."""
@@ -161,6 +173,9 @@ print("turn 2", flush=True)
 """
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 def test_the_kernels_of_a_speech_are_there_for_the_next_one(omni_checkpoint: Path) -> None:
     """More of them than the engine has oneDNN keep: each speech would make its own anew, and be late with its first sound."""
     variables = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
@@ -188,6 +203,9 @@ async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: 
     assert torch.equal(solved(quick, flows[0]).mel, solved(quick, flows[1]).mel)
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+)
 @pytest.mark.parametrize("alone", [pytest.param(True, marks=pytest.mark.long), False])
 async def test_who_wants_the_whole_at_once_holds_up_nobody(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, alone: bool) -> None:
     """As many as there are threads, and one more, each with far more codes than a listener has who comes later. alone: with one thread."""

@@ -114,6 +114,7 @@ def check_near(found: RankAnswer, expected: RankAnswer, dtype: str) -> None:
     assert len(found.ids) == len(expected.ids)
 
 
+@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says")
 @lengths.one_or_all("name", CASES)
 async def test_several_ranks_say_what_one_says(name: str, request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> None:
     """They say it at once and when an answer goes on. A drawn token does not depend on the requests beside it. It does not depend on

@@ -452,6 +452,7 @@ MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
+@lengths.long_form("models/qwen3_omni/test_talker.py: greedy frames are those of Transformers")
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 async def test_a_talker_that_is_a_little_different_says_something_else(
     reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, name: str, seed: int
@@ -484,6 +485,7 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
     return await asyncio.gather(*heard)
 
 
+@lengths.long_form("models/qwen3_omni/test_talker.py: greedy frames are those of Transformers")
 async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")

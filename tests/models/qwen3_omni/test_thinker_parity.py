@@ -94,6 +94,7 @@ def _wrong_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loading, "read_thinker_config", wrong)
 
 
+@lengths.long_form("models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers")
 @lengths.one_or_all("mistake", ["_wrong_axes", "_wrong_layer", "_wrong_weights"])
 async def test_a_mistake_would_be_seen(mistake: str, qwen3_checkpoint: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     makes: Callable[[pytest.MonkeyPatch], None] = globals()[lengths.draw(mistake, ["_wrong_axes", "_wrong_layer", "_wrong_weights"], seed)]

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniForConditionalGeneration
 
-from helpers import media_files
+from helpers import lengths, media_files
 from helpers.command import omnistage
 from helpers.models import text_pieces
 from helpers.omni_checkpoint import omni_checkpoint as omni_checkpoint_of
@@ -251,6 +251,9 @@ def test_the_built_tokenizer_is_read_alike_by_everyone(omni_checkpoint: Path, re
     assert max(read(omni_checkpoint, "added_tokens.json").values()) < min(spoken) <= max(spoken) < 576
 
 
+@lengths.long_form(
+    "models/tiny/test_qwen2_5_omni.py: the built tokenizer is read alike by everyone", "models/qwen2_5_omni/test_parity.py: greedy text"
+)
 def test_the_tokenizer_of_qwen_has_omni_s_ids(qwen_checkpoint: Path, qwen_reference: OmniReference, seed: int) -> None:
     same_tokenizers(qwen_checkpoint, qwen_reference.tokenizer, random.Random(seed))
     tokenizer = Tokenizer.from_file(str(qwen_checkpoint / "tokenizer.json"))
@@ -289,6 +292,9 @@ def test_tokens_are_bytes_that_join_to_the_text(folder: str, request: pytest.Fix
         assert said(pieces, ids) == b"".join(map(pieces, ids)).decode(errors="replace")
 
 
+@lengths.long_form(
+    "models/tiny/test_qwen2_5_omni.py: the built tokenizer is read alike by everyone", "models/qwen2_5_omni/test_parity.py: greedy text"
+)
 async def test_our_thinker_answers_as_transformers_does_with_all_tokens(qwen_checkpoint: Path, qwen_reference: OmniReference) -> None:
     turns = (Turn("user", (TEXTS[1], Media("image/png", media_files.picture(1)), TEXTS[2])),)
     model = load_thinker(qwen_checkpoint, LoadOptions(path=qwen_checkpoint, dtype="float32"))
