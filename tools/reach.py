@@ -52,6 +52,7 @@ READ: Mapping[str, Collection[str]] = {
     "tests/models/written_forms.tsv": ("tests/models/test_spoken.py", "tests/models/test_voice.py"),
     ".gitignore": (_TREE,),
     ".ci/run": ("tests/house/test_reach.py",),
+    "tools/budget.json": ("tests/house/test_budget.py",),
     "Makefile": ("tests/house/test_setup.py", "tests/system/test_compose.py"),
     "pyproject.toml": ("tests/house/test_wheel.py", "tests/house/test_lock.py", _TREE),
     "constraints.txt": ("tests/house/test_lock.py", _TREE),

@@ -1,0 +1,205 @@
+"""Prints the size of each package beside the size that `tools/budget.json` allows; with `--write` it stores sizes that became smaller.
+
+A number of the table is a decision: a commit that needs a larger one changes it by hand and says why. `tests/house/test_budget.py`
+compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tools" / "budget.json"
+GENERATED = "sdk/omnistage/v1/"
+
+_VAGUE = """told said made asked given found known begun ended came come taken kept wanted needed then late most least whole usual
+    full left here there once again own same like near behind ahead beside now still early lacking spent chosen named heard spoken
+    drawn written seen sent lost held meant typed looked counted cut joined fitting going quiet away few many much what who why
+    how when where more less such so only alone apart both either neither none nothing further"""
+VAGUE = frozenset(_VAGUE.split())
+"""Names that say what happened to a value, or how much of it there is, and not what it is."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class PackageSize:
+    """The size of a package. code_lines: lines of code, without comments, docstrings and blanks. import_share: lines of imports, in percent
+    of these. vague_functions: functions that have a parameter or variable with a name of VAGUE. lone_functions: functions of one statement
+    without docstring whose name stands at one other place in the source."""
+
+    code_lines: int = 0
+    import_share: float = 0.0
+    vague_functions: int = 0
+    lone_functions: int = 0
+
+    def exceeds(self, allowed: PackageSize) -> list[str]:
+        """For each number that is larger than the allowed one, a text that says so."""
+        ours, theirs = asdict(self), asdict(allowed)
+        return [f"{name}: {ours[name]}, allowed {theirs[name]}" for name in ours if ours[name] > theirs[name]]
+
+    def smaller(self, other: PackageSize) -> PackageSize:
+        """Of each number the smaller one."""
+        return PackageSize(**{field.name: min(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)})
+
+
+class SourceFile:
+    """One Python file, parsed. path: relative to the root of the repository."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self._text = text
+        self._nodes = [*ast.walk(ast.parse(text))]
+        self.functions = [node for node in self._nodes if isinstance(node, Function)]
+
+    @property
+    def package(self) -> str:
+        """The package that the file belongs to; families of models and parts of the SDK are packages of their own."""
+        parts = self.path.split("/")[:-1]
+        folders = [part for part in parts if part != "omnistage"]
+        unique = [folder for number, folder in enumerate(folders) if folder not in folders[:number]]
+        return "/".join(unique[: 2 if unique[0] in ("models", "sdk", "services", "tests") else 1]) or "."
+
+    def code_lines(self) -> set[int]:
+        """The numbers of the lines of code."""
+        numbered = enumerate(map(str.strip, self._text.splitlines()), 1)
+        lines = {number for number, line in numbered if line and not line.startswith("#")}
+        docstrings: set[int] = set()
+        for node in self._nodes:
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    docstrings |= _lines_of(node)
+                case ast.Constant(value=str()) | ast.JoinedStr():
+                    lines |= _lines_of(node)  # Within a text, blank lines and number signs are code.
+        return lines - docstrings
+
+    def import_lines(self) -> set[int]:
+        """The numbers of the lines of import statements."""
+        imports = [node for node in self._nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        return {line for node in imports for line in _lines_of(node)}
+
+    def names(self) -> Iterator[str]:
+        """Every name at each place where it is used or defined."""
+        for node in self._nodes:
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
+                    yield name
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    yield name
+                case ast.Constant(value=str(text)) if text.isidentifier():
+                    yield text
+
+
+def _lines_of(node: ast.stmt | ast.expr) -> set[int]:
+    """The numbers of the lines of a node."""
+    return {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def is_vague(function: Function) -> bool:
+    """Whether a parameter or a variable of this function, not of one within it, has a name of VAGUE."""
+    arguments = function.args
+    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    names = {argument.arg for argument in given if argument is not None}
+    names |= {node.id for node in _own_nodes(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return any(name.strip("_") in VAGUE for name in names)
+
+
+def _own_nodes(function: Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body without those of functions within it."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, Function))
+
+
+def is_small(function: Function) -> bool:
+    """Whether a function is one statement without a docstring. Methods that Python calls by itself do not count."""
+    (first, *rest) = function.body
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return not rest and not is_docstring and not function.name.startswith("__")
+
+
+def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
+    """The size of each package of these files, by name."""
+    files = [*sources]
+    uses = Counter(name for file in files if not file.path.startswith("tests/") for name in file.names())
+    sizes: dict[str, PackageSize] = {}
+    imports: Counter[str] = Counter()
+    for file in files:
+        size, code = sizes.setdefault(file.package, PackageSize()), file.code_lines()
+        size.code_lines += len(code)
+        imports[file.package] += len(code & file.import_lines())
+        size.vague_functions += sum(map(is_vague, file.functions))
+        if not file.path.startswith("tests/"):
+            size.lone_functions += sum(is_small(function) and uses[function.name] == 2 for function in file.functions)
+    for package, size in sizes.items():
+        size.import_share = round(100 * imports[package] / max(1, size.code_lines), 1)
+    return dict(sorted(sizes.items()))
+
+
+def read_sources(root: Path = ROOT) -> list[SourceFile]:
+    """The Python files that git knows or would add, without generated ones."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [path for path in listed.stdout.split("\0") if path and not path.startswith(GENERATED) and (root / path).is_file()]
+    return [SourceFile(path, (root / path).read_text(encoding="utf-8")) for path in sorted(paths)]
+
+
+def read_table(path: Path | None = None) -> dict[str, PackageSize]:
+    """The allowed sizes, by package. path: of the table; None: TABLE."""
+    return {package: PackageSize(**row) for package, row in json.loads((path or TABLE).read_text(encoding="utf-8")).items()}
+
+
+def write_table(sizes: Mapping[str, PackageSize], path: Path | None = None) -> None:
+    """Store allowed sizes, a line for each package, so that a diff shows each change. path: as in `read_table`."""
+    lines = [f"{json.dumps(package)}: {json.dumps(asdict(size))}" for package, size in sorted(sizes.items())]
+    (path or TABLE).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def table_text(sizes: Mapping[str, PackageSize], allowed: Mapping[str, PackageSize]) -> str:
+    """The measured numbers, each beside the allowed one, for people."""
+    names = [field.name for field in fields(PackageSize)]
+    lines = [f"{'package':24}" + "".join(f"{name.replace('_', ' '):>24}" for name in names)]
+    for package, size in sizes.items():
+        limit = allowed.get(package, PackageSize())
+        pairs = [f"{getattr(size, name)} of {getattr(limit, name)}" for name in names]
+        lines.append(f"{package:24}" + "".join(f"{pair:>24}" for pair in pairs))
+    source = [size for package, size in sizes.items() if not package.startswith("tests")]
+    total = sum(size.code_lines for size in source)
+    vague, lone = sum(size.vague_functions for size in source), sum(size.lone_functions for size in source)
+    return "\n".join([*lines, f"without tests: {total} code lines, {vague} vague functions, {lone} lone functions"])
+
+
+def main() -> int:
+    """Print or write the table. Exit status 1 if a package is larger than the table allows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true", help="store the numbers that became smaller, and forget packages that are gone")
+    options = parser.parse_args()
+    sizes, allowed = measure(read_sources()), read_table()
+    if options.write:
+        allowed = {package: limit.smaller(sizes[package]) for package, limit in allowed.items() if package in sizes}
+        write_table(allowed)
+    print(table_text(sizes, allowed))
+    larger = {package: size.exceeds(allowed.get(package, PackageSize())) for package, size in sizes.items()}
+    for package, texts in larger.items():
+        for text in texts:
+            print(f"{package}: {text}", file=sys.stderr)
+    return 1 if any(larger.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
