@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here (docs/compose.md); without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
 	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,7 +48,7 @@ down: ## let the running answers end, then remove the containers; the fetched mo
 
 SUITE := $(BIN)/python -m tools.suite $(if $(AGAIN),--again)
 
-test: setup-dev model ## all tests: light ones side by side, then those that need the machine alone (ARGS=... goes to pytest)
+test: setup-dev model ## every claim in its short form, as CI runs it (ARGS=... goes to pytest)
 	@$(SUITE) $(ARGS)
 
 # Runs what it chose as `make test` does. SHOW=1 leaves nothing to run.
@@ -56,10 +56,7 @@ test-near: setup-dev ## the tests nearest to what changed, in about two minutes 
 	@chosen=$$($(BIN)/python -m tools.near $(if $(BASE),--base "$(BASE)") $(if $(SHOW),--show)) || exit 1; \
 	[ -z "$$chosen" ] || $(MAKE) --no-print-directory test ARGS="$$chosen "'$(subst ','\'',$(ARGS))'
 
-test-long: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
-	@$(SUITE) --form all $(ARGS)
-
-drills: setup-dev model ## the long forms alone: full matrices of models and settings, hundreds of losses (ARGS=... goes to pytest)
+test-long: setup-dev model ## all tests, also the long forms that `make test` leaves out: hours (ARGS=tests/link for one area)
 	@$(SUITE) --form long $(ARGS)
 
 test-costs: setup-dev ## what each file of tests cost in the last run, dearest first (ARGS=--write: keep it as the table of the repository)

@@ -51,6 +51,16 @@ def free_port() -> int:
     return port
 
 
+@pytest.fixture(scope="session")
+def toy_address() -> Iterator[str]:
+    """HOST:PORT of a router in front of toy stages, for tests of the client and of the command that only ask; it takes a few answers at
+    once."""
+    from omnistage.client import Omni  # here, since most tests need no gRPC
+
+    with Omni(pipeline="toy", max_sessions=16) as omni:
+        yield omni.address
+
+
 @pytest.fixture
 def collected_by_hand() -> Iterator[None]:
     """Garbage is collected where a test wants it, and nowhere else: the collector would clear away what a test looks for."""

@@ -29,7 +29,7 @@ from tools.costs import LAST, ROOT, RUN, TABLE, UNKNOWN, Cost, Costs, CostsError
 
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
-WITHOUT_TORCH = ("client", "cli", "wire", "connector", "link", "router", "house")
+WITHOUT_TORCH = ("client", "cli", "router", "link", "connector", "wire", "house")
 """Folders whose tests import no torch, which would cost seconds and memory. One process runs them. If it has more than its share, files of
 the last folders go to the workers for the other tests; those of the first ones stay, because they share stacks."""
 WORKERS = 3
@@ -41,8 +41,8 @@ MOST_AGAIN = 12
 END_S = 20
 NO_TESTS = 5
 """Exit status of pytest if it found no test."""
-FORMS = {"short": "not long", "all": "", "long": "long"}
-"""By form of a run, the marks that choose its tests: those that are not long, all, or only the long ones."""
+FORMS = {"short": "not long", "long": ""}
+"""By form of a run, the marks that choose its tests: those that are not long, or all."""
 
 
 @dataclass(frozen=True)
@@ -307,13 +307,13 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
 def main() -> int:
     """Run the tests. Exit status 1 if a test failed, or a part did not come to its end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
+    parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, or all tests")
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the tree whose tests are run")
     options, asked = parser.parse_known_args()
     # The run measures what each file costs. With further options files run in part, and cost less.
-    whole = options.form != "long" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
+    whole = not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -114,3 +114,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             table = {}
         known = {costs.ROOT / file: cost for file, cost in table.items()}
         items.sort(key=lambda item: -known.get(item.path, costs.UNKNOWN).wall_s)
+    elif config.option.torch == "without":
+        # These look through all objects of the process, and each test that ran before leaves more of them.
+        items.sort(key=lambda item: "collected_by_hand" not in getattr(item, "fixturenames", ()))

@@ -355,7 +355,7 @@ def test_of_the_tests_of_tools_one_file_is_drawn_unless_files_are_named(tmp_path
         "from helpers import lengths\nfrom pathlib import Path\n@lengths.TOOLING\ndef test_it(): Path(__file__).with_suffix('.ran').touch()"
     )
     many = dict.fromkeys(("a", "b", "c", "light"), one)
-    for words, count in (((), 1), (("--form", "all"), 4), (("tests/engine/test_a.py", "tests/engine/test_b.py"), 2)):
+    for words, count in (((), 1), (("--form", "long"), 4), (("tests/engine/test_a.py", "tests/engine/test_b.py"), 2)):
         tree = tmp_path / str(count)
         _, printed = run(tree, *words, **many)
         assert (printed[-1], len([*tree.glob("tests/*/*.ran")])) == (f"{count} passed, 0 failed", count), printed
