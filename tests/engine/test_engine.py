@@ -78,7 +78,7 @@ async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.floa
     return answers
 
 
-@lengths.rounds(8, 24)
+@lengths.rounds(5, 24)
 async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dtype, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     requests = random_requests(rng, rounds)
@@ -95,7 +95,7 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
     await together.close()
 
 
-@lengths.rounds(10, 24)
+@lengths.rounds(6, 24)
 async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
     dtype: torch.dtype, seed: int, rounds: int
 ) -> None:

@@ -105,7 +105,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(TINY.vocab_size) for _ in range(count)]
 
 
-@lengths.rounds(10, 16)
+@lengths.rounds(6, 16)
 def test_logits_are_equal_alone_and_in_a_ragged_batch_that_others_join_and_leave(dtype: torch.dtype, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     plans = [(tokens(rng, rng.randrange(1, 200)), tokens(rng, rng.randrange(8, 80))) for _ in range(rounds)]
@@ -191,7 +191,7 @@ def random_runs(rng: random.Random, count: int, pages: int) -> list[PlannedRun]:
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "head_size"), [(6, 2, 32), (9, 3, 64), (28, 4, 128), (12, 12, 64), (16, 2, 128)])
-@lengths.rounds(15, 40)
+@lengths.rounds(8, 40)
 def test_a_row_attends_alike_in_any_run_company_and_place(
     query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int, rounds: int
 ) -> None:

@@ -41,14 +41,14 @@ def told(environment: Mapping[str, str], *kinds: str) -> Told:
 
 
 @pytest.fixture(scope="module")
-def machines(default_model: Path) -> Callable[[int], list[Told]]:
-    """The facts that this machine tells, and so many others: each is asked once, for all kinds."""
-    known: list[Told] = []
+def machines() -> Callable[[str, int], list[Told]]:
+    """The facts of a stage of this kind on this machine and on so many others; each is asked once."""
+    known: dict[str, list[Told]] = {kind: [] for kind in KINDS}
 
-    def first(count: int) -> list[Told]:
-        for environment in ({}, *OTHER_MACHINES)[len(known) : count + 1]:
-            known.append(told(environment, *KINDS))
-        return known[: count + 1]
+    def first(kind: str, count: int) -> list[Told]:
+        for environment in ({}, *OTHER_MACHINES)[len(known[kind]) : count + 1]:
+            known[kind].append(told(environment, kind))
+        return known[kind][: count + 1]
 
     return first
 
@@ -56,10 +56,11 @@ def machines(default_model: Path) -> Callable[[int], list[Told]]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @lengths.rounds(1, len(OTHER_MACHINES))
-@pytest.mark.parametrize("kind", KINDS)
-def test_where_answers_differ_revisions_differ(machines: Callable[[int], list[Told]], kind: str, rounds: int) -> None:
+@lengths.one_or_all("kind", KINDS)
+def test_where_answers_differ_revisions_differ(machines: Callable[[str, int], list[Told]], kind: str, rounds: int, seed: int) -> None:
     """rounds: of the other machines, from the first on."""
-    pairs = {machine[kind] for machine in machines(rounds)}
+    kind = lengths.draw(kind, KINDS, seed)
+    pairs = {machine[kind] for machine in machines(kind, rounds)}
     assert len({revision for revision, _ in pairs}) == len(pairs), f"one revision, and unlike answers: {sorted(pairs)}"
     if len({answers for _, answers in pairs}) == 1:
         pytest.skip(f"the {kind} answers the same with all of these instructions")
@@ -67,8 +68,8 @@ def test_where_answers_differ_revisions_differ(machines: Callable[[int], list[To
 
 @lengths.long_form("models/test_revision.py: where answers of a drawn kind differ, its revisions differ")
 @pytest.mark.slow
-def test_one_machine_has_one_revision(machines: Callable[[int], list[Told]]) -> None:
-    (here,) = machines(0)
+def test_one_machine_has_one_revision(machines: Callable[[str, int], list[Told]]) -> None:
+    (here,) = machines("talker", 0)
     assert told({}, "talker")["talker"] == here["talker"]
 
 
