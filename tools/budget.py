@@ -47,7 +47,7 @@ class PackageSize:
         return [f"{name}: {ours[name]}, allowed {theirs[name]}" for name in ours if ours[name] > theirs[name]]
 
     def smaller(self, other: PackageSize) -> PackageSize:
-        """Of each number the smaller one."""
+        """The smaller one of each pair of numbers."""
         return PackageSize(**{field.name: min(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)})
 
 
@@ -67,6 +67,11 @@ class SourceFile:
         folders = [part for part in parts if part != "omnistage"]
         unique = [folder for number, folder in enumerate(folders) if folder not in folders[:number]]
         return "/".join(unique[: 2 if unique[0] in ("models", "sdk", "services", "tests") else 1]) or "."
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file belongs to the tests, of which only the size and the names are counted."""
+        return self.path.startswith("tests/")
 
     def code_lines(self) -> set[int]:
         """The numbers of the lines of code."""
@@ -131,15 +136,15 @@ def is_small(function: Function) -> bool:
 def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
     """The size of each package of these files, by name."""
     files = [*sources]
-    uses = Counter(name for file in files if not file.path.startswith("tests/") for name in file.names())
+    uses = Counter(name for file in files if not file.is_test for name in file.names())
     sizes: dict[str, PackageSize] = {}
     imports: Counter[str] = Counter()
     for file in files:
         size, code = sizes.setdefault(file.package, PackageSize()), file.code_lines()
         size.code_lines += len(code)
-        imports[file.package] += len(code & file.import_lines())
+        imports[file.package] += 0 if file.is_test else len(code & file.import_lines())
         size.vague_functions += sum(map(is_vague, file.functions))
-        if not file.path.startswith("tests/"):
+        if not file.is_test:
             size.lone_functions += sum(is_small(function) and uses[function.name] == 2 for function in file.functions)
     for package, size in sizes.items():
         size.import_share = round(100 * imports[package] / max(1, size.code_lines), 1)

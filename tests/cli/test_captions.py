@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import lengths
 from helpers.command import omnistage
 from omnistage.cli.captions import MAX_CHARACTERS, captions, write_captions
 from omnistage.client.events import SpokenWord
@@ -48,6 +49,7 @@ def test_both_formats(tmp_path: Path) -> None:
     assert (tmp_path / "draft").read_text() == first + "\n2\n01:02:05.050 --> 01:02:05.350\nLate.\n"
 
 
+@lengths.long_form("cli/test_captions.py: both formats, and every word in one caption", "models/test_alignment.py: words and their places")
 @pytest.mark.slow
 def test_what_is_said_with_the_default_voice_has_its_captions(tmp_path: Path) -> None:
     srt, wav = tmp_path / "x.srt", tmp_path / "x.wav"

@@ -105,7 +105,7 @@ def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp
     assert family.pids() == []
 
 
-@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+@lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quick: str, size: tuple[int, int]) -> None:
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
     words = ("serve", quick, "--address", "0.0.0.0:0", "--no-http", "--gpu-memory-utilization", "thinker=0.5")

@@ -123,7 +123,8 @@ def broken(hub: HubServer, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
             hub.status = int(how)
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    1,
     ("command", "how", "told"),
     [
         ("serve", "silent", "check the network and try again; what was fetched is kept"),

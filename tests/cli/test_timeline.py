@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from omnistage.cli.rescue import sentence, waited_s
 from omnistage.cli.timeline import draw, opened_at
 from omnistage.client.events import Done, Failover, StageReport, Usage
@@ -82,7 +83,8 @@ RESCUED = (
 )
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("timing", "failovers"),
     [
         (Timing(TEXT, RESCUED, 1.2), (lost("talker", 0.5, 0.04),)),

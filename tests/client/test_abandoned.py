@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from helpers import lengths
 from helpers.servers import Local, local_chain, local_router
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni, OmniError, WrongLoopError
@@ -283,7 +284,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS.keys())
+@lengths.drawn_cells(2, "code", ENDS.values(), ids=ENDS.keys())
 async def test_a_program_that_ends_with_a_half_read_stream(router: Local, code: str) -> None:
     assert await run(code, router.address) == (0, "", "")
     await ended(router, 1)

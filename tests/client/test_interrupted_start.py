@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import ProcessFamily, StartedProcess
@@ -75,7 +76,7 @@ def interrupt(family: ProcessFamily, owner: str, pipeline: Path, pipe: Path) -> 
     return out
 
 
-@pytest.mark.parametrize("owner", OWNERS)
+@lengths.drawn_cells(1, "owner", OWNERS)
 def test_it_ends_a_stack_whose_model_is_being_loaded(family: ProcessFamily, tmp_path: Path, owner: str) -> None:
     file, pipe = loading_pipeline(tmp_path)
     out = interrupt(family, owner, file, pipe)

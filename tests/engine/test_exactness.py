@@ -190,7 +190,7 @@ def random_runs(rng: random.Random, count: int, pages: int) -> list[PlannedRun]:
     return runs
 
 
-@pytest.mark.parametrize(("query_heads", "kv_heads", "head_size"), [(6, 2, 32), (9, 3, 64), (28, 4, 128), (12, 12, 64), (16, 2, 128)])
+@lengths.drawn_cells(3, ("query_heads", "kv_heads", "head_size"), [(6, 2, 32), (9, 3, 64), (28, 4, 128), (12, 12, 64), (16, 2, 128)])
 @lengths.rounds(8, 40)
 def test_a_row_attends_alike_in_any_run_company_and_place(
     query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int, rounds: int
@@ -261,7 +261,7 @@ def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> N
     assert isinstance(choose_backend(spec).backend, PagedAttention)
 
 
-@pytest.mark.parametrize("broken", [Company, Long, WrongBackend])
+@lengths.drawn_cells(2, "broken", [Company, Long, WrongBackend])
 def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
     broken: type[PagedAttention], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ async def read_rows(one: Engine, before: int, count: int) -> None:
 async def test_whatever_comes_when_the_answer_is_the_same(pages: int, seed: int) -> None:
     """The sequence runs in company, others take its pages, it resumes from any frame, with taps and with rows of the answer.
 
-    Of 20 pages, three sequences that wait for their last vectors hold 18, so that the others must take them."""
+    Three sequences that wait for their last vectors hold 18 of 20 pages, so that the others must take them."""
     running = engine(pages, max_sequences=12)
     rng = random.Random(seed)
     holders = [whole(rng, 200) for _ in range(3 if pages == 20 else 0)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from helpers import lengths
 from helpers.tiny import TINY, tiny_weights
 from omnistage.engine import linear
 from omnistage.engine.adapter import StepRows
@@ -50,7 +51,7 @@ def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape:
         assert torch.equal(product(x[:rows].contiguous()), whole[:rows]), f"the first {rows} rows"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@lengths.drawn_cells(3, "shape", SHAPES)
 def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
     """Batching rests on this: a block of 32 rows costs hardly more than one of 4. The last backend would run its rows one by one."""
     generator = torch.Generator().manual_seed(seed)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers import lengths
 from omnistage.engine.noise import BLOCK, _times, first_times, keys, seed_bits, times
 from omnistage.engine.sampler import DrawnToken, Draws, sample
 from omnistage.engine.types import Sampling
@@ -67,7 +68,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SETTINGS)
+@lengths.drawn_cells(3, "sampling", SETTINGS)
 def test_draws_follow_the_filtered_distribution(sampling: Sampling, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(300, generator=generator) * 2

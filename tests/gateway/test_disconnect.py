@@ -234,7 +234,7 @@ async def test_after_its_grace_it_breaks_them_off(slow: servers.ServerProcesses,
     await until(partial(_is_idle, slow.router))
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@lengths.drawn_cells(1, "blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.ServerProcesses, tmp_path: Path, blow: signal.Signals) -> None:
     assert fast.router is not None
     with gateway(fast.address, tmp_path) as front, connected(f"http://{front.address}") as connection:

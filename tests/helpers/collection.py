@@ -69,7 +69,7 @@ def _undrawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Ite
     """The tests of tools that this run leaves out, if it draws."""
     if not config.option.draw_tooling:
         return []
-    # Of all files that have any, so that each part of a run draws the same one.
+    # The list has all files with such tests, so that each part of a run draws the same one.
     files = sorted(path for path in (config.rootpath / "tests").glob("**/test_*.py") if b"lengths.TOOLING" in path.read_bytes())
     drawn = random.Random(os.environ[SEED]).choice(files) if files else None
     return [item for item in items if item.get_closest_marker("tooling") and item.path != drawn]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+
+from helpers.randomness import SEED
 
 DRAWN = "drawn-"
 LONG = (pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600))
@@ -27,6 +30,29 @@ def rounds(short: int, long: int) -> pytest.MarkDecorator:
     """Gives a test its argument `rounds`: `short`, and in its long form `long`. Both make the same claim; the long form meets rarer
     things."""
     return pytest.mark.parametrize("rounds", [pytest.param(short, id="short"), pytest.param(long, id="long", marks=LONG)])
+
+
+def drawn_cells(count: int, names: str | tuple[str, ...], cells: Iterable[object], **options: Any) -> pytest.MarkDecorator:
+    """As pytest.mark.parametrize, but the short form has only `count` of the cells, drawn anew in each run. For cells that need no more
+    than their values; `one_or_all` is for tests that look at the whole matrix."""
+    return pytest.mark.parametrize(names, undrawn_long(count, names, cells), **options)
+
+
+def undrawn_long(count: int, names: str | tuple[str, ...], cells: Iterable[object]) -> list[object]:
+    """The cells, for a parametrized test or fixture; in the short form only `count` of them, which are drawn. names: of the arguments."""
+    listed = [*cells]
+    drawn = {*random.Random(f"{os.environ[SEED]} {names} {len(listed)}").sample(range(len(listed)), min(count, len(listed)))}
+    return [
+        cell if number in drawn else _long(cell, single=isinstance(names, str) and "," not in names) for number, cell in enumerate(listed)
+    ]
+
+
+def _long(cell: object, *, single: bool) -> object:
+    """The cell, as one of the long form. single: whether the test has one argument, which the cell is then."""
+    if isinstance(cell, type(pytest.param())):
+        return pytest.param(*cell.values, id=cell.id, marks=[*cell.marks, *LONG])
+    values = (cell,) if single or not isinstance(cell, tuple | list) else cell
+    return pytest.param(*values, marks=LONG)
 
 
 def one_or_all(name: str, values: Iterable[str], *, indirect: bool = False) -> pytest.MarkDecorator:
@@ -54,7 +80,7 @@ def some_or_all(name: str, values: Iterable[str], count: int) -> pytest.MarkDeco
 def draw_of(value: str, values: Iterable[str], count: int, place: str) -> str:
     """The value that `some_or_all` gave, or one of `count` different ones that the seed of the run and the place make; printed."""
     if value.startswith(DRAWN):
-        drawn = random.Random(f"{os.environ['OMNISTAGE_TEST_SEED']} {place}").sample(sorted(values), count)
+        drawn = random.Random(f"{os.environ[SEED]} {place}").sample(sorted(values), count)
         value = drawn[int(value.removeprefix(DRAWN))]
     print(value)
     return value

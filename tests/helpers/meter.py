@@ -108,5 +108,5 @@ class CostMeter:
 
 
 def _difference(less: Cost, more: Cost) -> Cost:
-    """What `more` has beyond `less`."""
+    """`more` without `less`."""
     return Cost(more.cpu_s - less.cpu_s, more.wall_s - less.wall_s, more.tests - less.tests, more.processes - less.processes)

@@ -52,7 +52,7 @@ class Mistreated:
         return result
 
     def _note(self, context: dict[str, Any]) -> None:
-        if not is_of_another_loop(context):  # Of an earlier test, whose servers and callers were in this process too.
+        if not is_of_another_loop(context):  # Servers and callers of an earlier test were in this process too.
             self.problems.append(context)
 
     async def open(self) -> None:

@@ -115,7 +115,7 @@ def test_where_libraries_have_threads_nothing_is_forked(monkeypatch: pytest.Monk
         assert not isinstance(process, ForkedProcess)
 
 
-@pytest.mark.parametrize("words", [("--version",), ("ask", "--no-such-option"), ("pipelines",), ("ask", "-")])
+@lengths.drawn_cells(2, "words", [("--version",), ("ask", "--no-such-option"), ("pipelines",), ("ask", "-")])
 def test_it_says_and_ends_as_a_python_of_its_own(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "omnistage.cli", *words]
     own = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)

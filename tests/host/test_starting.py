@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.processes import ProcessFamily
 
 STARTS = ("omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion", "omnistage.router")
@@ -32,7 +33,8 @@ def refused(family: ProcessFamily, module: str, *words: str, environment: Mappin
     return str(entry["reason"])
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    5,
     ("module", "words", "told"),
     [
         ("thinker", [], "--family is missing"),
@@ -74,7 +76,7 @@ def test_a_mistake_is_told_in_one_line(family: ProcessFamily, module: str, words
     assert told in refused(family, module, *words)
 
 
-@pytest.mark.parametrize("module", ["thinker", "talker", "code2wav"])
+@lengths.drawn_cells(1, "module", ["thinker", "talker", "code2wav"])
 def test_a_folder_that_is_no_model(family: ProcessFamily, tmp_path: Path, module: str) -> None:
     told = refused(family, module, "--family", "smol", "--checkpoint", str(tmp_path))
     assert f"{tmp_path / module / 'config.json'} is missing" in told

@@ -11,6 +11,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.run import RunStream, code_chunks, row_chunks, run_once
 from helpers.servers import CLIENT_OPTIONS, all_free, watch_until
 from helpers.stage import INVALID, ROWS, Stage, chunk, stage_of
@@ -29,7 +30,7 @@ FLOODS: dict[str, Callable[[int], stage_pb2.RunRequest]] = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(FLOODS))
+@lengths.drawn_cells(2, "what", sorted(FLOODS))
 async def test_a_flood_that_the_rules_allow_changes_nothing(what: str):
     """Thousands of messages from a caller that reads nothing meanwhile; then it goes on as if nothing had been."""
     async with stage_of("talker") as stage:

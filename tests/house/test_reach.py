@@ -85,9 +85,9 @@ def test_what_a_fixture_imports_is_reached_by_tests_that_ask_for_it(ours: Graph,
 
 
 def test_a_conftest_reaches_the_tests_below_it(ours: Graph, files: set[str]) -> None:
-    (conftest,) = [file for file in files if file == f"tests/cli/{'conftest'}.py"]
+    (conftest,) = [file for file in files if file == f"tests/gateway/{'conftest'}.py"]
     readers = {"tests/house/test_imports.py", "tests/house/test_sentences.py", "tests/house/test_tree.py"}
-    assert away(ours, conftest) == {file: 1 for file in files if file.startswith("tests/cli/test_") or file in readers}
+    assert away(ours, conftest) == {file: 1 for file in files if file.startswith("tests/gateway/test_") or file in readers}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import fetching
+from helpers import fetching, lengths
 from helpers.fetching import NotedProgress
 from helpers.package_index import CutAnswer, PackageIndex, package_index
 from helpers.processes import StartedProcess
@@ -160,7 +160,8 @@ def test_what_is_there_needs_no_room(index: PackageIndex, cache: Path) -> None:
 # Files that may lie there, and faults of a server ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("left", "asked"),
     [
         pytest.param(bytes(FIRST), [f"bytes={FIRST}-", ""], id="other content"),

@@ -211,7 +211,7 @@ def test_other_bytes_than_the_hub_has_are_not_kept(hub: HubServer, tmp_path: Pat
 
 
 @lengths.one_or_all("where", BROKEN)
-@pytest.mark.parametrize("change", ["cut short", "grown", "unlinked and cut short", "gone behind its link"])
+@lengths.drawn_cells(2, "change", ["cut short", "grown", "unlinked and cut short", "gone behind its link"])
 def test_what_is_broken_in_the_cache_is_fetched_anew(hub: HubServer, tmp_path: Path, where: str, change: str, seed: int) -> None:
     path, named = BROKEN[lengths.draw(where, BROKEN, seed)]
     files = words(LARGE)
@@ -392,7 +392,7 @@ def test_the_parts_of_a_drawing_model_are_fetched_and_found_again(hub: HubServer
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("lost", ["transformer/diffusion_pytorch_model-2.safetensors", "text_encoder", "tokenizer"])
+@lengths.drawn_cells(1, "lost", ["transformer/diffusion_pytorch_model-2.safetensors", "text_encoder", "tokenizer"])
 def test_a_drawing_model_without_a_part_is_none(hub: HubServer, tmp_path: Path, lost: str) -> None:
     """Without the library's list of files, which only programs of our time leave: by the indices in the folders and the list of parts."""
     hub.add("org/draws", DRAWING)

@@ -131,7 +131,8 @@ async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path)
     assert saved[0] > 6 > saved[1]
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    1,
     ("settings", "told"),
     [
         ({"kv_cache_bytes": 1 << 20}, "kv_cache_bytes 1048576: one whole context takes "),

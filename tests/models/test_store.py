@@ -123,7 +123,7 @@ def test_cache_that_is_a_file_is_a_typed_error(tmp_path: Path, index: str) -> No
         fetch_folder(fetching.recipe(index, "r1"), tmp_path / "cache")
 
 
-@pytest.mark.parametrize("damage", ["removed", "shortened", "no manifest"])
+@lengths.drawn_cells(1, "damage", ["removed", "shortened", "no manifest"])
 def test_damaged_folder_is_built_again(tmp_path: Path, index: str, damage: str) -> None:
     cache = tmp_path / "cache"
     root = fetch_folder(fetching.recipe(index, "r1"), cache)

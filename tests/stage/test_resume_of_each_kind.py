@@ -228,7 +228,7 @@ VOICES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "options"), VOICES)
+@lengths.drawn_cells(2, ("family", "options"), VOICES)
 @lengths.one_or_all("encoding", ENCODINGS)
 async def test_a_code2wav_goes_on_at_any_sample_and_needs_no_more_than_it_said(
     seed: int, family: str, options: dict[str, object], encoding: str

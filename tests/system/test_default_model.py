@@ -120,6 +120,7 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
     await check_heard(answer)
 
 
+@lengths.long_form("hostile/test_requests.py: any field of a request", "models/test_voice.py: written forms")
 @pytest.mark.parametrize(
     "text", ["🙂🙂🙂", "word " * 600, "word " * 9000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"]
 )

@@ -90,7 +90,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-@pytest.mark.parametrize("kind", CHAIN)
+@lengths.drawn_cells(1, "kind", CHAIN)
 async def test_the_only_replica_is_killed_and_comes_back(alone: Fleet, kind: str, seed: int) -> None:
     """The answer ends with an error that names the stage and says to ask again, and so does the next one; `status` says which stage is
     lost. Whoever asks again when the stage is back is answered."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from helpers import lengths
 from helpers.mounts import run_on_mount
 
 PREAMBLE = """
@@ -85,6 +84,6 @@ FULL_AT_THE_START = """
 """
 
 
-@pytest.mark.parametrize("story", [FULL_WHILE_RUNNING, FULL_AT_THE_START], ids=["while running", "at the start"])
+@lengths.drawn_cells(1, "story", [FULL_WHILE_RUNNING, FULL_AT_THE_START], ids=["while running", "at the start"])
 def test_a_chain_on_a_full_mount_gives_the_same_samples(tmp_path: Path, seed: int, story: str) -> None:
     run_on_mount("160m", PREAMBLE, story, arguments=[str(tmp_path), str(seed)], timeout_s=110)

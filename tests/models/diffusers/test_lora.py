@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
 from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_wan, old, older, random_lora
@@ -183,7 +184,7 @@ def loaded(folder: Path, weights: Weights, file: Path) -> Weights:
     return made
 
 
-@pytest.mark.parametrize(("spelled", "scale"), [(kohya, 2.0), (old, 1.0), (older, 1.0)], ids=["kohya", "old", "older"])
+@lengths.drawn_cells(1, ("spelled", "scale"), [(kohya, 2.0), (old, 1.0), (older, 1.0)], ids=["kohya", "old", "older"])
 def test_each_spelling_of_a_file_for_a_unet_and_its_text_encoder_is_read(spelled: Change, scale: float, tmp_path: Path, seed: int) -> None:
     folder = stable_diffusion()
     weights = both_parts(tmp_path, seed)

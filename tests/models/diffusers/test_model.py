@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from helpers import lengths
 from helpers.artists import EDITING, USUAL, PiecesOfDrawing, draw, model_of, opened, pixels_of
 from helpers.drawings import checkpoint, writable
 from helpers.logic import run_logic, start_at
@@ -110,7 +111,7 @@ async def test_the_fitted_map_shows_the_last_estimate_better_than_any_flat_pictu
     assert np.square(shown - small).mean() < np.square(small.mean((0, 1)) - small).mean()
 
 
-@pytest.mark.parametrize("until", [0, 1, 3])
+@lengths.drawn_cells(1, "until", [0, 1, 3])
 async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
     model: Model, until: int, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +299,7 @@ def test_a_sampler_that_nobody_compared_is_refused(sampler: str, tmp_path: Path)
         registry.load("diffusers", "diffusion", LoadOptions(folder, dtype="float32"))
 
 
-@pytest.mark.parametrize("name", ["qwen-image-layered", "longcat-image", "qwen-image-edit-plus"])
+@lengths.drawn_cells(1, "name", ["qwen-image-layered", "longcat-image", "qwen-image-edit-plus"])
 async def test_every_family_shows_previews(name: str, seed: int) -> None:
     usual = {**EDITING, "width": 64, "height": 64} if name == "longcat-image" else EDITING
     async with model_of(checkpoint(name), **usual) as artist:
@@ -359,7 +360,7 @@ async def test_items_that_the_model_counts_by_itself_are_known() -> None:
     await logic.close()
 
 
-@pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus", "longcat-image-edit"])
+@lengths.drawn_cells(1, "name", ["qwen-image-edit", "qwen-image-edit-plus", "longcat-image-edit"])
 async def test_a_picture_that_is_edited_matters_and_is_encoded_once(name: str, seed: int) -> None:
     images = [png(picture(seed + n, 50 + n, 70)) for n in range(2)]
     async with model_of(checkpoint(name), **EDITING) as editor:
@@ -369,7 +370,8 @@ async def test_a_picture_that_is_edited_matters_and_is_encoded_once(name: str, s
         assert editor._artist._painter._pictures.hits == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("data", "why"),
     [
         (b"no picture", "no picture"),
@@ -413,7 +415,7 @@ async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, mo
     assert drawing.rows("latents").shape == (2 * 8 * 8, 16)
 
 
-@pytest.mark.parametrize("name", ["z-image", "qwen-image", "qwen-image-layered", "longcat-image-edit"])
+@lengths.drawn_cells(1, "name", ["z-image", "qwen-image", "qwen-image-layered", "longcat-image-edit"])
 async def test_a_drawing_goes_on_at_the_step_that_was_kept(name: str, seed: int) -> None:
     """With the same bits, wherever what was kept ends: in the middle of latents too."""
     edits = name.endswith(("edit", "layered"))

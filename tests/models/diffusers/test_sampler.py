@@ -202,7 +202,8 @@ def test_drawings_with_other_schedulers_are_those_of_the_pipelines(
         # The noise of its steps, if any, the pipeline draws from the global generator.
         torch.set_rng_state(both.begun(plan).sampler.generator.get_state())
         latents, _ = both.published(plan)
-        assert apart(canvas.latents, latents) <= CLOSE
+        # 0.7 and 0.69 are so near that a solver of two steps extrapolates their difference 64-fold, and its rounding too.
+        assert apart(canvas.latents, latents) <= (4 * CLOSE if 0.69 in (plan.sigmas or ()) else CLOSE)
         assert canvas.sampler.steps == len(both.pipe.scheduler.timesteps)
 
 

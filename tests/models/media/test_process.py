@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import media_files
+from helpers import lengths, media_files
 from helpers.lengths import rounds
 from helpers.processes import wait_end
 from helpers.waiting import turning, until
@@ -140,7 +140,7 @@ async def test_one_that_needs_more_memory_than_there_is_costs_that_medium(pictur
             await decoder.picture(picture, SMALL)
 
 
-@pytest.mark.parametrize("happens", ["ended", "killed at that moment", "stopped"])
+@lengths.drawn_cells(1, "happens", ["ended", "killed at that moment", "stopped"])
 async def test_one_that_dies_or_stops_with_nothing_to_do_costs_nothing(picture: bytes, happens: str) -> None:
     async with decoding(processes=2) as decoder:
         await asyncio.gather(*(decoder.picture(picture, SMALL, client=client) for client in "ab"))
@@ -153,7 +153,7 @@ async def test_one_that_dies_or_stops_with_nothing_to_do_costs_nothing(picture: 
         assert set(decoder.pids).isdisjoint(pids)
 
 
-@pytest.mark.parametrize("does", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "CLOSE"])
+@lengths.drawn_cells(1, "does", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "CLOSE"])
 async def test_one_that_dies_while_it_starts_costs_nothing(
     picture: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str
 ) -> None:

@@ -115,6 +115,7 @@ async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, see
     assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 @lengths.one_or_all("profile", SCHEDULES)
 @lengths.rounds(1, 20)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:

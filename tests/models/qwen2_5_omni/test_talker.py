@@ -112,6 +112,7 @@ async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker:
     await until(lambda: talker.engine.stats().pages_used == 0)
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 def joined(rows: list[TensorRows]) -> list[TensorRows]:
     """The rows of each port in one piece, those of the answer last."""
     parts = {port: [piece.rows for piece in rows if piece.port == port and len(piece.rows)] for port in ROW_PORTS}
@@ -229,7 +230,7 @@ async def test_however_the_rows_come_it_says_the_same(
 
 
 @pytest.mark.parametrize("end", ["closed", "cut short", "bad"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@lengths.drawn_cells(3, "share", [0.0, 0.3, 1.0])
 async def test_an_opening_that_does_not_end_leaves_nothing(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, end: str, share: float, seed: int
 ) -> None:

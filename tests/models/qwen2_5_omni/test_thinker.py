@@ -62,6 +62,7 @@ async def tokens(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, ..
     return tokens_of(await text_pieces(thinker, request))
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 def tokens_of(pieces: Sequence[TextPiece | TensorRows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
@@ -374,6 +375,7 @@ async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Pa
     await thinker.close()
 
 
+@lengths.long_form("models/test_long_prompts.py: a prompt that can never fit is refused")
 async def test_where_an_answer_ends_elsewhere_it_does_not_go_on(omni_checkpoint: Path, seed: int) -> None:
     """Replicas whose contexts differ, by options or by the memory that is free, have unlike revisions."""
     models = [loaded(omni_checkpoint, family={"context": context, "medium_rows": 64}) for context in (300, 320)]

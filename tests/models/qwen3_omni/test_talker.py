@@ -131,6 +131,7 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
 DTYPES = ("bfloat16", "float32")
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 @lengths.one_or_all("dtype", DTYPES)
 async def test_beside_others_it_says_what_it_says_alone(reference: TalkerReference, dtype: str, seed: int) -> None:
     """Eight at once, in steps of eight and of three, one greedy and the others drawn."""
@@ -381,6 +382,7 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
 # Other files -------------------------------------------------------------------------------------------------------------------------
 
 
+@lengths.long_form("models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read")
 async def test_weights_as_transformers_saves_them_say_the_same(
     reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int
 ) -> None:

@@ -80,6 +80,7 @@ async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVE
         return ThinkerAnswer([piece async for piece in pieces])
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 @lengths.one_or_all("dtype", DTYPES)
 async def test_alone_together_and_with_nothing_kept_it_says_the_same(dtype: str, qwen3_checkpoint: Path, seed: int) -> None:
     """To the bit, though a step of eight has other experts in use than one of one."""

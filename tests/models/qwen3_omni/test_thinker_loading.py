@@ -147,7 +147,7 @@ def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied
     assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
 
 
-@pytest.mark.parametrize("name", ["mlp.gate", "mlp.experts.3.down_proj", "self_attn.o_proj", "self_attn.k_proj"])
+@lengths.drawn_cells(2, "name", ["mlp.gate", "mlp.experts.3.down_proj", "self_attn.o_proj", "self_attn.k_proj"])
 def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: str) -> None:
     change_weights(copied, lambda weights: weights | {f"thinker.model.layers.1.{name}.bias": torch.zeros(2)})
     assert f"1 weights that this model does not, the first is thinker.model.layers.1.{name}.bias" in refused(copied)
@@ -293,7 +293,7 @@ def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path)
     assert all(map(torch.equal, results(tmp_path), results(qwen3_checkpoint)))
 
 
-@pytest.mark.parametrize("said", [{"enable_audio_output": False}, {"talker_config": {}}, {"code2wav_config": None}], ids=str)
+@lengths.drawn_cells(1, "said", [{"enable_audio_output": False}, {"talker_config": {}}, {"code2wav_config": None}], ids=str)
 def test_a_checkpoint_without_a_talker_gives_text_alone(copied: Path, said: dict[str, object]) -> None:
     speaking = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
     change(copied / "config.json", lambda values: values.update(said))
