@@ -43,8 +43,10 @@ class ChoiceOfTests:
     left_out: list[Reached] = field(default_factory=list)
 
     def cost(self, one: Reached) -> Cost:
-        """The cost of a file, by the last measurement; an assumed one if there is none."""
-        return self.costs.get(one.test, UNKNOWN)
+        """The cost of a file, by the last measurement; an assumed one if there is none. A file that has only long tests costs nothing,
+        because none of them runs."""
+        cost = self.costs.get(one.test, UNKNOWN)
+        return cost if cost.form == "short" else Cost()
 
     def seconds(self, some: Iterable[Reached]) -> float:
         """Seconds that these files take as `make test` runs them: files without torch one after the other, and at the same time the others

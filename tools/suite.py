@@ -188,6 +188,8 @@ class Suite:
         except CostsError:  # A merge may have left its marks there.
             costs = {}
         files = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").glob("*/**/test_*.py"))
+        if self._form == "short":  # Files that have only long tests cost nothing then.
+            files = [file for file in files if costs.get(file, UNKNOWN).form == "short"]
         moved = ",".join(files_to_move(costs, files))
         return [f"--moved={moved}", *(["--draw-tooling"] if self._form == "short" else [])]
 
