@@ -24,6 +24,7 @@ from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
 from omnistage.gateway.film_jobs import AGAIN_S, pause_s
+from omnistage.gateway.film_growing import Growing
 from omnistage.gateway.film_store import DATABASE, FilmJob, Store
 from omnistage.host.errors import StartError
 from omnistage.models.toy.files import png
@@ -249,6 +250,35 @@ async def test_a_full_disk_costs_one_film_alone(film_maker: servers.ServerProces
         assert (await over(url, ask(url, steps=2).json()["id"]))["status"] == "completed"
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert (await over(url, ask(url, **LARGE).json()["id"]))["status"] == "completed"
+
+
+async def test_a_film_that_a_full_disk_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "film.part"
+    path.symlink_to("/dev/full")
+    growing = Growing(path)
+    with pytest.raises(OSError, match="No space left"):
+        await growing.write(b"piece")
+    await growing.reset(is_whole=False)
+    assert not path.is_symlink()
+    await growing.write(b"next try")
+    growing.end()
+    assert path.read_bytes() == b"next try"
+
+
+async def test_other_users_read_nothing_in_a_folder_that_is_open_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = Store(str(tmp_path))
+    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
+    job = FilmJob(f"video_{'a' * 32}", "ann", **given)
+    store.put_new(job, b"a picture")
+    growing = Growing(store.file(job, "part"))
+    await growing.write(b"a film")
+    growing.end()
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
+    store.file(job, "picture").chmod(0o644)
+    store.close()
+    Store(str(tmp_path)).close()
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
 
 
 async def test_a_folder_is_of_one_gateway(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import tempfile
 import threading
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,12 +107,16 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove unfinished films, which will be made anew, and files that belong to no job."""
+        """Remove unfinished films, which will be made anew, and files that belong to no job. The others are for this user alone."""
         known = {job.id for job in self.jobs()}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
-            if _NAME.fullmatch(name) and (name not in known or end == GROWING):
+            if not _NAME.fullmatch(name):
+                continue
+            if name not in known or end == GROWING:
                 path.unlink()
+            else:
+                path.chmod(0o600)  # An earlier version let other users read it.
 
     def jobs(self) -> list[FilmJob]:
         """All jobs, the oldest first."""
@@ -176,11 +181,22 @@ def _hold(folder: Path) -> int:
     return held
 
 
+def open_private(path: Path, mode: str) -> FileIO:
+    """Open a file without a buffer; a new file can be read by this user alone, whatever the folder allows. Raises OSError."""
+    return FileIO(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write all bytes to a file without a buffer. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a new file, and wait until it is on the disk."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
+    with open_private(path, "xb") as file:
+        write_all(file, data)
         os.fsync(file.fileno())
 
 
