@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import resource
@@ -267,14 +268,14 @@ async def test_a_film_that_a_full_disk_cannot_hold_leaves_no_file(tmp_path: Path
     assert path.read_bytes() == b"next try"
 
 
-async def test_other_users_read_nothing_in_a_folder_that_is_open_to_them(tmp_path: Path) -> None:
+def test_other_users_read_nothing_in_a_folder_that_is_open_to_them(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     store = Store(str(tmp_path))
     given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
     job = FilmJob(f"video_{'a' * 32}", "ann", **given)
     store.put_new(job, b"a picture")
     growing = Growing(store.file(job, "part"))
-    await growing.write(b"a film")
+    asyncio.run(growing.write(b"a film"))
     growing.end()
     assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
     store.file(job, "picture").chmod(0o644)
