@@ -24,7 +24,7 @@ MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4;
 def _small(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options. Raises an error if they are too long to be kept with a job."""
     if sum(len(name) + len(str(value)) for name, value in options.items()) > MAX_OPTIONS_CHARACTERS:
-        raise PydanticCustomError("too_long", "Options should have at most {most} characters", {"most": MAX_OPTIONS_CHARACTERS})
+        raise PydanticCustomError("too_many_characters", "Options should have at most {most} characters", {"most": MAX_OPTIONS_CHARACTERS})
     return options
 
 
