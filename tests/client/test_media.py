@@ -7,6 +7,7 @@ import asyncio
 import base64
 import io
 import os
+import random
 import wave
 from collections.abc import Callable
 from functools import partial
@@ -173,6 +174,29 @@ def test_a_picture_of_pillow_arrives_with_every_pixel_and_the_way_it_is_turned()
     opened = Image.open(camera)
     back = Image.open(io.BytesIO(to_part(opened, "image", "images[0]").media.data))
     assert (np.array_equal(np.asarray(back), np.asarray(opened)), back.getexif()[0x0112]) == (True, 6)
+
+
+STATES: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "just opened": lambda image: image,
+    "loaded": lambda image: (image.load(), image)[1],
+    "with its EXIF data read": lambda image: (image.getexif(), image)[1],
+    "loaded with its EXIF data read before": lambda image: (image.getexif(), image.load(), image)[2],
+    "sent before": lambda image: (to_part(image, "image", "x"), image)[1],
+    "a copy": lambda image: image.copy(),
+}
+FORMS: dict[str, dict[str, Any]] = {"TIFF": {}, "PNG": {}, "WEBP": {"lossless": True}, "JPEG": {"quality": 95}, "MPO": {}}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("state", STATES)
+def test_an_image_of_pillow_is_seen_as_its_file_is_in_any_state(form: str, state: str, seed: int) -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = random.Random(seed).randrange(1, 9)
+    Image.fromarray(PIXELS).save(file, form, exif=exif, **FORMS[form])
+    expected = ImageOps.exif_transpose(Image.open(file))
+    given = STATES[state](Image.open(io.BytesIO(file.getvalue())))
+    seen = ImageOps.exif_transpose(Image.open(io.BytesIO(to_part(given, "image", "x").media.data)))
+    assert np.array_equal(np.asarray(seen), np.asarray(expected)), exif[0x0112]
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "LAB", "YCbCr", "HSV", "RGBa", "La", "PA", "F"])

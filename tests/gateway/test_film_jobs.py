@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import resource
 import signal
 import sqlite3
@@ -23,6 +25,7 @@ from helpers.servers import NotReady, ServerProcess
 from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
+from omnistage.gateway.film_growing import Growing
 from omnistage.gateway.film_jobs import AGAIN_S, pause_s
 from omnistage.gateway.film_store import DATABASE, FilmJob, Store
 from omnistage.host.errors import StartError
@@ -118,7 +121,8 @@ async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.Serv
 
 
 async def test_the_oldest_films_make_way(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
-    with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, server):
+    film_bytes = 40 * 128 * 128
+    with kept(film_maker.address, tmp_path, "--video-bytes", str(2 * film_bytes + 280)) as (url, server):
         names = []
         for seed in (1, 2):
             names.append(ask(url, seed=seed, **LARGE).json()["id"])
@@ -126,11 +130,11 @@ async def test_the_oldest_films_make_way(film_maker: servers.ServerProcesses, tm
         assert get(url, f"/{names[0]}").status_code == 404
         assert get(url, f"/{names[1]}/content").content == frames(2, 40, steps=1, side=128)
         page = fetched(server.metrics_address)
-        assert value(page, "omnistage_gateway_film_bytes") == 40 * 128 * 128
+        assert film_bytes < value(page, "omnistage_gateway_film_bytes") < film_bytes + 2000  # With the row of its job.
         assert value(page, "omnistage_gateway_films_ended_total", status="completed", code="OK") == 2
         too_large = await over(url, ask(url, size="256x256", frames=20, steps=1).json()["id"])
         assert (too_large["status"], too_large["error"]["code"], too_large["bytes"]) == ("failed", "too_large", 0)
-        assert left(tmp_path) == set()
+        assert left(tmp_path) == set()  # It grew to half of the room, and the other film went for that.
 
 
 async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
@@ -249,6 +253,100 @@ async def test_a_full_disk_costs_one_film_alone(film_maker: servers.ServerProces
         assert (await over(url, ask(url, steps=2).json()["id"]))["status"] == "completed"
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert (await over(url, ask(url, **LARGE).json()["id"]))["status"] == "completed"
+
+
+async def test_a_film_that_a_full_disk_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "film.part"
+    path.symlink_to("/dev/full")
+    growing = Growing(path)
+    with pytest.raises(OSError, match="No space left"):
+        await growing.write(b"piece")
+    await growing.reset(is_whole=False)
+    assert not path.is_symlink()
+    await growing.write(b"next try")
+    growing.end()
+    assert path.read_bytes() == b"next try"
+
+
+def test_other_users_read_nothing_in_a_folder_that_is_open_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = Store(str(tmp_path))
+    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
+    job = FilmJob(f"video_{'a' * 32}", "ann", **given)
+    store.put_new(job, b"a picture")
+    growing = Growing(store.file(job, "part"))
+    asyncio.run(growing.write(b"a film"))
+    growing.end()
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
+    store.file(job, "picture").chmod(0o644)
+    store.close()
+    Store(str(tmp_path)).close()
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
+
+
+def test_a_damaged_row_is_left_where_it_is_and_the_others_live(tmp_path: Path, seed: int) -> None:
+    store = Store(str(tmp_path))
+    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {"seed": SEED}, "model": "", "size": "", "seconds": ""}
+    jobs = [FilmJob(f"video_{letter * 32}", "ann", **given) for letter in "abcdefg"]
+    for job in jobs:
+        store.put(job)
+    whole = json.loads(jobs[0].row)
+    faults = [
+        "{",
+        "[" * 100_000,
+        json.dumps({**whole, "created_at": None}),
+        json.dumps({**whole, "status": "lost"}),
+        json.dumps({**whole, "options": {}}),
+        json.dumps({**whole, "unknown": 1}),
+        json.dumps({name: value for name, value in whole.items() if name != random.Random(seed).choice(["who", "prompt", "size"])}),
+        "null",
+    ]
+    for fault in faults:
+        with sqlite3.connect(tmp_path / DATABASE) as database:
+            database.execute("UPDATE jobs SET job = ? WHERE id = ?", (fault, jobs[3].id))
+        film = tmp_path / f"{jobs[3].id}.webm"
+        film.write_bytes(b"a film")
+        store.close()
+        store = Store(str(tmp_path))
+        assert [job.id for job in store.jobs()] == [job.id for job in jobs if job is not jobs[3]], fault[:40]
+        assert film.exists()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("negative_prompt", "\N{CAT}" * 32_001), ("options", {"one": "x" * 40_000, "other": "x" * 40_000}), ("prompt", "x" * 32_001)],
+)
+def test_a_text_that_would_be_kept_has_a_bound(field: str, value: object, film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path) as (url, _):
+        body = {"prompt": "a cat", "seed": SEED, field: value}
+        refused = httpx2.post(f"{url}/v1/videos", json=body, headers=by("ann"))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert get(url).json()["data"] == []
+
+
+async def test_what_a_job_holds_beside_its_film_is_counted(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
+    """The rows of jobs that ended make way for new ones, and the folder stays within its bytes."""
+    with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
+        names = []
+        for number in range(14):
+            options = {"prompt": "\N{CAT}" * 30_000, "options": {"word": "x" * 60_000}, "steps": 1, "frames": 2}
+            names.append(ask(url, seed=number, **options).json()["id"])
+            await over(url, names[-1])
+        left_jobs = [job["id"] for job in get(url, "?limit=100&order=asc").json()["data"]]
+        assert left_jobs and left_jobs == names[-len(left_jobs) :] and len(left_jobs) < len(names)
+    with sqlite3.connect(tmp_path / "films" / DATABASE) as database:
+        (total,) = database.execute("SELECT SUM(LENGTH(CAST(job AS BLOB))) FROM jobs").fetchone()
+        assert total <= MIB
+        assert not database.execute("SELECT COUNT(*) FROM jobs WHERE job LIKE '%xxxxxxxx%'").fetchone()[0], "options of jobs that are over"
+
+
+async def test_a_film_that_has_more_than_half_of_the_room_costs_no_other(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
+        first = await over(url, ask(url, steps=1).json()["id"])
+        large = await over(url, ask(url, **LARGE).json()["id"])
+        assert (large["status"], large["error"]["code"]) == ("failed", "too_large")
+        assert get(url, f"/{first['id']}/content").content == frames(steps=1)
 
 
 async def test_a_folder_is_of_one_gateway(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from helpers import servers
@@ -339,3 +341,15 @@ def test_metrics_know_routes_and_no_paths(front: servers.ServerProcess) -> None:
     assert 'endpoint="/v1/models/{model}",reason="UNKNOWN_MODEL",status="404"' in page
     assert 'endpoint="other",reason="UNKNOWN_URL",status="404"' in page
     assert "no-such-thing" not in page
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/videos/video_x/content", "/health", "/"])
+def test_a_method_without_a_body_gets_none(method: str, path: str, url: str, seed: int) -> None:
+    """However the body is announced; without one the method is answered as before."""
+    body = b"[" + b"0," * random.Random(seed).randrange(1, 100_000) + b"0]"
+    for content in (body, iter([body])):
+        refused = httpx2.request(method, f"{url}{path}", content=content)
+        assert refused.status_code == 400
+        assert method == "HEAD" or refused.json()["error"]["code"] == "body_not_taken"
+    assert httpx2.request(method, f"{url}{path}").status_code != 400

@@ -75,8 +75,8 @@ def likeness(heard: NDArray[np.float64], expected: NDArray[np.float64]) -> float
     return float(together[:4096].max() / np.sqrt((heard**2).sum() * (expected**2).sum()))
 
 
-def test_libsndfile_reads_what_says_its_length_or_needs_none(client: openai.OpenAI, seed: int) -> None:
-    for form in ("wav", "mp3", "opus"):
+def test_libsndfile_reads_every_file_that_it_knows(client: openai.OpenAI, seed: int) -> None:
+    for form in ("wav", "mp3", "opus", "flac"):
         answer = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format=form, extra_body={"seed": seed})
         samples, rate_hz = soundfile.read(io.BytesIO(answer.content))
         assert len(samples) / rate_hz == pytest.approx(0.4, abs=0.15), form
@@ -108,7 +108,7 @@ async def test_it_comes_while_it_is_made(toy: servers.ServerProcesses, url: str,
     assert np.array_equal(np.frombuffer(b"".join(pieces), "<i2"), await spoken(toy, TEXT, seed))
 
 
-@pytest.mark.parametrize("form", ["pcm", "opus"])
+@pytest.mark.parametrize("form", ["pcm", "opus", "flac"])
 async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.ServerProcesses, url: str, seed: int) -> None:
     asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": form, "stream_format": "sse", "seed": seed}
     answer = httpx2.post(f"{url}/v1/audio/speech", json=asked, verify=False)

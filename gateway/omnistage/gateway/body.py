@@ -32,7 +32,7 @@ def few(given: object, most: int) -> object:
 
 
 class Body(BaseModel):
-    """The body of a request. An unknown field is refused, as OpenAI does."""
+    """The body of a request. An unknown field is refused, as OpenAI does. A field that is null counts as not given."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
     _media: ClassVar[tuple[str, ...]] = ()
@@ -40,13 +40,16 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounded(cls, given: object) -> object:
+    def _bounded(cls, body: object) -> object:
         """Refuse too many keys, and too long texts, before the fields are validated: each unknown key would be an error of its own,
-        which takes more than a KiB."""
-        for name, value in given.items() if isinstance(given, dict) else ():
+        which takes more than a KiB. Leave out fields that are null."""
+        if not isinstance(body, dict):
+            return body
+        for name, value in body.items():
             if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
-        return few(given, MAX_KEYS)
+        few(body, MAX_KEYS)
+        return {name: value for name, value in body.items() if value is not None or name not in cls.model_fields}
 
 
 class StrictBody(Body):

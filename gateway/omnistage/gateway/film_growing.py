@@ -7,14 +7,15 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from omnistage.client import AsyncOmni
 from omnistage.client.events import Done, Event, Progress, VideoDelta
 from omnistage.gateway.answering import BrokenOff, Pieces
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.film_store import FilmJob
+from omnistage.gateway.film_store import FilmJob, open_private, write_all
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Growing:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._changed = asyncio.Event()
         self._attempt = 0  # number of the present try
         self._is_whole = self._is_over = False
@@ -76,8 +77,8 @@ class Growing:
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises OSError."""
         if self._file is None:
-            self._file = await beside(self._path.open, "w+b")
-        await beside(_write, self._file, data)
+            self._file = await beside(open_private, self._path, "w+b")
+        await beside(write_all, self._file, data)
         self.written += len(data)
         self._tell()
 
@@ -87,8 +88,8 @@ class Growing:
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.written = self._attempt + 1, 0
+            await beside(self._path.unlink, True)  # Before anything that can fail: a full disk gets its room back.
             self._close()
-            await beside(self._path.unlink, True)
         self._tell()
 
     def end(self) -> None:
@@ -132,14 +133,9 @@ class Growing:
         self._changed = asyncio.Event()
 
     def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-    file.flush()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def facts_of(path: Path) -> tuple[int, int, float] | None:

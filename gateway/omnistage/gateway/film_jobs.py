@@ -39,6 +39,9 @@ FIELDS = fields_of(
 )
 """The field of this interface, by the name that the client library and the stages use."""
 
+FILM_SHARE = 0.5
+"""The largest part of the bytes of all jobs that one film may have."""
+
 MOST_KEPT = 1000
 """The most jobs that have ended, failed ones too; the oldest of them are deleted first."""
 
@@ -186,6 +189,9 @@ class Jobs:
             text = f"{there}: at most {most} may, and {SHARE:.0%} of these for one client"
             hint = "Ask again when one of them is finished, or delete one."
             raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
+        job.picture_bytes = 0 if picture is None else len(picture)
+        job.row_bytes = len(job.row.encode())
+        await self._make_room(job.kept_bytes)
         self._jobs[job.id] = job
         run = self._wait(job, omni, is_kept=False)
         try:
@@ -302,6 +308,7 @@ class Jobs:
         try:
             async with aclosing(make_film(run.omni, job, picture, self._settings.session_limit)) as pieces:
                 async for piece in pieces:
+                    self._check_size(job.size_bytes + len(piece))
                     await self._make_room(len(piece))
                     await run.growing.write(piece)
                     job.size_bytes += len(piece)
@@ -324,21 +331,29 @@ class Jobs:
             job.size = f"{width}x{height}"
             job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
-    async def _make_room(self, size: int) -> None:
-        """Delete the oldest films until `size` more bytes fit. Raises ApiError if that is not enough."""
-        most = self._settings.video_bytes
-        while sum(job.size_bytes for job in self._jobs.values()) + size > most:
-            oldest = next((job for job in self._jobs.values() if job.status == "completed"), None)
+    def _check_size(self, size_bytes: int) -> None:
+        """Raises ApiError if a film has become so large that it may not make others go."""
+        max_bytes = int(FILM_SHARE * self._settings.video_bytes)
+        if size_bytes > max_bytes:
+            text = f"the film has more than {max_bytes >> 20} MiB, half of the room for all films of this gateway"
+            raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film.")
+
+    async def _make_room(self, size_bytes: int) -> None:
+        """Delete the oldest jobs that have ended until so many more bytes fit. Raises ApiError if that is not enough."""
+        max_bytes = self._settings.video_bytes
+        while sum(job.kept_bytes for job in self._jobs.values()) + size_bytes > max_bytes:
+            oldest = next((job for job in self._jobs.values() if job.is_over), None)
             if oldest is None:
-                text = f"the film has more bytes than there is room for: the films of this gateway have {most >> 20} MiB together"
-                raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film.")
+                text = f"there is no room for more: the jobs of this gateway have {max_bytes >> 20} MiB together"
+                raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film, or again when others are finished.")
             await self._remove(oldest)
-            log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
+            log.info("film.made_way", job=oldest.id, bytes=oldest.kept_bytes)
 
     async def _end(self, job: FilmJob, status: Any, error: dict[str, str] | None) -> None:
         """Note and store the end of a job, and remove the picture that it began with. error: of `_error_fields`; None: no error."""
         job.status, job.error, job.ended_at = status, error, time.time()
         job.progress = 100 if status == "completed" else job.progress
+        job.options, job.picture_bytes = {"seed": job.options["seed"]}, 0  # Nothing reads the other options any more.
         await self._put(job)
         try:
             self.kept.remove_file(job, BEGINNING)
@@ -379,7 +394,7 @@ class Jobs:
         running = sum(run.task is not None for run in self._runs.values())
         self._metrics.films.labels("in_progress").set(running)
         self._metrics.films.labels("queued").set(len(self._runs) - running)
-        self._metrics.film_bytes.set(sum(job.size_bytes for job in self._jobs.values()))
+        self._metrics.film_bytes.set(sum(job.kept_bytes for job in self._jobs.values()))
 
 
 def new_job(who: str, **given: Any) -> FilmJob:

@@ -11,11 +11,16 @@ import sqlite3
 import tempfile
 import threading
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import structlog
 
 from omnistage.client.film_file import MEDIA_TYPES
 from omnistage.host.errors import StartError
+
+log = structlog.get_logger(__name__)
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -23,6 +28,9 @@ VERSION = 1
 """Version of the tables. Tables of another version are refused, so that no gateway loses data that it does not understand."""
 
 DATABASE, LOCK = "jobs.sqlite3", ".lock"
+
+WHY_CHARACTERS = 200
+"""Largest number of characters of a fault that the log shows."""
 
 BUSY_S = 5.0
 """Seconds to wait while another program has locked the database."""
@@ -44,7 +52,8 @@ CREATE TABLE secret (value BLOB NOT NULL);
 class FilmJob:
     """One film, as a job. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture:
     whether the folder has a picture to begin with. size, seconds: texts as clients see them: WIDTHxHEIGHT and a number, or auto. progress:
-    percent. tries: how often no server made it. ended_at: Unix time, or None. frames, size_bytes: of the part that is made."""
+    percent. tries: how often no server made it. ended_at: Unix time, or None. frames, size_bytes: of the part that is made. picture_bytes:
+    size of the picture's file. row_bytes: size of the job's row; it is not in the row."""
 
     id: str
     who: str
@@ -63,11 +72,36 @@ class FilmJob:
     media_type: str = ""
     frames: int = 0
     size_bytes: int = 0
+    picture_bytes: int = 0
+    row_bytes: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
         return self.status in ("completed", "failed")
+
+    def check(self) -> None:
+        """Raises ValueError if a field has no value of its type, as in a row that another program changed."""
+        for name in ("id", "who", "prompt", "model", "size", "seconds", "media_type"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is no text")
+        for name in ("created_at", "progress", "tries", "frames", "size_bytes", "picture_bytes"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} is no whole number")
+        if self.status not in get_args(Status) or not isinstance(self.options, dict) or "seed" not in self.options:
+            raise ValueError("its status or its options cannot be")
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the folder holds for this job: its film, its picture and its row."""
+        return self.size_bytes + self.picture_bytes + self.row_bytes
+
+    @property
+    def row(self) -> str:
+        """The job as JSON, as its row has it."""
+        fields = asdict(self)
+        del fields["row_bytes"]
+        return json.dumps(fields, ensure_ascii=False)
 
 
 class Store:
@@ -106,25 +140,44 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove unfinished films, which will be made anew, and files that belong to no job."""
-        known = {job.id for job in self.jobs()}
+        """Remove unfinished films, which will be made anew, and files that belong to no job. The others are for this user alone."""
+        known = {name for (name,) in self._database.execute("SELECT id FROM jobs")}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
-            if _NAME.fullmatch(name) and (name not in known or end == GROWING):
+            if not _NAME.fullmatch(name):
+                continue
+            if name not in known or end == GROWING:
                 path.unlink()
+            else:
+                path.chmod(0o600)  # An earlier version let other users read it.
 
     def jobs(self) -> list[FilmJob]:
-        """All jobs, the oldest first."""
+        """All jobs, the oldest first. A damaged row is left out, and told in the log; it stays in the table with its files. Rows are read
+        one by one, because some may be large."""
         with self._lock:
-            rows = self._database.execute("SELECT job FROM jobs ORDER BY number").fetchall()
-        return [FilmJob(**json.loads(row)) for (row,) in rows]
+            numbers = [number for (number,) in self._database.execute("SELECT number FROM jobs ORDER BY number")]
+        return [job for number in numbers if (job := self._read(number)) is not None]
+
+    def _read(self, number: int) -> FilmJob | None:
+        """The job of a row; None if the row is damaged."""
+        with self._lock:
+            name, row = self._database.execute("SELECT id, job FROM jobs WHERE number = ?", (number,)).fetchone()
+        try:
+            job = FilmJob(**json.loads(row))
+            job.check()
+        except (ValueError, TypeError, RecursionError) as error:
+            log.warning("film.damaged", job=name, why=str(error)[:WHY_CHARACTERS])
+            return None
+        job.row_bytes = len(row.encode())
+        return job
 
     def put(self, job: FilmJob) -> None:
         """Store a job's present state. Raises sqlite3.Error."""
-        row = (job.id, job.status, json.dumps(asdict(job)))
+        row = job.row
+        job.row_bytes = len(row.encode())
         or_update = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
         with self._lock:
-            self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {or_update}", row)
+            self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {or_update}", (job.id, job.status, row))
 
     def put_new(self, job: FilmJob, picture: bytes | None) -> None:
         """Store a new job and the picture that it begins with. Raises OSError, sqlite3.Error; then neither is stored."""
@@ -176,11 +229,22 @@ def _hold(folder: Path) -> int:
     return held
 
 
+def open_private(path: Path, mode: str) -> FileIO:
+    """Open a file without a buffer; a new file can be read by this user alone, whatever the folder allows. Raises OSError."""
+    return FileIO(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write all bytes to a file without a buffer. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a new file, and wait until it is on the disk."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
+    with open_private(path, "xb") as file:
+        write_all(file, data)
         os.fsync(file.fileno())
 
 

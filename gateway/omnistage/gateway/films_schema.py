@@ -5,22 +5,35 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.body import DrawnBody, Ignored
+from omnistage.gateway.body import DrawnBody, Ignored, PipelineOptions
 from omnistage.gateway.pictures_schema import FILE, SIZE, PictureReference, size_of
 
 MOST_SECONDS = 3600
 MOST_FRAMES = 1 << 16
+MAX_PROMPT_CHARACTERS = 32_000
+MAX_OPTIONS_CHARACTERS = 1 << 16
+"""The most characters of all names and values of `options`, which are kept with the job."""
 LEAST_RATE_HZ, MOST_RATE_HZ = 0.1, 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
 """The media type that stages know a format by."""
 
 
+def _small(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options. Raises an error if they are too long to be kept with a job."""
+    if sum(len(name) + len(str(value)) for name, value in options.items()) > MAX_OPTIONS_CHARACTERS:
+        raise PydanticCustomError("too_many_characters", "Options should have at most {most} characters", {"most": MAX_OPTIONS_CHARACTERS})
+    return options
+
+
 class FilmRequest(DrawnBody):
     """Fields that both forms of the body have."""
 
-    prompt: Annotated[str, Field(min_length=1, max_length=32000)]
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    options: Annotated[PipelineOptions, AfterValidator(_small)] | None = None
     model: str | None = None
     seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
     size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None

@@ -56,6 +56,9 @@ secrets."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing: a browser shows their answers to no page of another host."""
 
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+"""Methods whose requests may have a body."""
+
 SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
 """Headers of an answer that a page of an allowed origin may read."""
 
@@ -136,14 +139,19 @@ class HttpGuard:
         )
 
     def _check(self, request: Request) -> None:
-        """Raises ApiError if the headers are too large or name two lengths, if the request is for another host or from another host's
-        page, or if the gateway is ending."""
+        """Raises ApiError if the headers are too large or name two lengths, if a method has a body that takes none, if the request is for
+        another host or from another host's page, or if the gateway is ending."""
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             # A proxy on the way may use the other length, and then treat the rest of the body as another client's request.
             closing = {"Connection": "close"}
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        if has_body and request.method not in WITH_BODY:
+            # Nothing reads it, but it would be held, and counted, for as long as the request is answered.
+            closing = {"Connection": "close"}
+            raise ApiError(400, f"a {request.method[:16]} has no body here", code="body_not_taken", headers=closing)
         path = request.scope["path"]
         if path in PROBES:
             return

@@ -72,7 +72,7 @@ async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 
 class _Form(Protocol):
-    """Turns samples into bytes, which can be played at any moment as far as they go."""
+    """Turns samples into bytes, which can be played at any moment as far as they go; those of FLAC come all at the end."""
 
     def encode(self, samples: Samples) -> bytes: ...
 
@@ -132,6 +132,8 @@ def new_encoder(name: str, sample_rate_hz: int, param: str, channels: int = 1) -
         form = _Raw()
     elif name in LIBAV:
         form = _Libav(LIBAV[name], sample_rate_hz, channels)
+    elif name == "flac":
+        form = _Flac(sample_rate_hz, channels)
     else:
         form = SoundEncoder(f".{name}", sample_rate_hz, channels=channels)
     return Encoder(form, is_light=name in LIGHT)
@@ -145,6 +147,24 @@ class _Raw:
 
     def finish(self) -> bytes:
         return b""
+
+
+class _Flac:
+    """Gives a whole FLAC file at the end. Its beginning says its length, and libsndfile, the reader of most programs in Python, opens no
+    file that does not; but the length is known only at the end."""
+
+    def __init__(self, sample_rate_hz: int, channels: int) -> None:
+        self._file = SoundEncoder(".flac", sample_rate_hz, channels=channels)
+        self._body = bytearray()
+
+    def encode(self, samples: Samples) -> bytes:
+        self._body += self._file.encode(samples)
+        return b""
+
+    def finish(self) -> bytes:
+        self._body += self._file.finish()
+        head = self._file.head
+        return head + bytes(self._body[len(head) :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,8 @@ def _picture_file(image: Any, where: str) -> bytes:
     if 0 in getattr(image, "size", ()):
         raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
     try:
+        if hasattr(image, "load"):
+            image.load()  # Pillow turns a TIFF that lies on its side while it loads the pixels, and then changes the EXIF data.
         exif = image.getexif() if hasattr(image, "getexif") else {}
         if image.mode in WRITTEN_AS:
             image = image.convert(WRITTEN_AS[image.mode])
