@@ -330,7 +330,7 @@ async def test_what_a_job_holds_beside_its_film_is_counted(film_maker: servers.S
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, _):
         names = []
         for number in range(14):
-            options = {"prompt": "\N{CAT}" * 30_000, "options": {"word": "x" * 60_000}, "steps": 1, "frames": 2}
+            options: dict[str, Any] = {"prompt": "\N{CAT}" * 30_000, "options": {"word": "x" * 60_000}, "steps": 1, "frames": 2}
             names.append(ask(url, seed=number, **options).json()["id"])
             await over(url, names[-1])
         left_jobs = [job["id"] for job in get(url, "?limit=100&order=asc").json()["data"]]
