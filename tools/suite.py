@@ -224,7 +224,8 @@ class Suite:
                         self._show_stacks(part)
                         statuses[part] = _end(process)
                 except KeyboardInterrupt:
-                    process.send_signal(signal.SIGINT)
+                    for other in left:
+                        parts[other].send_signal(signal.SIGINT)
                     raise
         return statuses
 
@@ -232,7 +233,9 @@ class Suite:
         """Print where all processes of a part are at this moment."""
         files = [*self.folder.glob(f"{self._outcomes(part).stem}-*.stacks")]
         for file in files:
-            os.kill(int(file.stem.rpartition("-")[2]), signal.SIGUSR1)
+            pid = int(file.stem.rpartition("-")[2])
+            if _has_open(pid, file):  # Another process may have the number of one that has ended.
+                os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
         print(f"{part.name}: no test has ended for {STILL_S / 60:.0f} minutes")
         for file in files:
@@ -275,6 +278,14 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    """Whether a process runs and has the file open."""
+    try:
+        return any(link.readlink() == file for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
 
 
 def _used_s() -> float:

@@ -297,7 +297,10 @@ def test_a_damaged_row_is_left_where_it_is_and_the_others_live(tmp_path: Path, s
         json.dumps({**whole, "created_at": None}),
         json.dumps({**whole, "status": "lost"}),
         json.dumps({**whole, "options": {}}),
-        json.dumps({**whole, "unknown": 1}),
+        json.dumps({**whole, "ended_at": "yesterday"}),
+        json.dumps({**whole, "status": "failed"}),
+        json.dumps({**whole, "error": ["lost"]}),
+        b"\xff\x00",
         json.dumps({name: value for name, value in whole.items() if name != random.Random(seed).choice(["who", "prompt", "size"])}),
         "null",
     ]
@@ -308,7 +311,7 @@ def test_a_damaged_row_is_left_where_it_is_and_the_others_live(tmp_path: Path, s
         film.write_bytes(b"a film")
         store.close()
         store = Store(str(tmp_path))
-        assert [job.id for job in store.jobs()] == [job.id for job in jobs if job is not jobs[3]], fault[:40]
+        assert [job.id for job in store.jobs()] == [job.id for job in jobs if job is not jobs[3]], fault
         assert film.exists()
     store.close()
 
@@ -323,6 +326,19 @@ def test_a_text_that_would_be_kept_has_a_bound(field: str, value: object, film_m
         refused = httpx2.post(f"{url}/v1/videos", json=body, headers=by("ann"))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
         assert get(url).json()["data"] == []
+
+
+async def test_many_who_ask_at_once_get_no_more_jobs_than_there_may_be(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
+    """Room is made for each of them, which other requests do not wait for."""
+    with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB), "--video-jobs", "4") as (url, _):
+        for number in range(8):  # Rows that must go.
+            await over(url, ask(url, seed=number, prompt="\N{CAT}" * 30_000, options={"word": "x"}).json()["id"])
+        async with httpx2.AsyncClient() as client:
+            bodies = [{"prompt": "\N{CAT}" * 30_000, "seed": number, **LONG} for number in range(12)]
+            answers = await asyncio.gather(
+                *(client.post(f"{url}/v1/videos", json=body, headers=by(f"key-{body['seed']}")) for body in bodies)
+            )
+        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [503] * 8
 
 
 async def test_what_a_job_holds_beside_its_film_is_counted(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:

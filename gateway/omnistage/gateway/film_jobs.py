@@ -191,16 +191,20 @@ class Jobs:
             raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
         job.picture_bytes = 0 if picture is None else len(picture)
         job.row_bytes = len(job.row.encode())
-        await self._make_room(job.kept_bytes)
         self._jobs[job.id] = job
         run = self._wait(job, omni, is_kept=False)
         try:
+            await self._make_room(0)
             async with self._writing:
                 await beside(self.kept.put_new, job, picture)
-        except (OSError, sqlite3.Error) as error:
+        except BaseException as error:
             self._jobs.pop(job.id, None)
             self._runs.pop(job.id, None)
-            raise _unwritten(job, "keep", error) from None
+            if isinstance(error, OSError | sqlite3.Error):
+                raise _unwritten(job, "keep", error) from None
+            with suppress(OSError, sqlite3.Error):
+                await beside(self.kept.remove, job)  # The client may have left when the row was written already.
+            raise
         run.is_kept = True
         self._fill()
 
@@ -335,7 +339,7 @@ class Jobs:
         """Raises ApiError if a film has become so large that it may not make others go."""
         max_bytes = int(FILM_SHARE * self._settings.video_bytes)
         if size_bytes > max_bytes:
-            text = f"the film has more than {max_bytes >> 20} MiB, half of the room for all films of this gateway"
+            text = f"the film has more than {max_bytes / (1 << 20):.1f} MiB, half of the room for all films of this gateway"
             raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film.")
 
     async def _make_room(self, size_bytes: int) -> None:

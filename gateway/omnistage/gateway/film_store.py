@@ -13,9 +13,10 @@ import threading
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import structlog
+from pydantic import TypeAdapter
 
 from omnistage.client.film_file import MEDIA_TYPES
 from omnistage.host.errors import StartError
@@ -80,17 +81,6 @@ class FilmJob:
     def is_over(self) -> bool:
         return self.status in ("completed", "failed")
 
-    def check(self) -> None:
-        """Raises ValueError if a field has no value of its type, as in a row that another program changed."""
-        for name in ("id", "who", "prompt", "model", "size", "seconds", "media_type"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is no text")
-        for name in ("created_at", "progress", "tries", "frames", "size_bytes", "picture_bytes"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"{name} is no whole number")
-        if self.status not in get_args(Status) or not isinstance(self.options, dict) or "seed" not in self.options:
-            raise ValueError("its status or its options cannot be")
-
     @property
     def kept_bytes(self) -> int:
         """Bytes that the folder holds for this job: its film, its picture and its row."""
@@ -102,6 +92,9 @@ class FilmJob:
         fields = asdict(self)
         del fields["row_bytes"]
         return json.dumps(fields, ensure_ascii=False)
+
+
+_JOB = TypeAdapter(FilmJob)
 
 
 class Store:
@@ -161,14 +154,16 @@ class Store:
     def _read(self, number: int) -> FilmJob | None:
         """The job of a row; None if the row is damaged."""
         with self._lock:
-            name, row = self._database.execute("SELECT id, job FROM jobs WHERE number = ?", (number,)).fetchone()
+            name, row = self._database.execute("SELECT id, CAST(job AS BLOB) FROM jobs WHERE number = ?", (number,)).fetchone()
         try:
-            job = FilmJob(**json.loads(row))
-            job.check()
-        except (ValueError, TypeError, RecursionError) as error:
-            log.warning("film.damaged", job=name, why=str(error)[:WHY_CHARACTERS])
+            job = _JOB.validate_json(row, strict=True)
+        except ValueError as error:
+            log.warning("film.damaged", job=str(name)[:WHY_CHARACTERS], why=str(error)[:WHY_CHARACTERS])
             return None
-        job.row_bytes = len(row.encode())
+        if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
+            log.warning("film.damaged", job=str(name)[:WHY_CHARACTERS], why="its fields do not fit together")
+            return None
+        job.row_bytes = len(row)
         return job
 
     def put(self, job: FilmJob) -> None:
