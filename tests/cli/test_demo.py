@@ -53,6 +53,9 @@ def on_terminal() -> str:
     return shown.decode()
 
 
+@lengths.long_form(
+    "cli/test_demo.py: the demo ends without a terminal and leaves nothing", "cli/test_detached.py: a stack that stays is found and used"
+)
 def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside whatever has the usual port."""
     with socket.create_server(("127.0.0.1", 0)) as other:

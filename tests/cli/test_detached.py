@@ -105,6 +105,7 @@ def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_detached.py: a detached stack tells its start", "cli/test_serve.py: what serve warns of")
 @lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quick: str, size: tuple[int, int]) -> None:
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
@@ -141,6 +142,7 @@ def ends_when(seen: bytes, keys: bytes) -> Callable[[Terminal], None]:
     return press
 
 
+@lengths.long_form("cli/test_detached.py: a detached stack is found, asked and ended")
 def test_one_of_several_is_named(family: ProcessFamily, quick: str) -> None:
     for _ in range(2):
         assert omnistage("serve", quick, "--detach", "--address", "127.0.0.1:0").returncode == 0

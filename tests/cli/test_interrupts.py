@@ -98,6 +98,7 @@ def wait_for_first_line(pid: int) -> None:
         time.sleep(0.001)
 
 
+@lengths.long_form("cli/test_interrupts.py: an interrupt in the middle of an answer and at its end")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @lengths.rounds(3, MOMENTS)

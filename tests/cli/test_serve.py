@@ -118,6 +118,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, a
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_detached.py: a stack without a terminal goes on")
 def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: str) -> None:
     with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server:
         address = read_address(server)
@@ -243,6 +244,7 @@ def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_several.py: the end takes a pipeline along that is starting")
 @lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
 def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
@@ -257,6 +259,7 @@ def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_serve.py: what dies is started again at its address")
 @pytest.mark.slow
 def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""

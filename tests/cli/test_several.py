@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
@@ -70,6 +71,7 @@ def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
     assert family.pids() == []
 
 
+@lengths.long_form("client/test_begin.py: who asks for a pipeline waits until it serves")
 def test_the_first_serves_while_the_next_one_is_loaded(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy", str(file), environment=ENVIRONMENT) as server:
@@ -140,6 +142,7 @@ def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path:
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_several.py: one address answers and draws")
 def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:
     words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
     with serve(*words, "--log-dir", str(tmp_path / "logs")) as server:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from helpers import lengths
 from helpers.peer import TEXT, PlayingPeer, answer, event, listening
 from helpers.servers import Local, local_chain, local_router
 from omnistage.client import AsyncOmni, Done, Omni, ProtocolError
@@ -45,6 +46,7 @@ async def test_streams_that_are_left_at_done(router: Local) -> None:
     assert ended(router) == {"OK": ANSWERS}
 
 
+@lengths.long_form("client/test_account.py: whole answers and streams of asyncio")
 async def test_whole_answers_and_streams_without_asyncio(router: Local) -> None:
     def ask() -> None:
         with Omni(address=router.address) as omni:

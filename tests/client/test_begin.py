@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import ProcessFamily
@@ -105,6 +106,7 @@ def test_who_asks_for_it_waits_until_it_serves(family: ProcessFamily, tmp_path: 
     assert family.pids() == []
 
 
+@lengths.long_form("client/test_begin.py: a pipeline is started once for all threads that ask, and one that cannot start is told")
 def test_one_that_was_given_up_is_started_again_when_it_is_asked(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))

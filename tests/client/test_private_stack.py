@@ -34,6 +34,9 @@ def start_owner(pipeline: str, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
+@lengths.long_form(
+    "client/test_private_stack.py: an owner that never closes leaves no process", "client/test_found.py: a running router is found and used"
+)
 def test_others_can_use_a_stack_and_closing_leaves_no_process(family: ProcessFamily) -> None:
     code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
     with Omni(pipeline="toy") as omni:
@@ -62,6 +65,9 @@ def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None
     assert family.pids() == []
 
 
+@lengths.long_form(
+    "client/test_private_stack.py: a stage that is killed is started again", "client/test_loops.py: asynchronous clients that close"
+)
 async def test_the_async_client_owns_a_stack_too(family: ProcessFamily, alone: str) -> None:
     async with AsyncOmni(pipeline=alone, replicas={"thinker": 2}) as omni:
         assert [replica.stage for replica in await omni.replicas()] == ["thinker", "thinker"]
@@ -165,6 +171,7 @@ def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(famil
     assert family.pids() == []
 
 
+@lengths.long_form("client/test_drawing.py: pictures of a router", "cli/test_draw.py: pictures of the command")
 def test_a_drawing_pipeline_gives_pictures(family: ProcessFamily) -> None:
     with Omni(pipeline="toy-picture") as omni:
         answer = omni.draw("a kite", seed=1)

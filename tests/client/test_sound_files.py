@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.bare import bare_environment, bare_python
 from omnistage.client import Audio, AudioChunk, BadRequestError, Omni, RequestError, SoundEncoder, SoundFile
 from omnistage.client.encoder import FORMATS
@@ -97,7 +98,7 @@ def streamed(kind: str, sound: Samples, rng: random.Random, rate_hz: int = RATE_
 
 
 @pytest.mark.parametrize("kind", [".wav", ".flac", ".ogg", ".opus", ".mp3"])
-@pytest.mark.parametrize("count", [1, 2])
+@lengths.drawn_cells(3, "count", [1, 2])
 def test_channels_stay_apart(kind: str, count: int, tmp_path: Path, seed: int) -> None:
     """Whether the file is written at once or grows."""
     sound = np.stack([voice(1.0, RATE_HZ, seed + number) for number in range(count)], axis=1)

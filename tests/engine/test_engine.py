@@ -343,6 +343,7 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
     await running.close()
 
 
+@lengths.long_form("engine/test_engine.py: close ends what runs and what waits, and an event loop that is gone frees its sequences")
 @lengths.rounds(1, 3)
 def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None:
     """The interpreter ends in the middle of a step, with all engines, streams and loops as they are."""

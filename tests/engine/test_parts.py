@@ -200,6 +200,7 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
 # The same bits in any company ----------------------------------------------------------------------------------------------------------
 
 
+@lengths.long_form("engine/test_exactness.py: rows in any run, company and place", "models/test_team.py: several ranks say what one says")
 @lengths.one_or_all("case", CASES)
 async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> None:
     """The sequence runs beside others, with so little room that they take each other's pages, and is read in small pieces; alone; with

@@ -172,6 +172,10 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Serve
     await until(partial(_is_idle, fast.router))
 
 
+@lengths.long_form(
+    "gateway/test_disconnect.py: who reads nothing at all loses the connection",
+    "system/test_stalled_client.py: a router ends a client that does not read",
+)
 async def test_the_router_gives_up_who_does_not_listen(fast: servers.ServerProcesses, tmp_path: Path) -> None:
     """Sound is more than all that lies between holds; the gateway would still wait."""
     spoken = {**STREAM, "modalities": ["text", "audio"]}

@@ -18,7 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from helpers import servers
+from helpers import lengths, servers
 from helpers.gateway import gateway
 from helpers.metrics import fetched, value
 from helpers.servers import NotReady, ServerProcess
@@ -65,7 +65,7 @@ def temporary(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("key", ["ann", ""])
+@lengths.drawn_cells(1, "key", ["ann", ""])
 async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """One is finished, one is made, two wait, one of them with a picture. Whoever gave no key is known by his address."""
     sketch = np.arange(64, dtype=np.uint8).reshape(8, 8)
@@ -180,6 +180,7 @@ async def test_clients_take_turns(film_maker: servers.ServerProcesses, tmp_path:
         assert get(url, f"/{later}").json()["progress"] < 100
 
 
+@lengths.long_form("gateway/test_film_jobs.py: clients take turns")
 async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     stages = f"diffusion={film_maker.addresses['diffusion']}"
     flags = ("--pipeline", "toy-film", "--stages", stages, "--max-sessions", "1", "--grace", "5")
@@ -211,6 +212,7 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Server
                 assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
 
 
+@lengths.long_form("gateway/test_film_jobs.py: a film waits for a router that is away, and one that ends servers is not begun for ever")
 async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path) -> None:
     chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
     with servers.stack(tmp_path, **chain) as stack, kept(stack.address, tmp_path) as (url, server):
@@ -398,7 +400,7 @@ def test_a_folder_keeps_jobs_in_order_and_no_files_of_others(tmp_path: Path) -> 
     jobs = [FilmJob(f"video_{letter * 32}", "ann", **given) for letter in "cab"]
     for job in jobs:
         store.put(job)
-    jobs[1].status = "failed"
+    jobs[1].status, jobs[1].ended_at = "failed", 5.0
     store.put(jobs[1])
     store.remove(jobs[2])
     (tmp_path / f"video_{'z' * 32}.webm").write_bytes(b"nobody's")

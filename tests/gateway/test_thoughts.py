@@ -12,7 +12,7 @@ import openai
 import pytest
 from playwright.async_api import expect
 
-from helpers import servers
+from helpers import lengths, servers
 from helpers.browser import ask, browser, needs_chromium, opened
 from helpers.gateway import gateway
 from helpers.openai_document import document, events_of
@@ -168,6 +168,7 @@ def test_answers_are_those_of_the_document(thinking_url: str) -> None:
                 judge.check_answer(event, path, media_type="text/event-stream")
 
 
+@lengths.long_form("gateway/test_page_in_use.py: the page in use", "gateway/test_thoughts.py: what the page gets of a thought")
 @needs_chromium
 async def test_the_page_shows_it_apart_to_who_opens_it(thinking_url: str) -> None:
     url = thinking_url.removesuffix("/v1")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,16 @@ def _check_long(item: pytest.Item) -> None:
 
 def _says_serial(path: Path) -> bool:
     return b"mark.serial" in path.read_bytes()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is imported or collected becomes garbage; looking for it took a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

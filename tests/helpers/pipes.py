@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -81,9 +81,16 @@ def running_apart(target: Callable[[Connection], None]) -> Iterator[tuple[Connec
             kill()
 
 
-def open_files() -> int:
-    """Descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_files() -> set[tuple[str, str]]:
+    """Number and target of each descriptor of this process.
+
+    A test asks which ones are new: what earlier tests left may be closed at any time.
+    """
+    descriptors = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # Of the listing itself.
+            descriptors.add((path.name, str(path.readlink())))
+    return descriptors
 
 
 def names(arena: bytes) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import lengths
 from helpers.mistreated import Call, Mistreated, end_of, mistreated
 from helpers.mutation import changed
 from helpers.servers import ServerProcess, stage_flags, stage_stub
@@ -74,7 +75,7 @@ def rows_chunk(tensor: tensor_pb2.Tensor) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "inline"])
+@lengths.drawn_cells(1, "shared", [True, False], ids=["shared memory", "inline"])
 def test_any_field_of_a_tensor(house: Mistreated, arena: Arena, shared: bool) -> None:
     """In a session of a Talker that reads our memory: its codes are those of our rows, or it ends with PROTOCOL or STALE_REFERENCE."""
     reasons: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.contract import CHECKS
 from helpers.processes import ProcessFamily as Processes
 from helpers.processes import StartedProcess
@@ -79,6 +80,9 @@ def test_the_page_has_all_files_of_a_small_family(page: Page) -> None:
     assert len(lines) <= LINES
 
 
+@lengths.long_form(
+    "models/test_models_page.py: the family of the page is served and answers", "models/contract/test_contract.py: the suite"
+)
 def test_it_passes_the_contract_suite(page: Page, package: Path, installed: str) -> None:
     environment = {**os.environ, "PYTHONPATH": installed}
     done = subprocess.run(ours(page.typed[1]), cwd=package, env=environment, capture_output=True, text=True, timeout=100)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.models import text_pieces
 from helpers.waiting import until
 from omnistage.engine.constraint import Constraint
@@ -57,12 +58,17 @@ async def test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads(thi
     assert busy.steps >= steps
 
 
+@lengths.long_form("models/test_prepared_thinker.py: a prompt that was computed before is told")
 async def test_a_request_becomes_tokens_once(thinker: Hanging) -> None:
     thinker.go.set()
     assert await text_pieces(thinker, ask("Hello!"))
     assert thinker.asked == 1
 
 
+@lengths.long_form(
+    "models/test_prepared_thinker.py: a tokenizer that hangs is seen",
+    "models/test_long_prompts.py: others run while a prompt becomes tokens",
+)
 async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(thinker: Hanging) -> None:
     asked = [asyncio.create_task(thinker.prepare(ask(f"Hello {n}!"))) for n in range(4)]
     await until(lambda: thinker.load().queued == 3)

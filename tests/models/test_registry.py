@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers import lengths
 from helpers.speech import pieces
 from omnistage.models import registry
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -306,7 +307,8 @@ def copied(default_model: Path, folder: Path, kind: str) -> Path:
 BIAS = "m.text.attn.linear1.bias"
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    8,
     ("kind", "change", "told"),
     [
         ("talker", lambda folder: (folder / "config.json").unlink(), "talker/config.json is missing: give the whole folder"),

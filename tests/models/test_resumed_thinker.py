@@ -114,6 +114,10 @@ SAMPLINGS = {
 }
 
 
+@lengths.long_form(
+    "stage/test_resume_of_each_kind.py: the default Thinker goes on at any token",
+    "models/test_resumed_thinker.py: a text that is given goes on after every token",
+)
 @EACH
 @lengths.one_or_all("sampling", SAMPLINGS)
 @lengths.rounds(6, 1000)

@@ -80,6 +80,9 @@ async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens
     return min(task.result() for task in ended)
 
 
+@lengths.long_form(
+    "engine/test_scheduler.py: bounds of a batch and of a cache", "models/test_settings.py: what cannot be is refused with its name"
+)
 @pytest.mark.slow
 async def test_a_batch_of_one_writes_one_answer_at_a_time_and_a_cache_has_the_memory_that_was_said(default_model: Path) -> None:
     async with loaded(default_model, max_batch_size=1, kv_cache_bytes=SHORT_CACHE) as one:

@@ -268,6 +268,7 @@ def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
         load_thinker(tmp_path)
 
 
+@lengths.long_form("models/test_packed.py: weights in fewer bits are those that they stand for")
 def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Path, seed: int) -> None:
     """Without a head the logits would use the embedding."""
     quantization: Any = pytest.importorskip("compressed_tensors.quantization", reason="the extra compressed is not installed")

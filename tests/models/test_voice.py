@@ -107,6 +107,10 @@ async def test_it_tells_how_many_speak_in_real_time(talker: SmolTalker) -> None:
     assert float(talker.info.settings["real_time_speakers"].split(",")[0]) > 0
 
 
+@lengths.long_form(
+    "system/test_default_model.py: words in the sound are words on the screen",
+    "models/test_voice.py: written forms are heard as their words",
+)
 async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
     model = recogniser()
     pairs = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers import lengths
 from helpers.pipes import receive, running
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.memory import mapped_bytes, memory_texts
@@ -44,6 +45,7 @@ def load(connection: Connection, folder: Path) -> None:
         connection.recv_bytes()
 
 
+@lengths.long_form("models/test_weights.py: how weights are read and shared")
 def test_two_replicas_have_the_embedding_once(omni_checkpoint: Path) -> None:
     with ExitStack() as replicas:
         connections = [replicas.enter_context(running(load, omni_checkpoint))[0] for _ in range(2)]

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from helpers import lengths
 from helpers.ask import ask, read, refused, request
 from helpers.chain import RouterAndStages, good
 from helpers.run import messages
@@ -240,7 +241,7 @@ BAD_REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "field"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
+@lengths.drawn_cells(25, ("asked", "field"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
 async def test_a_bad_field_is_named(steady: RouterAndStages, asked: omni_pb2.GenerateRequest, field: str):
     refusal = await refused(steady.stub, asked)
     assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "BAD_REQUEST", [field])

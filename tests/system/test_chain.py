@@ -13,6 +13,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.ask import ask, read_all, request
 from helpers.run import PLENTY, RunAnswer, RunStream, params
 from helpers.servers import ServerProcesses, all_free, omni_stub, stack, stage_stub, watch_until
@@ -138,6 +139,10 @@ def _metrics(address: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
 
+@lengths.long_form(
+    "system/test_chain.py: every tensor through shared memory gives the same samples",
+    "connector/test_inline_parts.py: tensors in parts of messages",
+)
 async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folder: Path, seed: int):
     with variant(folder, ["--inline-limit", "0", "--arena-bytes", "0"]) as running:
         assert list((await _describe(running.addresses["thinker"])).transports) == [tensor_pb2.TRANSPORT_KIND_INLINE]
@@ -153,6 +158,7 @@ async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folde
             whole(await caller.finish(), seed, "inline", LONG)
 
 
+@lengths.long_form("system/test_chain.py: every tensor through shared memory gives the same samples")
 async def test_large_rows_go_through_shared_memory_by_default(folder: Path, seed: int):
     """256 KiB a row, far above the limit below which a tensor travels in the message."""
     with variant(folder, options={"width": WIDE}) as running:

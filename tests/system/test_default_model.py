@@ -103,6 +103,10 @@ async def check_heard(answer: Answer) -> None:
     assert word_error_rate([pair]) <= 0.1, pair
 
 
+@lengths.long_form(
+    "system/test_default_model.py: words in the sound are words on the screen",
+    "models/contract/test_contract.py: drawn checks of the default stages, alone and together",
+)
 async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alone: AnswersAlone) -> None:
     """Bit-equal to what each hears alone: neighbours in a batch change nothing."""
     async with AsyncOmni(address=address) as omni:
@@ -112,6 +116,10 @@ async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alon
         np.testing.assert_array_equal(sound(one), sound(other))
 
 
+@lengths.long_form(
+    "system/test_default_model.py: words in the sound are words on the screen",
+    "models/contract/test_contract.py: drawn checks of the default stages, alone and together",
+)
 async def test_say_speaks_exactly_this_text(address: str) -> None:
     text = "The number 42 costs $3.50, said Dr. Smith."
     async with AsyncOmni(address=address) as omni:

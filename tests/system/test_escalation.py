@@ -34,6 +34,9 @@ TEN_CHUNKS = 10 * 128 * 5 // 2
 """Bytes: a row of a toy Thinker has 32 float32, and a chunk two and a half rows on average."""
 
 
+@lengths.long_form(
+    "link/test_replay.py: what may be dropped", "link/test_chain.py: a log that was cut makes the caller open the stage before again"
+)
 @lengths.one_or_all("way", INLINE_LIMITS)
 async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: str, seed: int) -> None:
     """Its replacement needs the rows from the first one on. Only a new Thinker session can make them again; the samples are the same."""

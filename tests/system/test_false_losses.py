@@ -49,6 +49,7 @@ def stopped(running: Fleet) -> Iterator[None]:
             running.signal(name, signal.SIGCONT)
 
 
+@lengths.long_form("link/test_pulse.py: a peer that was stopped with everybody is not lost")
 async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -> None:
     """A laptop that was closed, a virtual machine that was moved: who was stopped himself has heard nobody, and holds it against nobody."""
     with fleet(tmp_path, replicas=2, options=SLOW) as running:
@@ -62,6 +63,7 @@ async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -
         assert not answer.failovers and not lines_of(running)
 
 
+@lengths.long_form("link/test_silent_peers.py: who is silent and for how long", "host/test_watchdog.py: a thread that waits does not hang")
 @lengths.one_or_all("kind", CHAIN)
 async def test_a_lone_process_whose_python_is_held_for_seconds_is_waited_for(tmp_path: Path, kind: str, seed: int) -> None:
     """By a native call that keeps the lock of the interpreter: no part of the process that is Python goes on, its beats neither."""

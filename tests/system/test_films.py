@@ -18,7 +18,14 @@ from helpers.fleet import Fleet
 from helpers.moving import frames_of, show_same_frames
 from helpers.servers import stage_flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    lengths.long_form(
+        "system/test_films_over_http.py: films of a chain of a real model",
+        "models/diffusers/test_wan_model.py: a film goes on from what was kept with the same bits",
+        "system/test_pictures.py: one that is killed in mid picture",
+    ),
+]
 
 STEPS = 12
 

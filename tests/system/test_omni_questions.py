@@ -15,11 +15,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.media_files import film, picture, samples, sound
 from helpers.omni_family import OmniFamily
 from omnistage.cli.pipelines import layout_for
 from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
+
+pytestmark = lengths.long_form(
+    "system/test_omni_speech.py: the chain of a drawn omni family",
+    "cli/test_files.py: media that the command is given",
+    "models/qwen2_5_omni/test_thinker.py: media of all kinds",
+)
 
 TOKENS = 6
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from helpers import lengths
 from helpers.ask import WholeAnswer, ask, read, read_all, refused, request
 from helpers.collector import CollectedSpan, Collector, collector
 from helpers.disturbed import SLOW, SLOWER_SOUND, DisturbanceStep, ask_through, killed_holder, text_chunks
@@ -256,6 +257,7 @@ async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, 
 # Collectors that are of no use -----------------------------------------------------------------------------------------------------------
 
 
+@lengths.long_form("system/test_tracing.py: a request is one tree below the span of its client", "host/test_program.py: processes end")
 @pytest.mark.slow
 async def test_processes_end_although_their_collector_never_answers(tmp_path: Path) -> None:
     """Without an error, and by themselves: the log says that spans were given up."""
@@ -270,6 +272,7 @@ async def test_processes_end_although_their_collector_never_answers(tmp_path: Pa
         assert spans.asked.is_set() and not spans.spans
 
 
+@lengths.long_form("system/test_tracing.py: a request is one tree below the span of its client", "host/test_program.py: processes end")
 @pytest.mark.slow
 async def test_a_collector_that_is_not_there_is_told_and_does_no_harm(tmp_path: Path) -> None:
     with traced(tmp_path, f"http://{take_address()}") as running:

@@ -71,6 +71,9 @@ async def test_capitals_are_no_other_words(model: DrawnModel[object]) -> None:
     assert np.array_equal(small, capitals)
 
 
+@lengths.long_form(
+    "models/diffusers/test_default_picture.py: a picture follows its prompt", "models/diffusers/test_model.py: what is no picture is told"
+)
 async def test_a_blank_picture_is_told(model: DrawnModel[object]) -> None:
     """Whatever the words: white on white, or a size at which nothing is drawn."""
     for words, side, blank in (("a white heart", 128, True), ("a red circle", 512, True), ("a red circle", 128, False)):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.moving import FILM_SIDE, frames_of
@@ -34,7 +35,8 @@ def film_plan(frames: int, media_type: str = "") -> DrawingPlan:
     return plan_drawing(DrawRequest(seed=0, prompt="a dog", frames=frames, media_type=media_type), limits, "a model")
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("asked", "told", "codec"),
     [("", "video/webm", "vp9"), ("video/webm", "video/webm", "vp9"), ("video/mp4", "video/mp4", "av01."), (AVC, "video/mp4", "avc1.")],
 )
@@ -51,7 +53,7 @@ async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, cod
             assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
 
 
-@pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
+@lengths.drawn_cells(1, "asked", ["", "video/mp4", AVC])
 async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(asked: str, seed: int) -> None:
     async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
@@ -59,7 +61,7 @@ async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(aske
         assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
 
 
-@pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
+@lengths.drawn_cells(1, "asked", ["", "video/mp4", AVC])
 async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed: int) -> None:
     async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         drawing = await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)
@@ -73,7 +75,7 @@ async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed
 
 
 @pytest.mark.parametrize("media_type", ["", "video/mp4", AVC])
-@pytest.mark.parametrize("first", [1, 7, 16, 23])
+@lengths.drawn_cells(4, "first", [1, 7, 16, 23])
 def test_the_rest_of_a_file_goes_with_what_was_drawn_in_other_company(media_type: str, first: int) -> None:
     """A few pixels are then a level apart, which decoders of frames that follow on others cannot bear."""
     draws, (rows, columns) = np.random.default_rng(first), np.mgrid[:160, :256]
@@ -93,7 +95,8 @@ def _waves(rows: NDArray[np.intp], columns: NDArray[np.intp], number: int) -> ND
     return np.stack([waves, waves[::-1], waves[:, ::-1]], 2).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("asked", "field", "told"),
     [
         ({"media_type": "video/quicktime"}, "media_type", r'video/webm \(VP9\), video/mp4 \(AV1\), video/mp4; codecs="avc1" \(H\.264\)'),
@@ -145,7 +148,7 @@ async def _first(pieces: Any) -> Any:
     yield await anext(pieces)
 
 
-@pytest.mark.parametrize("media_type", ["", "video/mp4", AVC])
+@lengths.drawn_cells(1, "media_type", ["", "video/mp4", AVC])
 def test_large_frames_wait_for_others_to_go_with(media_type: str) -> None:
     """Noise is as large as a film can be: its first frame does not fit into a message."""
     noise = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), np.uint8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint
 from omnistage.models.common.lru import TensorCache
@@ -39,7 +40,7 @@ def plan_of(painter: FilmPainter, **asked: Any) -> DrawingPlan:
 
 
 @pytest.mark.parametrize("size", ["tiny", "odd"])
-@pytest.mark.parametrize("name", ["wan2.2-t2v", "wan2.2-ti2v"])
+@lengths.drawn_cells(1, "name", ["wan2.2-t2v", "wan2.2-ti2v"])
 def test_what_decoding_takes_is_known_before_for_any_size(name: str, size: str) -> None:
     torch.set_num_threads(1)
     painter = painter_of(name, size)
@@ -54,7 +55,7 @@ def test_what_decoding_takes_is_known_before_for_any_size(name: str, size: str) 
         assert 0.95 * count.most <= memory.taken(plan).frame <= 1.4 * count.most
 
 
-@pytest.mark.parametrize("name", ["wan2.2-t2v", "wan2.2-ti2v"])
+@lengths.drawn_cells(1, "name", ["wan2.2-t2v", "wan2.2-ti2v"])
 def test_what_a_step_takes_is_known_before(name: str) -> None:
     torch.set_num_threads(1)
     painter = painter_of(name, "small")

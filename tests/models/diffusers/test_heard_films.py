@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of, saved
 from helpers.ask import ask
 from helpers.command import omnistage
@@ -136,7 +137,7 @@ async def test_each_port_comes_alone_or_with_the_other(model: DrawnModel[Any], s
     assert np.array_equal(heard(rest), heard(both)[4567:])
 
 
-@pytest.mark.parametrize("kind", [StepsDone, Clip, Sound])
+@lengths.drawn_cells(1, "kind", [StepsDone, Clip, Sound])
 async def test_who_goes_away_late_leaves_nothing_behind(model: DrawnModel[Any], kind: type, seed: int) -> None:
     """After the last step, in the middle of the frames, at the first samples."""
     prepared = await model.prepare(DrawRequest(seed=seed, prompt="a cat", frames=FRAMES))
@@ -176,7 +177,8 @@ async def test_it_makes_5_seconds_where_nobody_says(model: DrawnModel[Any]) -> N
     assert model.items(plan) == {"video": 121, "audio": round(121 / 24 * FILM_RATE_HZ)}
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    3,
     ("asked", "field", "told"),
     [
         ({"frames": 16}, "frames", "9 or 17"),
@@ -293,6 +295,9 @@ async def check_http(client: httpx2.AsyncClient, file: bytes, sound: NDArray[Any
     assert rate_hz == FILM_RATE_HZ and np.array_equal(samples.ravel(), sound)
 
 
+@lengths.long_form(
+    "models/diffusers/test_heard_films.py: a router gives what is named, and both where nothing is", "cli/test_film.py: files of films"
+)
 def test_the_client_and_the_command_keep_both(tmp_path: Path) -> None:
     told: dict[str, Any] = {"steps": STEPS, "seed": 1, "frames": FRAMES, "width": SIDE, "height": SIDE}
     words = ("--steps", STEPS, "--seed", 1, "--frames", FRAMES, "--size", f"{SIDE}x{SIDE}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, frames_of, show_same_frames, sound_maker
 from omnistage.models.diffusers.folder import load_pipeline
@@ -95,7 +96,8 @@ async def test_films_that_are_alike_share_a_call_and_others_take_turns(seed: int
             assert apart.mean() <= 1
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    5,
     ("maker", "asked", "field", "told"),
     [
         (film_maker, {"frames": 6}, "frames", "5 or 9"),

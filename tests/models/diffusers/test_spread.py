@@ -187,7 +187,8 @@ def test_who_cannot_be_spread_says_who_can() -> None:
             load_pictures(checkpoint(name), LoadOptions(tensor_parallel_size=2))
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("size", "family", "told"),
     [
         (3, {}, r"tensor_parallel_size 3: does not divide the 2 heads of this transformer; it can be 1 or 2"),

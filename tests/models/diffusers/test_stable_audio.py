@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.painting import CLOSE, apart
 from helpers.sounds import LATENTS, SAMPLERS, decoder, stable_audio
@@ -156,7 +157,8 @@ async def test_a_long_sound_leaves_in_pieces_that_are_the_whole(tmp_path: Path, 
         assert apart(torch.from_numpy(heard(drawing)).double(), expected[: sum(map(len, pieces))]) <= max(1e-6, 3 * rounding)
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    6,
     ("asked", "field", "told"),
     [
         ({"frames": 5}, "frames", "makes sound"),

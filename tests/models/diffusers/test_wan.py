@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import hooks  # type: ignore[import-untyped]
 
+from helpers import lengths
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, SAMPLERS, Wan, photo, pipeline, wan
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -76,7 +77,7 @@ def check(both: Wan, plan: DrawingPlan) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("kind", KINDS)
+@lengths.drawn_cells(7, "kind", KINDS)
 def test_a_film_is_that_of_the_pipeline(kind: str, sampler: str, seed: int) -> None:
     both = wan(kind, seed, sampler)
     for plan in plans(both, seed, 2):
@@ -91,7 +92,7 @@ def test_one_folder_of_ti2v_draws_with_a_picture_and_without(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t2v", "i2v"])
-@pytest.mark.parametrize("boundary", [0.0, 0.5, 1.0, None])
+@lengths.drawn_cells(3, "boundary", [0.0, 0.5, 1.0, None])
 def test_each_expert_has_the_steps_that_the_pipeline_gives_it(kind: str, boundary: float | None, seed: int) -> None:
     both = wan(kind, seed, "euler", boundary_ratio=boundary)
     assert both.painter.limits.second_guidance == (boundary is not None)
@@ -117,7 +118,7 @@ def test_the_second_scale_of_guidance_alone_turns_none_on(seed: int) -> None:
     check(both, plan)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@lengths.drawn_cells(3, "kind", KINDS)
 def test_films_together_are_those_alone(kind: str, seed: int) -> None:
     """All at once; each a step later; with guidance and without, with a picture and without where that can be."""
     both = wan(kind, seed)

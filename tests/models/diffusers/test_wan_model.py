@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import lengths
 from helpers.artists import draw, model_of, saved
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, photo, pipeline
@@ -71,7 +72,7 @@ def pictures(seed: int, count: int) -> tuple[bytes, ...]:
     return tuple(saved(photo(seed + n, 50, 40)) for n in range(count))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@lengths.drawn_cells(2, "kind", KINDS)
 async def test_a_folder_of_each_kind_draws_films(kind: str, tmp_path: Path, seed: int) -> None:
     """With as many pictures as it takes at least, and at most."""
     async with model_of(folder(kind, tmp_path, seed), **USUAL) as made:
@@ -100,7 +101,7 @@ async def test_films_that_join_late_are_those_alone(model: Model, experts: Model
             assert apart(torch.from_numpy(drawing.rows("latents")), alone) <= CLOSE
 
 
-@pytest.mark.parametrize("until", [*range(STEPS + 1), None])
+@lengths.drawn_cells(2, "until", [*range(STEPS + 1), None])
 async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
     model: Model, until: int | None, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +156,8 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
             assert np.array_equal(rest.rows("latents"), whole.rows("latents"))
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    5,
     ("asked", "field", "told"),
     [
         ({"frames": 6}, "frames", "ask for 5 or 9"),
@@ -185,7 +187,7 @@ async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, a
     assert made.rows("pixels").shape == (SIDE * SIDE, 3)
 
 
-@pytest.mark.parametrize("offload", ["group", "disk"])
+@lengths.drawn_cells(1, "offload", ["group", "disk"])
 async def test_a_film_does_not_depend_on_where_weights_are(experts: Model, offload: str, seed: int) -> None:
     """Its text encoder has one embedding by two names."""
     asked: dict[str, Any] = {"frames": 5, "seed": seed, "ports": {"latents": 0, "pixels": 0}}

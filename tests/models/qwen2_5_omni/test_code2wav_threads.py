@@ -98,6 +98,10 @@ async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: F
     assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come",
+    "models/qwen2_5_omni/test_code2wav_threads.py: an error of the second thread leaves the window as it was",
+)
 @lengths.rounds(1, 20)
 async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     source = random.Random(seed)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.logic import LogicOutput, history_of_text, run_logic, start_at
 from helpers.omni_reference import OmniReference
 from omnistage.models.common.encoders.thinker import PreparedConversation
@@ -325,6 +326,6 @@ def test_every_parameter_of_the_contract_is_in_the_table() -> None:
     assert list(parameters(stage_pb2.ThinkerParams.DESCRIPTOR)) == list(EFFECTS)
 
 
-@pytest.mark.parametrize("effect", [*EFFECTS.values(), seed, likely_ids_without_a_token], ids=[*EFFECTS, "seed", "ids"])
+@lengths.drawn_cells(7, "effect", [*EFFECTS.values(), seed, likely_ids_without_a_token], ids=[*EFFECTS, "seed", "ids"])
 async def test_a_parameter_does_what_the_contract_says(house: ParameterHouse, effect: Callable[[ParameterHouse], Awaitable[None]]) -> None:
     await effect(house)

@@ -112,13 +112,13 @@ async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker:
     await until(lambda: talker.engine.stats().pages_used == 0)
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 def joined(rows: list[TensorRows]) -> list[TensorRows]:
     """The rows of each port in one piece, those of the answer last."""
     parts = {port: [piece.rows for piece in rows if piece.port == port and len(piece.rows)] for port in ROW_PORTS}
     return [TensorRows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 async def test_beside_others_it_says_what_it_says_alone(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:
@@ -229,7 +229,7 @@ async def test_however_the_rows_come_it_says_the_same(
     await small.close()
 
 
-@pytest.mark.parametrize("end", ["closed", "cut short", "bad"])
+@lengths.drawn_cells(3, "end", ["closed", "cut short", "bad"])
 @lengths.drawn_cells(3, "share", [0.0, 0.3, 1.0])
 async def test_an_opening_that_does_not_end_leaves_nothing(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, end: str, share: float, seed: int
@@ -376,6 +376,7 @@ async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkp
 # Others ---------------------------------------------------------------------------------------------------------------------------------
 
 
+@lengths.long_form("engine/test_scheduler.py: fewest placed first")
 async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_batch_size=2))
     rows, ended = await rows_of(thinker, asked(seed)), list[str]()

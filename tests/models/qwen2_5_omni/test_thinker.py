@@ -62,11 +62,11 @@ async def tokens(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, ..
     return tokens_of(await text_pieces(thinker, request))
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 def tokens_of(pieces: Sequence[TextPiece | TensorRows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
+@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
 async def test_alone_together_and_elsewhere_it_says_the_same(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     requests = questions(seed)
     together = await asyncio.gather(*(tokens(thinker, request) for request in requests))

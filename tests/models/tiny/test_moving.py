@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from transformers.models.t5 import T5Tokenizer
 
+from helpers import lengths
 from helpers.drawings import MOVING, checkpoint
 from helpers.painting import changed
 from omnistage.models.diffusers.folder import load_pipeline
@@ -71,7 +72,7 @@ def test_a_word_that_is_known_is_one_token_and_each_prompt_has_its_own(name: str
 
 
 @pytest.mark.parametrize("size", ["tiny", "odd"])
-@pytest.mark.parametrize("name", FILMS)
+@lengths.drawn_cells(2, "name", FILMS)
 def test_a_film_depends_on_words_and_seed(name: str, size: str) -> None:
     pipe = diffusers.DiffusionPipeline.from_pretrained(checkpoint(name, size), local_files_only=True)
     first, words, seed, again = (_film(pipe, *of) for of in (("a cat", 0), ("a dog", 0), ("a cat", 1), ("a cat", 0)))

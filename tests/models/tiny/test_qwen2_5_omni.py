@@ -446,6 +446,10 @@ def test_a_vocabulary_that_cannot_be_had_leaves_nothing(there: bool, tmp_path: P
     assert not there or not list(made.iterdir())
 
 
+@lengths.long_form(
+    "models/tiny/test_qwen2_5_omni.py: another seed makes other weights and voices only",
+    "models/tiny/test_diffusers.py: the same order gives the same bytes",
+)
 def test_the_command_makes_the_same_bytes_of_the_same_seed_and_says_where(omni_checkpoint: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()

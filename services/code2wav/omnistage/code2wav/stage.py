@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
@@ -26,8 +26,9 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
 
     kind = stage_pb2.STAGE_KIND_CODE2WAV
 
-    def __init__(self, model: Code2WavModel[P]) -> None:
+    def __init__(self, model: Code2WavModel[P], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(model)
+        self._clock = clock
         (self._input,) = model.info.accepts
         (self._output,) = model.info.produces
         self._rate_hz = round(self._output.rate_hz)
@@ -73,13 +74,13 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
             async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as sounds:
                 async for sound in sounds:
                     if len(sound.samples):
-                        player.hear(time.monotonic(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
+                        player.hear(self._clock(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
                         timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
                     prebuffer_ms = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
                     for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, prebuffer_ms):
-                        yielded_at = time.monotonic()
+                        yielded_at = self._clock()
                         yield output
-                        player.pause(time.monotonic() - yielded_at)
+                        player.pause(self._clock() - yielded_at)
                     if sound.needs >= kept + KEPT_FRAMES:
                         kept = sound.needs
                         yield Kept(self._input.name, kept)
