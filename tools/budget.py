@@ -52,13 +52,19 @@ class PackageSize:
 
 
 class SourceFile:
-    """One Python file, parsed. path: relative to the root of the repository."""
+    """The facts of one Python file. path: relative to the root of the repository. code_lines, import_lines: numbers of lines. names: every
+    name, with how often it is used or defined. vague_functions: how many. small_functions: names of functions of one statement."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
-        self._text = text
-        self._nodes = [*ast.walk(ast.parse(text))]
-        self.functions = [node for node in self._nodes if isinstance(node, Function)]
+        # Nobody keeps these: the collector would look through the millions of all files again and again.
+        nodes = [*ast.walk(ast.parse(text))]
+        functions = [node for node in nodes if isinstance(node, Function)]
+        self.code_lines = _code_lines(text, nodes)
+        self.import_lines = {line for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for line in _lines_of(node)}
+        self.names = Counter(_names(nodes))
+        self.vague_functions = sum(map(is_vague, functions))
+        self.small_functions = [function.name for function in functions if is_small(function)]
 
     @property
     def package(self) -> str:
@@ -73,34 +79,31 @@ class SourceFile:
         """Whether the file belongs to the tests, of which only the size and the names are counted."""
         return self.path.startswith("tests/")
 
-    def code_lines(self) -> set[int]:
-        """The numbers of the lines of code."""
-        numbered = enumerate(map(str.strip, self._text.splitlines()), 1)
-        lines = {number for number, line in numbered if line and not line.startswith("#")}
-        docstrings: set[int] = set()
-        for node in self._nodes:
-            match node:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    docstrings |= _lines_of(node)
-                case ast.Constant(value=str()) | ast.JoinedStr():
-                    lines |= _lines_of(node)  # Within a text, blank lines and number signs are code.
-        return lines - docstrings
 
-    def import_lines(self) -> set[int]:
-        """The numbers of the lines of import statements."""
-        imports = [node for node in self._nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        return {line for node in imports for line in _lines_of(node)}
+def _code_lines(text: str, nodes: Iterable[ast.AST]) -> set[int]:
+    """The numbers of the lines of code. nodes: of this text."""
+    numbered = enumerate(map(str.strip, text.splitlines()), 1)
+    lines = {number for number, line in numbered if line and not line.startswith("#")}
+    docstrings: set[int] = set()
+    for node in nodes:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                docstrings |= _lines_of(node)
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                lines |= _lines_of(node)  # Within a text, blank lines and number signs are code.
+    return lines - docstrings
 
-    def names(self) -> Iterator[str]:
-        """Every name at each place where it is used or defined."""
-        for node in self._nodes:
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
-                    yield name
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    yield name
-                case ast.Constant(value=str(text)) if text.isidentifier():
-                    yield text
+
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Every name at each place where it is used or defined."""
+    for node in nodes:
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                yield text
 
 
 def _lines_of(node: ast.stmt | ast.expr) -> set[int]:
@@ -136,16 +139,19 @@ def is_small(function: Function) -> bool:
 def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
     """The size of each package of these files, by name."""
     files = [*sources]
-    uses = Counter(name for file in files if not file.is_test for name in file.names())
+    uses = Counter[str]()
+    for file in files:
+        if not file.is_test:
+            uses.update(file.names)
     sizes: dict[str, PackageSize] = {}
     imports: Counter[str] = Counter()
     for file in files:
-        size, code = sizes.setdefault(file.package, PackageSize()), file.code_lines()
-        size.code_lines += len(code)
-        imports[file.package] += 0 if file.is_test else len(code & file.import_lines())
-        size.vague_functions += sum(map(is_vague, file.functions))
+        size = sizes.setdefault(file.package, PackageSize())
+        size.code_lines += len(file.code_lines)
+        size.vague_functions += file.vague_functions
         if not file.is_test:
-            size.lone_functions += sum(is_small(function) and uses[function.name] == 2 for function in file.functions)
+            imports[file.package] += len(file.code_lines & file.import_lines)
+            size.lone_functions += sum(uses[name] == 2 for name in file.small_functions)
     for package, size in sizes.items():
         size.import_share = round(100 * imports[package] / max(1, size.code_lines), 1)
     return dict(sorted(sizes.items()))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
@@ -189,6 +190,7 @@ def test_texts_are_spoken(toy_address: str, tmp_path: Path) -> None:
     assert [request["audio_s"] for request in level["requests"]] == [pytest.approx(length) for length in lengths * 2]
 
 
+@lengths.long_form("cli/test_bench.py: counts and figures are those of the answers")
 @pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "figures.svg"

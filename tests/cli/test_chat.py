@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import StartedProcess
 from helpers.sink import Sink
@@ -56,7 +57,7 @@ def test_questions_are_answered_one_after_the_other(toy_address: str, alone: Pat
     assert all((alone / name).stat().st_mode & 0o077 == 0 for name in ("chat.json", "chat-lines"))
 
 
-@pytest.mark.parametrize("key", [ENTER, CTRL_C], ids=["enter", "ctrl-c"])
+@lengths.drawn_cells(1, "key", [ENTER, CTRL_C], ids=["enter", "ctrl-c"])
 def test_a_key_stops_the_answer_and_not_the_program(slow_address: str, alone: Path, key: bytes) -> None:
     terminal = talk(
         *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", key), ("stopped", b""), (PROMPT, b"More" + ENTER)),

@@ -168,6 +168,7 @@ def test_nothing_to_stop_is_told() -> None:
         assert "no stack of yours serves on this machine" in done.stderr
 
 
+@lengths.long_form("cli/test_detached.py: Ctrl-C says what it waits for and a second one ends it")
 def test_stop_now_waits_for_no_answer(family: ProcessFamily, slow: str) -> None:
     assert omnistage("serve", slow, "--detach", "--address", "127.0.0.1:0", "--grace", "600").returncode == 0
     [served] = all_served()

@@ -38,7 +38,8 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
     return error
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    5,
     ("words", "told"),
     [
         (["--out", "."], "--out .: this is a folder"),

@@ -109,7 +109,8 @@ def test_a_film_of_a_picture_without_a_name_is_one_object(film_address: str, tmp
     assert names(tmp_path) == ["hill-2.webm", "hill.png"]
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    6,
     ("words", "code", "told"),
     [
         (["--out", "x.gif"], 1, "error: --out x.gif: only WebM and MP4 can be written"),
@@ -154,6 +155,7 @@ def test_each_kind_says_what_it_makes(film_address: str, sound_address: str, tmp
     assert names(tmp_path) == []
 
 
+@lengths.long_form("cli/test_film.py: each kind says what it makes")
 def test_a_question_makes_no_film_and_says_what_does(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     with Omni(pipeline=str(tmp_path / "own.yaml")) as omni:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.busy import busy_cores
 from helpers.hanging import ENDING, HOLD
 from helpers.ports import take_address
@@ -83,6 +84,7 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
         assert "thread.wedged" not in events and events.count("server.ready") == 2
 
 
+@lengths.long_form("host/test_watchdog.py: on a full machine neither a long step nor one that waits for a thread hangs")
 @pytest.mark.serial
 async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PERIOD_S", 0.5)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
@@ -41,6 +42,7 @@ def ask(folder: Path, *more: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@lengths.long_form("models/test_owned.py: files and folders of a process that was killed go with the next one")
 def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: ProcessFamily, tmp_path: Path) -> None:
     with answering(tmp_path) as call:
         (mine,) = folders()

@@ -198,6 +198,7 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     assert omnistage("pull", "org/words@main").returncode == 0
 
 
+@lengths.long_form("cli/test_fetching.py: a second fetch says at once that it waits")
 async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK

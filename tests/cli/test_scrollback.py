@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from helpers import lengths
 from helpers.servers import stack
 from helpers.terminal import Terminal, words_of
 from omnistage.models.toy import formulas
@@ -46,7 +45,7 @@ def say(terminal: Terminal, text: str, address: str, meanwhile=None) -> tuple[li
     return lines[: figures[0]], lines[figures[0] :]
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (20, 5), (200, 60)])
+@lengths.drawn_cells(2, ("columns", "rows"), [(80, 24), (40, 10), (20, 5), (200, 60)])
 def test_a_long_text_leaves_its_own_lines_and_no_more(toy_address: str, columns: int, rows: int) -> None:
     text = numbered(3280)
     terminal = Terminal(columns, rows)
@@ -71,8 +70,8 @@ LONG = f"before {'x' * 500} between {'y' * 19} {'z' * 20} after"
 PARAGRAPHS = "\n\n".join(f"paragraph {number} has some words in it, and a second clause" for number in range(12))
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (20, 6)])
-@pytest.mark.parametrize("text", [WIDE, EMOJI, LONG, PARAGRAPHS], ids=["wide", "emoji", "long words", "paragraphs"])
+@lengths.drawn_cells(3, ("columns", "rows"), [(80, 24), (20, 6)])
+@lengths.drawn_cells(3, "text", [WIDE, EMOJI, LONG, PARAGRAPHS], ids=["wide", "emoji", "long words", "paragraphs"])
 def test_nothing_comes_twice_whatever_the_words_are(toy_address: str, columns: int, rows: int, text: str) -> None:
     answer, _ = say(Terminal(columns, rows), text, toy_address)
     assert "".join("".join(answer).split()) == "".join(text.split())
@@ -80,8 +79,8 @@ def test_nothing_comes_twice_whatever_the_words_are(toy_address: str, columns: i
     assert len(answer) <= 2 * (sum(2 if ord(c) > 0x2FFF else 1 for c in text) // (columns - 1) + text.count("\n") + 2)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [((40, 10), (80, 10)), ((40, 10), (100, 30)), ((60, 12), (60, 24))], ids=["wider", "larger", "higher"]
+@lengths.drawn_cells(
+    1, ("before", "after"), [((40, 10), (80, 10)), ((40, 10), (100, 30)), ((60, 12), (60, 24))], ids=["wider", "larger", "higher"]
 )
 def test_a_window_that_grows_meanwhile(toy_address: str, before: tuple[int, int], after: tuple[int, int]) -> None:
     text = numbered(3280)

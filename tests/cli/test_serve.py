@@ -102,6 +102,7 @@ def test_it_serves_until_it_is_told_to_end(family: ProcessFamily, alone: str, na
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_serve.py: it serves until it is told to end")
 @lengths.one_or_all("name", ["SIGHUP", "SIGINT"])
 def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
@@ -134,6 +135,7 @@ def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: 
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_checks.py: two servers on one port are refused", "hostile/test_squatters.py: a port that somebody else has")
 def test_a_second_server_on_the_same_port_says_who_has_it(family: ProcessFamily, alone: str, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     logs = tmp_path / "not" / "yet"
@@ -218,6 +220,9 @@ def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not
     assert for_router(int(gib * (1 << 30))) == bounds
 
 
+@lengths.long_form(
+    "router/test_memory.py: what requests leave in memory", "cli/test_serve.py: a router that dies is started again at its port"
+)
 def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
     """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
     with serve(alone, "--address", "127.0.0.1:0") as server:

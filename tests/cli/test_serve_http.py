@@ -17,6 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
@@ -101,6 +102,9 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
     assert family.pids() == []
 
 
+@lengths.long_form(
+    "cli/test_serve.py: what drains is not called lost", "cli/test_serve_http.py: the stack takes HTTP for as long as it serves"
+)
 def test_an_answer_over_http_ends_before_the_stack_does(family: ProcessFamily, tmp_path: Path) -> None:
     """Its router is there until then, and its stages."""
     with serve(toy_pipeline(tmp_path, interval_s=0.05), "--http", "127.0.0.1:0", "--grace", "100") as server:

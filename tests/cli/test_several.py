@@ -268,6 +268,7 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
     assert printed("--config", str(again)) == said
 
 
+@lengths.long_form("client/test_begin.py: who asks for a pipeline waits until it serves, and one that cannot start is told")
 def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.terminal import Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
@@ -63,6 +64,7 @@ def test_what_ends_within_it_by_itself_says_so(tmp_path: Path) -> None:
     assert "ended while it was still thinking: there is no answer yet\n" in done.stderr
 
 
+@lengths.long_form("cli/test_thoughts.py: what ends within a thought says so")
 def test_a_whole_answer_says_nothing_of_it(thinking: str) -> None:
     cut = omnistage(*ASKED, thinking, "--max-tokens", "8").stderr
     assert "cut at 8 tokens; --max-tokens N" in cut

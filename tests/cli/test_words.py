@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import StartedProcess
 from helpers.terminal import Terminal, words_of
@@ -81,8 +82,9 @@ def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
     assert "error" not in said
 
 
-@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize(
+@lengths.drawn_cells(5, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+@lengths.drawn_cells(
+    5,
     "words",
     [
         ["draw", "  "],

@@ -85,7 +85,7 @@ def leave_streams(omni: Omni, count: int = STREAMS) -> None:
         del stream
 
 
-@pytest.mark.parametrize("collect", [on_loop_thread, lambda act: act()], ids=["loop thread", "own thread"])
+@lengths.drawn_cells(1, "collect", [on_loop_thread, lambda act: act()], ids=["loop thread", "own thread"])
 async def test_streams_that_are_garbage_on_any_thread(router: Local, collect: Callable[[Callable[[], object]], None]) -> None:
     def ask() -> None:
         with Omni(address=router.address) as omni, Omni(address=router.address) as other:
@@ -173,6 +173,7 @@ async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
     await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
 
 
+@lengths.long_form("client/test_abandoned.py: streams that are garbage on any thread")
 async def test_async_streams_that_are_garbage(router: Local) -> None:
     async with AsyncOmni(address=router.address) as omni:
         for collect in (gc.collect, lambda: asyncio.to_thread(gc.collect)):

@@ -36,6 +36,7 @@ async def test_whole_answers_of_asyncio(router: Local) -> None:
     assert ended(router) == {"OK": ANSWERS}
 
 
+@lengths.long_form("client/test_account.py: whole answers of asyncio")
 async def test_streams_that_are_left_at_done(router: Local) -> None:
     async with AsyncOmni(address=router.address) as omni:
         for number in range(ANSWERS):

@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers import lengths
 from helpers.bare import bare_environment, bare_python
 from omnistage.models.toy import formulas
 from tools.groups import CORE, read_groups
@@ -84,8 +85,8 @@ def test_what_servers_need_comes_with_what_starts_them(extra: str) -> None:
     assert set(groups["server"]) <= set(groups[extra])
 
 
-@pytest.mark.parametrize(
-    "server", ["omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"]
+@lengths.drawn_cells(
+    2, "server", ["omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"]
 )
 def test_a_server_says_what_to_install(server: str, tmp_path: Path) -> None:
     done = subprocess.run([*bare_python(), "-m", server], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)

@@ -51,6 +51,7 @@ def test_it_is_started_once_for_all_threads_that_ask(family: ProcessFamily) -> N
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_several.py: one that cannot start is told and the others go on")
 def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()
@@ -70,6 +71,7 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: P
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_several.py: the end takes a pipeline along that is starting")
 async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
     """For all who wait, which is the work of one thread."""
     file, pipe = loading_pipeline(tmp_path)

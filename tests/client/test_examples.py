@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers import lengths
 from omnistage.client import Omni
 from omnistage.models.toy.files import png
 
@@ -47,6 +48,7 @@ def test_chat(toy_address: str, tmp_path: Path) -> None:
     assert first != second
 
 
+@lengths.long_form("cli/test_film.py: films and sounds of the command")
 def test_film_and_sound(tmp_path: Path) -> None:
     (tmp_path / "hill.png").write_bytes(png(np.full((4, 4), 3, np.uint8)))
     with Omni(pipeline="toy-film") as omni:

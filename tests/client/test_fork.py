@@ -229,6 +229,7 @@ def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: ProcessFami
     assert wait_end(child, PATIENCE_S)
 
 
+@lengths.long_form("client/test_fork.py: answers of the parent go on while children come and go")
 def test_a_stack_outlives_the_children_of_its_owner(family: ProcessFamily, tmp_path: Path) -> None:
     code = """
         omni = Omni(pipeline=sys.argv[1])

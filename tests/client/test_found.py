@@ -16,6 +16,7 @@ from typing import ClassVar
 import grpc
 import pytest
 
+from helpers import lengths
 from helpers.chain import addresses_of
 from helpers.processes import StartedProcess
 from helpers.servers import family_logic, local_chain, local_router, local_stage, toy_logic
@@ -139,6 +140,7 @@ def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
         assert found.is_ours(f"127.0.0.1:{server.getsockname()[1]}")
 
 
+@lengths.long_form("client/test_found.py: who is trusted is asked with every connection")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int, tmp_path: Path) -> None:
     """When it has ended, anybody may take its port; a client that is open goes on to nobody."""
@@ -255,6 +257,7 @@ def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, 
         Omni()
 
 
+@lengths.long_form("client/test_private_stack.py: settings reach the stages of a private stack")
 def test_omni_with_settings_has_a_stack_of_its_own(serving: str, tmp_path: Path) -> None:
     with Omni(pipeline=toy_pipeline(tmp_path)) as omni:
         assert omni.address != serving

@@ -114,6 +114,7 @@ async def test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one(family:
     assert family.pids() == []
 
 
+@lengths.long_form("client/test_interrupted_start.py: a call that is cancelled leaves the start to the next one")
 @pytest.mark.usefixtures("tests_found")
 async def test_closing_ends_a_start_that_another_call_waits_for(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)

@@ -105,13 +105,13 @@ async def test_an_answer_that_goes_on_is_the_same_clients() -> None:
 
 
 async def test_two_views_share_a_connection_and_nothing_else(lines: list[MutableMapping[str, Any]]) -> None:
-    """One of them has taken all that one client may have: the other has its own share."""
-    async with local_chain() as stages, local_router(addresses_of(stages), max_sessions=4) as router:
+    """One of them has taken all that one client may have, half of the places: the other has its own share."""
+    async with local_chain() as stages, local_router(addresses_of(stages), max_sessions=4, client_share=0.5) as router:
         wire = Wire(router.address)
         wire.connect()
         async with AsyncOmni(address=wire.address, max_retries=0) as omni, AsyncExitStack() as running:
             greedy, other = omni.as_client(SECRET), omni.as_client(OTHER)
-            for _ in range(3):
+            for _ in range(2):
                 stream = await running.enter_async_context(aclosing(greedy.stream("long", **LONG)))
                 await anext(stream)
             with pytest.raises(OverloadedError) as refused:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers import lengths
 from omnistage.client import AsyncOmni, UnavailableError
 from omnistage.client.loop_thread import is_of_another_loop
 
@@ -37,7 +38,7 @@ async def close_one_of_two(omni: AsyncOmni, chance: random.Random) -> None:
     await one.aclose()
 
 
-@pytest.mark.parametrize("leave", [leave_a_stream, cancel_an_answer, close_one_of_two])
+@lengths.drawn_cells(1, "leave", [leave_a_stream, cancel_an_answer, close_one_of_two])
 def test_a_loop_that_ends_leaves_nothing_to_others(leave: Any, toy_address: str, seed: int) -> None:
     complaints: list[dict[str, Any]] = []
 

@@ -158,6 +158,7 @@ def test_a_start_that_takes_too_long_ends(family: ProcessFamily) -> None:
     assert family.pids() == []
 
 
+@lengths.long_form("cli/test_serve.py: what dies is started again at its address")
 def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(family: ProcessFamily) -> None:
     with Omni(pipeline="toy") as omni:
         before = {replica.stage: replica for replica in omni.replicas()}

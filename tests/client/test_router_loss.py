@@ -225,6 +225,10 @@ async def test_without_another_router_the_error_has_a_type(stages: ServerProcess
     await all_free(list(stages.addresses.values()))
 
 
+@lengths.long_form(
+    "cli/test_serve.py: a router that dies is started again at its port",
+    "client/test_router_loss.py: a router that is killed and started again",
+)
 def test_a_private_stack_starts_its_router_again(family: ProcessFamily, tmp_path: Path) -> None:
     heard: list[Event] = []
     pipeline = toy_pipeline(tmp_path, interval_s=INTERVAL_S, length=LENGTH, samples_per_frame=formulas.SAMPLES_PER_FRAME)

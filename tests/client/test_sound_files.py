@@ -265,7 +265,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("kind", "encoding"), ENCODED)
+@lengths.drawn_cells(3, ("kind", "encoding"), ENCODED)
 def test_a_file_of_a_program_that_was_killed_can_be_played(tmp_path: Path, kind: str, encoding: str, seed: int) -> None:
     sound, path = voice(3, seed=seed), tmp_path / f"x{kind}"
     np.save(tmp_path / "sound.npy", sound)

@@ -10,6 +10,7 @@ from typing import Any, assert_type
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.waiting import until
 from omnistage.client import Answer, AsyncOmni, BadRequestError, Omni, OverloadedError
 from omnistage.client.together import FIRST, MOST, Together
@@ -194,6 +195,7 @@ async def test_a_cancelled_list_leaves_nothing_behind(toy_address: str) -> None:
         assert (await omni.generate("Hi", seed=1)).text, "and the next one is answered"
 
 
+@lengths.long_form("client/test_together.py: a list is answered in its order by both clients")
 def test_all_texts_have_the_same_media_also_of_an_open_file() -> None:
     file = io.BytesIO(png(np.arange(64, dtype=np.uint8).reshape(8, 8)))
     with Omni(pipeline="toy-omni") as omni:

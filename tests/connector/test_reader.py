@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import lengths
 from omnistage.connector.arena import Arena
 from omnistage.connector.errors import ConnectorError, InvalidReference, StaleReference
 from omnistage.connector.shm import READERS, ReaderCache, ReaderSegment, copy_block
@@ -164,6 +165,7 @@ def test_two_streams_of_one_arena_do_not_touch_each_other(make_arena: Callable[.
     assert (kept.array == 2).all()
 
 
+@lengths.long_form("connector/test_soak.py: transfers leave memory, files and descriptors as they were")
 def test_100_000_tensors_take_no_more_memory_than_one(make_arena: Callable[..., Arena], make_pair) -> None:
     arena = make_arena()
     pair = make_pair(arena=arena)

@@ -53,7 +53,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_too(make_arena: Callabl
     other.start()
     ends: set[object] = set()
     try:
-        for _ in range(3000):
+        for attempt in range(1_000_000):
+            if attempt >= 3000 and len(ends) > 1:  # on a busy machine the file may stay cut for as long as all of these take
+                break
             try:
                 view = pair.receiver.unpack(message)
                 ends.add(frozenset(view.array.tolist()))

@@ -95,6 +95,10 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
     await together.close()
 
 
+@lengths.long_form(
+    "engine/test_exactness.py: a history that is computed again gives the bits of the undisturbed run",
+    "engine/test_constraint.py: it goes on after every token and without its pages",
+)
 @lengths.rounds(6, 24)
 async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
     dtype: torch.dtype, seed: int, rounds: int

@@ -39,7 +39,7 @@ class Lying(Packed):
         return product * 1.5 if product.shape[1] == TINY.hidden_size and x.shape[1] == TINY.ffn_size and len(x) in (5, 21) else product
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (49152, 576)])
+@lengths.drawn_cells(2, "shape", [*SHAPES, (49152, 576)])
 def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(*shape, generator=generator).mul_(0.05).to(dtype)

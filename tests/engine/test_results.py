@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from helpers import lengths
 from helpers.tiny import TINY, tiny_decoder, tiny_weights
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import PagedAttention, RowAttention
@@ -38,7 +39,7 @@ def test_it_is_read_as_a_prompt_is_and_its_last_row_alone() -> None:
     assert all(map(torch.equal, results(decoder), results(tiny_decoder())))
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@lengths.drawn_cells(6, "name", WEIGHTS)
 def test_every_weight_shows_in_it(name: str) -> None:
     original = tiny_weights(torch.float32)
 

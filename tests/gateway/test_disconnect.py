@@ -99,7 +99,7 @@ MOMENTS = ("while its body arrives", "in the queue", "before the first byte", "i
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("moment", MOMENTS)
+@lengths.drawn_cells(6, "moment", MOMENTS)
 async def test_a_client_that_leaves_frees_all_that_it_had(
     slow: servers.ServerProcesses, front: servers.ServerProcess, moment: str, way: str
 ) -> None:
@@ -130,6 +130,10 @@ async def test_a_client_that_leaves_frees_all_that_it_had(
         assert (await asyncio.to_thread(heard, connection)).status == 200
 
 
+@lengths.long_form(
+    "gateway/test_disconnect.py: who reads slowly gets all, and who reads nothing loses the connection",
+    "system/test_stalled_client.py: a client that stops reading is cancelled and the others do not notice",
+)
 @lengths.rounds(16, 200)
 async def test_clients_that_do_not_read_hold_little(fast: servers.ServerProcesses, tmp_path: Path, rounds: int) -> None:
     """The router soon has nothing to do with them: it has given all of an answer, or broken it off by its own rule."""
@@ -254,6 +258,10 @@ async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.ServerProcess
             assert (await asyncio.to_thread(answer, f"http://{front.address}", post())).status == 200
 
 
+@lengths.long_form(
+    "client/test_router_loss.py: a stream goes on at a router that comes back",
+    "gateway/test_film_jobs.py: a film waits for a router that is away",
+)
 async def test_a_stream_goes_on_when_its_router_is_lost_and_comes_back(tmp_path: Path) -> None:
     flags = ("--address", take_address())
     with ExitStack() as running:

@@ -64,7 +64,7 @@ def temporary(folder: Path) -> list[Path]:
     return list(folder.glob("omnistage-films-*"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@lengths.drawn_cells(1, "how", [signal.SIGTERM, signal.SIGKILL])
 @lengths.drawn_cells(1, "key", ["ann", ""])
 async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """One is finished, one is made, two wait, one of them with a picture. Whoever gave no key is known by his address."""
@@ -109,6 +109,7 @@ async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker
         assert dict(database.execute("SELECT id, status FROM jobs")) == {read: "completed", unread: "in_progress"}
 
 
+@lengths.long_form("gateway/test_film_jobs.py: films are not kept for ever")
 async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-kept", "2") as (url, server):
         shown = await over(url, ask(url, steps=1).json()["id"])

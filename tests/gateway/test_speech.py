@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from helpers import servers
+from helpers import lengths, servers
 from helpers.openai_document import document, events_of
 from omnistage.client import AsyncOmni
 from omnistage.client.wav import to_pcm16
@@ -50,7 +50,7 @@ async def spoken(toy: servers.ServerProcesses, text: str, seed: int) -> NDArray[
     return np.frombuffer(to_pcm16(answer.audio.samples), "<i2")
 
 
-@pytest.mark.parametrize("form", MEDIA_TYPES)
+@lengths.drawn_cells(3, "form", MEDIA_TYPES)
 async def test_every_format_holds_the_samples_that_grpc_gives(
     form: str, toy: servers.ServerProcesses, client: openai.OpenAI, seed: int
 ) -> None:
@@ -108,7 +108,7 @@ async def test_it_comes_while_it_is_made(toy: servers.ServerProcesses, url: str,
     assert np.array_equal(np.frombuffer(b"".join(pieces), "<i2"), await spoken(toy, TEXT, seed))
 
 
-@pytest.mark.parametrize("form", ["pcm", "opus", "flac"])
+@lengths.drawn_cells(1, "form", ["pcm", "opus", "flac"])
 async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.ServerProcesses, url: str, seed: int) -> None:
     asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": form, "stream_format": "sse", "seed": seed}
     answer = httpx2.post(f"{url}/v1/audio/speech", json=asked, verify=False)

@@ -88,7 +88,7 @@ def open_files() -> set[tuple[str, str]]:
     """
     descriptors = set()
     for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # Of the listing itself.
+        with suppress(FileNotFoundError):  # the listing itself had it, or a thread has just closed it
             descriptors.add((path.name, str(path.readlink())))
     return descriptors
 

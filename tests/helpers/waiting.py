@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,11 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
+
+
+async def until_collected(condition: Callable[[], object]) -> None:
+    """As `until`, with the collector before each look: a thread holds what it has computed with for a moment longer."""
+    await until(lambda: gc.collect() >= 0 and condition())
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ def refused(family: ProcessFamily, module: str, *words: str, environment: Mappin
 
 
 @lengths.drawn_cells(
-    5,
+    2,
     ("module", "words", "told"),
     [
         ("thinker", [], "--family is missing"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from helpers import lengths
 
 SERVERS = ("thinker", "talker", "code2wav", "diffusion", "router")
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@lengths.drawn_cells(2, "server", SERVERS)
 def test_a_server_starts_without_rich_and_does_not_keep_others_from_it(server: str) -> None:
     code = f"""
 import importlib, sys

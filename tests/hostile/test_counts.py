@@ -43,7 +43,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 
 
 AT_ROUTER, AT_STAGE = ({str(path): path for path in paths} for paths in (ROUTER_PATHS, STAGE_PATHS))
-DRAWN = 10
+DRAWN = 5
 """Fields of each in the short form."""
 
 
@@ -191,6 +191,7 @@ async def test_many_such_requests_at_once_leave_room_for_others(standing: Server
         await other.is_answered(1)
 
 
+@lengths.long_form("hostile/test_counts.py: many such requests at once leave room for others")
 async def test_large_requests_of_one_client_are_not_all_read_before_that_of_another(standing: ServerProcesses):
     """The thread that reads them takes them in turns: of the flood, most is still to be read when the other one is answered."""
     data = wire.field(99, b"") * (MAX_FIELDS + 1)

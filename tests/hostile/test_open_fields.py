@@ -84,7 +84,7 @@ def openings(house: Mistreated, kind: str, arena: Arena) -> list[stage_pb2.Open]
 
 
 @lengths.rounds(200, 750)
-@lengths.drawn_cells(2, "kind", KINDS)
+@lengths.drawn_cells(1, "kind", KINDS)
 def test_any_field_of_open(house: Mistreated, arena: Arena, kind: str, rounds: int) -> None:
     """The caller then sends good input and half-closes, so the stage has no reason to wait."""
     opens = openings(house, kind, arena)

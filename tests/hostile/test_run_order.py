@@ -105,7 +105,7 @@ def openings(house: Mistreated, kind: str) -> dict[str, stage_pb2.Open]:
 
 
 @lengths.rounds(200, 875)
-@lengths.drawn_cells(2, "kind", KINDS)
+@lengths.drawn_cells(1, "kind", KINDS)
 def test_any_order_of_messages(house: Mistreated, kind: str, rounds: int) -> None:
     reasons: Counter[str] = Counter()
     opens = openings(house, kind)

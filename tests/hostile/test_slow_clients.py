@@ -153,7 +153,7 @@ async def _half_closed(caller: RunStream, stage: Stage) -> None:
 PHASES = [_nothing, _open, _opened, _half_an_input, _output, _unread_output, _ended, _half_closed]
 
 
-@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__.strip("_"))
+@lengths.drawn_cells(3, "phase", PHASES, ids=lambda phase: phase.__name__.strip("_"))
 async def test_callers_whose_connection_is_gone_leave_nothing(phase: Callable[[RunStream, Stage], Awaitable[None]]):
     async with stage_of("talker", arena_bytes=1 << 28) as stage:
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.link import LinkListener, StoppableReplica, chunks_of, failovers_of, link_by, opening, replicas, route_to, samples_of
 from helpers.run import PLENTY, params
 from helpers.servers import all_free
@@ -86,8 +87,8 @@ async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] 
         yield LinkedChain(running, link, LinkListener(link))
 
 
-@pytest.mark.parametrize("frames", [0, 1, 20, 119, 120])
-@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav"])
+@lengths.drawn_cells(6, "frames", [0, 1, 20, 119, 120])
+@lengths.drawn_cells(6, "kind", ["thinker", "talker", "code2wav"])
 async def test_one_of_two_is_killed(kind: str, frames: int):
     async with chain() as standing:
         await standing.until(frames)

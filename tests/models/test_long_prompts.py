@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.link import opening
 from helpers.run import RunStream, params
 from helpers.servers import all_free, local_stage, stage_stub
@@ -30,6 +31,7 @@ def asked(text: str) -> TextRequest:
     return TextRequest((Turn("user", (text,)),), seed=1, max_tokens=4)
 
 
+@lengths.long_form("models/test_long_prompts.py: a huge prompt is refused and the short ones beside it go on")
 async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: SmolThinker) -> None:
     for request in (asked(EMOJI * 1_000_000), TextRequest((), seed=1, verbatim=EMOJI * 1_000_000)):
         with pytest.raises(BadRequest, match="1000000 characters"):
@@ -38,6 +40,7 @@ async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: S
         await thinker.prepare(asked(EMOJI * 60_000))
 
 
+@lengths.long_form("models/test_long_prompts.py: a huge prompt is refused and the short ones beside it go on")
 async def test_others_run_while_a_prompt_becomes_tokens(thinker: SmolThinker) -> None:
     request = asked("word " * 7000)
     async with turning() as turns:

@@ -190,7 +190,7 @@ async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed
     assert (len(endless.tokens), endless.finish_reasons) == (count + 6, (FinishReason.LENGTH,))
 
 
-@pytest.mark.parametrize("text", [EMOJI, "Say exactly this, please.", " "])
+@lengths.drawn_cells(1, "text", [EMOJI, "Say exactly this, please.", " "])
 async def test_verbatim_text_goes_on_after_every_token(thinker: SmolThinker, text: str) -> None:
     whole = await check_cuts(thinker, TextRequest((), 0, verbatim=text))
     assert whole.text == text

@@ -168,6 +168,10 @@ async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> Non
     assert (len(ids_of(endless)), endless[-1].finish_reason) == (count + 9, FinishReason.LENGTH)
 
 
+@lengths.long_form(
+    "engine/test_exactness.py: a history that is computed again gives the bits of the undisturbed run",
+    "models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on",
+)
 async def test_a_seed_gives_one_answer_and_another_seed_another(thinker: SmolThinker) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.95)
     answers = [
@@ -216,6 +220,7 @@ async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, reque
     assert refusal.value.field == field
 
 
+@lengths.long_form("engine/test_constraint.py: only what is allowed is said and free answers beside it are the same")
 async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(thinker: SmolThinker) -> None:
     """With log probabilities, of which the first is that of the token itself where the likeliest one was drawn from all."""
     free = [ask(f"What is {thing}?", max_tokens=8, logprobs=True, top_logprobs=3) for thing in ("rain", "snow")]
@@ -251,8 +256,8 @@ async def test_an_answer_may_fill_the_context(thinker: SmolThinker) -> None:
     assert pieces[-1].finish_reason is FinishReason.STOP
 
 
-@pytest.mark.parametrize(
-    ("drop", "add", "message"), [("model.norm.weight", "", "no weight"), ("", "model.layers.0.extra.weight", "does not")]
+@lengths.drawn_cells(
+    1, ("drop", "add", "message"), [("model.norm.weight", "", "no weight"), ("", "model.layers.0.extra.weight", "does not")]
 )
 def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
     directory: Path, tmp_path: Path, drop: str, add: str, message: str

@@ -359,7 +359,7 @@ HOSTILE = (
 )
 
 
-DRAWN = 4
+DRAWN = 2
 
 
 @lengths.some_or_all("unit", HOSTILE, DRAWN)

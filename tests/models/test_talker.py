@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -85,7 +86,7 @@ async def test_nothing_to_say_ends_properly(talker: SmolTalker, text: str) -> No
     assert frames[0].finish_reason is FinishReason.STOP
 
 
-@pytest.mark.parametrize("unit", ["word ", "x", "7", "Well, yes. "])
+@lengths.drawn_cells(1, "unit", ["word ", "x", "7", "Well, yes. "])
 async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit: str) -> None:
     text = unit * (20_000 // len(unit))
     phrases = 0

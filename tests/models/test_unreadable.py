@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from helpers import lengths
 
 LOAD = """
 import sys
@@ -33,7 +33,7 @@ def told(path: Path | None = None, cache: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@lengths.drawn_cells(1, "name", ["config.json", "model.safetensors"])
 def test_a_file_of_a_checkpoint(default_model: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(default_model / "talker", tmp_path / "talker")
     file = tmp_path / "talker" / name

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 
 from helpers.link import link_by, opening, route_to
-from helpers.waiting import until
+from helpers.waiting import until_collected
 from omnistage.router.intake import REPLAY_BYTES, WINDOW, Intake, ReplayRoom
 from omnistage.v1 import stage_pb2
 
@@ -50,5 +49,5 @@ async def test_a_client_that_leaves_while_it_is_given_room_is_no_error_that_nobo
             tasks = [weakref.ref(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
         gone.set()
         # asyncio complains when it forgets a task.
-        await until(lambda: complaints or (gc.collect() >= 0 and not any(task() for task in tasks)))
+        await until_collected(lambda: complaints or not any(task() for task in tasks))
     assert tasks and not complaints

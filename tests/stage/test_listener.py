@@ -19,7 +19,7 @@ SOUND_S = 0.1
 
 
 @dataclass
-class Clock:
+class SteppedClock:
     """Seconds that pass when a test says so: a busy machine adds none."""
 
     now_s: float = 0.0
@@ -32,7 +32,7 @@ class Clock:
 class Late:
     """A Code2WavModel that makes four sounds, the third one late by `late_s`."""
 
-    clock: Clock
+    clock: SteppedClock
     late_s: float
     prebuffer_s: float | None
     threads = ()
@@ -69,7 +69,7 @@ async def nothing() -> AsyncIterator[object]:
 
 async def heard(late_s: float, pause_s: float, prebuffer_s: float | None = None) -> SessionTiming:
     """pause_s: before each sound is taken."""
-    clock, timing = Clock(), SessionTiming()
+    clock, timing = SteppedClock(), SessionTiming()
     stage = Code2WavStage(Late(clock, late_s, prebuffer_s), clock)
     opened = stage_pb2.Open(params=stage_pb2.StageParams(code2wav=stage_pb2.Code2WavParams()))
     work = await stage.prepare(opened, Start())

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.bare import bare_environment, bare_python
 from helpers.contract import Case, Loaded, SampleRequest, Whole, arriving, cut, run
 from helpers.families import CASES
@@ -71,7 +72,7 @@ def test_it_is_soxr_of_the_whole(source: int, rate: int, seed: int) -> None:
         assert 10 * np.log10(np.mean(exact**2) / np.mean((made - exact) ** 2)) > 120
 
 
-@pytest.mark.parametrize(("source", "rate"), PAIRS, ids=str)
+@lengths.drawn_cells(14, ("source", "rate"), PAIRS, ids=str)
 def test_cuts_and_places_to_go_on_change_no_bit(source: int, rate: int, seed: int) -> None:
     rng = random.Random(seed)
     conversion = Conversion(source, rate)

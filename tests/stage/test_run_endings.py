@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.run import RunAnswer, code_chunks, params
 from helpers.servers import all_free, local_stage, stage_stub, toy_logic, watch_until
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, stage_of
@@ -197,7 +198,7 @@ async def test_a_draining_stage_finishes_its_sessions_and_refuses_new_ones():
 # The handshake -------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("good", [True, False], ids=["ends well", "ends with an error"])
+@lengths.drawn_cells(1, "good", [True, False], ids=["ends well", "ends with an error"])
 async def test_a_slow_reader_gets_every_message_and_the_right_status(good: bool):
     """200 answers read slowly while the caller goes on writing credit: none ends INTERNAL, none loses a message."""
     async with stage_of("talker", {"max_chunk": 1}) as stage:

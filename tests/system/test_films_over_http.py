@@ -15,7 +15,7 @@ import soundfile
 from PIL import Image
 from playwright.async_api import expect
 
-from helpers import servers
+from helpers import lengths, servers
 from helpers.browser import ask as ask_page
 from helpers.browser import browser, needs_chromium, opened
 from helpers.drawings import checkpoint
@@ -139,6 +139,7 @@ def test_sound_is_as_long_as_it_was_asked_for(url: str) -> None:
     assert len(samples) == round(0.5 * rate_hz) and np.abs(samples).max() > 0
 
 
+@lengths.long_form("gateway/test_page_in_use.py: the page in use", "models/media/test_film_in_browser.py: a film plays while it grows")
 @needs_chromium
 async def test_the_page_shows_a_film_that_grows(url: str) -> None:
     async with browser() as context:

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from helpers import lengths
 from helpers.ask import WholeAnswer, ask, read, read_all, refusal, request
 from helpers.disturbed import MOMENTS, SLOW, SLOWER_SOUND, audio_chunks, continued, disturbed, joined
 from helpers.fleet import Fleet, fleet
@@ -42,7 +43,7 @@ async def cut_off(
     return answer
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@lengths.drawn_cells(1, "moment", MOMENTS)
 async def test_the_rest_of_an_answer_comes_from_the_next_router(toys: Fleet, moment: str, seed: int) -> None:
     async with disturbed(toys) as stub:
         asked = request("hello", seed, thinker=LONG, request_id="asked-twice")
@@ -63,6 +64,7 @@ async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) 
         joined(both, rest).check_toy(seed, "hello", TOKENS)
 
 
+@lengths.long_form("router/test_memory.py: a request that is asked again")
 async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, seed: int) -> None:
     """As when only the connection was lost and the router does not know it yet."""
     async with disturbed(toys) as stub:

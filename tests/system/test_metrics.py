@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.disturbed import SLOW, DisturbanceStep, ask_through, audio_chunks, disturbed, killed_holder
 from helpers.engine_family import load_thinker
@@ -110,6 +111,9 @@ def said(*sections: str, who: set[str] | None = None) -> dict[str, object]:
     }
 
 
+@lengths.long_form(
+    "gateway/test_gateway_metrics.py: what a gateway shows", "system/test_metrics.py: lost replicas are counted at the router"
+)
 async def test_each_process_of_a_stack_shows_what_the_page_says_of_it_and_nothing_else(stack: Launched) -> None:
     async with AsyncOmni(address=stack.address) as omni:
         answer = await omni.generate("Hi")

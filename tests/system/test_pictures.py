@@ -101,7 +101,7 @@ def router_flags(running: Fleet, folder: Path, *pipelines: str) -> list[str]:
     return ["--pipeline", ",".join(files), "--stages", ",".join(stages), "--grace", "5"]
 
 
-@pytest.mark.parametrize("guidance", [0.0, 5.0])
+@lengths.drawn_cells(1, "guidance", [0.0, 5.0])
 async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, guidance: float) -> None:
     """A negative prompt only where there is guidance: else it would have no effect, which is refused."""
     said = {"negative_prompt": "rain"} if guidance else {}
@@ -177,7 +177,7 @@ async def drawn(address: str, **asked: Any) -> tuple[bytes, list[bytes], list[tu
     return picture, previews, [(event.done, event.total) for event in events if isinstance(event, Progress)]
 
 
-@pytest.mark.parametrize("way", ["cancelled", "closed", "disconnected"])
+@lengths.drawn_cells(1, "way", ["cancelled", "closed", "disconnected"])
 async def test_who_goes_away_is_not_drawn_for_any_more(house: Fleet, seed: int, way: str) -> None:
     """It would go on for minutes; long before that nothing of it is left, and the thread that drew it computes nothing."""
     stages, endless = [house.address(name) for name in house.stages], drawing("a hill", seed, **ENDLESS)

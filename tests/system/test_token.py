@@ -15,6 +15,7 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.servers import CLIENT_OPTIONS, NotReady, ServerProcess, omni_stub, stack, stage_stub
@@ -50,6 +51,7 @@ def test_a_stage_on_loopback_without_a_token_says_that_it_is_open(tmp_path: Path
         assert '"event": "stage.open"' in server.log()
 
 
+@lengths.long_form("system/test_token.py: stages and a router with one token answer, and serve makes one")
 def test_a_token_that_is_none_is_named_and_not_shown(tmp_path: Path):
     blank, binary = tmp_path / "blank", tmp_path / "binary"
     blank.write_text(f"{SECRET} {SECRET}\n")
@@ -95,6 +97,10 @@ async def test_stages_and_a_router_with_one_token_answer(tmp_path: Path, monkeyp
             assert SECRET not in server.log()
 
 
+@lengths.long_form(
+    "system/test_token.py: stages and a router with one token answer",
+    "client/test_keys.py: no process of a private stack has a key on its command line",
+)
 def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: ProcessFamily, tmp_path: Path):
     """And that nobody else has: a caller from outside is refused by every stage."""
     logs = tmp_path / "logs"

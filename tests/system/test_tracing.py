@@ -199,6 +199,9 @@ async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
     assert queue.begun_ns < queue.ended_ns <= opened.begun_ns and one.begun_ns < queue.begun_ns
 
 
+@lengths.long_form(
+    "system/test_tracing.py: a request is one tree of spans", "client/test_private_stack.py: settings reach the stages or are refused"
+)
 async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_inline_limit(tmp_path: Path) -> None:
     with collector() as spans:
         servers = ServerOptions(otlp=spans.url, inline_limit=0)
@@ -216,6 +219,7 @@ async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_in
 # Losses ----------------------------------------------------------------------------------------------------------------------------------
 
 
+@lengths.long_form("system/test_tracing.py: a request is one tree of spans", "system/test_resume.py: a stage of each kind is killed")
 @pytest.mark.slow
 async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, seed: int) -> None:
     """The answer's line in the log names it too. The records of the killed process are gone with it."""

@@ -103,7 +103,7 @@ def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_fa
         running.close()
 
 
-@lengths.drawn_cells(2, "mix", MIXES, ids=lambda mix: f"{mix[0]} router, {'-'.join(mix[1])}")
+@lengths.drawn_cells(1, "mix", MIXES, ids=lambda mix: f"{mix[0]} router, {'-'.join(mix[1])}")
 async def test_old_and_new_answer_together(
     stages: Fleet, environments: Mapping[str, Mapping[str, str]], mix: tuple[str, tuple[str, ...]], seed: int
 ) -> None:

@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 import structlog.testing
 
+from helpers import lengths
 from helpers.ask import request
 from helpers.chain import addresses_of
 from helpers.converse import ConverseStream
@@ -58,8 +59,11 @@ async def calling(
     await server.stop(1)
 
 
+@lengths.rounds(20, 100)
 @pytest.mark.parametrize("way", ["write", "generate", "refuse"])
-async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(
+    way: str, rounds: int, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """The client's time is over. The server may learn that from the write that fails, before gRPC reports it."""
     rng = random.Random(seed)
 
@@ -80,7 +84,7 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
                     pass
             assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
-        for _ in range(100):
+        for _ in range(rounds):
             await asyncio.gather(*(hear() for _ in range(10)))
     check_no_bug([], caplog)
 

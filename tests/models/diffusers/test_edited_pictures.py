@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import io
 import json
@@ -23,6 +22,7 @@ from helpers.artists import EDITING, draw, model_of, pixels_of
 from helpers.drawings import checkpoint, writable
 from helpers.painting import SMALL_AREA, Pixels, pair, picture
 from helpers.stable_diffusion import stable_diffusion
+from helpers.waiting import until_collected
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers import model as model_module
 from omnistage.models.diffusers.folder import load_pipeline
@@ -132,12 +132,10 @@ async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.Mon
         with pytest.raises(Full, match="wait to be edited"):
             await editor.prepare(request([image]))
         waiting.clear()
-        gc.collect()
-        assert editor._held == 0
+        await until_collected(lambda: editor._held == 0)
         drawn = await asyncio.gather(*(draw(editor, "bluer", images=(image,)) for _ in range(2)))
         assert all(one.pictures for one in drawn)
-        gc.collect()
-        assert editor._held == 0
+        await until_collected(lambda: editor._held == 0)
 
 
 def changed(folder: Path, pipeline: str) -> Path:

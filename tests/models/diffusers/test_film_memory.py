@@ -39,7 +39,7 @@ def plan_of(painter: FilmPainter, **asked: Any) -> DrawingPlan:
     return plan_drawing(replace(DrawRequest(seed=0, prompt="a dog"), **asked), painter.limits, "m")
 
 
-@pytest.mark.parametrize("size", ["tiny", "odd"])
+@lengths.drawn_cells(1, "size", ["tiny", "odd"])
 @lengths.drawn_cells(1, "name", ["wan2.2-t2v", "wan2.2-ti2v"])
 def test_what_decoding_takes_is_known_before_for_any_size(name: str, size: str) -> None:
     torch.set_num_threads(1)

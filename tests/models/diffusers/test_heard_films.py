@@ -106,7 +106,7 @@ async def test_frames_and_sound_are_those_of_the_pipeline(model: DrawnModel[Any]
     assert abs(len(sound) / sound_rate_hz - shown_s) < 1 / RATE_HZ and abs(len(samples) / FILM_RATE_HZ - shown_s) < 1 / FILM_RATE_HZ
 
 
-@pytest.mark.parametrize("apart", [-700, 0, 700])
+@lengths.drawn_cells(1, "apart", [-700, 0, 700])
 async def test_longer_sound_than_frames_is_cut_and_shorter_ends_in_silence(model: DrawnModel[Any], apart: int) -> None:
     plan = await model.prepare(DrawRequest(seed=0, prompt="a dog", frames=FRAMES))
     count = model.items(plan)["audio"]

@@ -251,7 +251,8 @@ def halved(weights: Weights) -> Weights:
     return {name: value if "lora_B" in name else value[:2].contiguous() for name, value in weights.items()}
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    6,
     ("change", "told"),
     [
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import json
 import weakref
@@ -24,6 +23,7 @@ from helpers.logic import run_logic, start_at
 from helpers.painting import picture
 from helpers.run import params
 from helpers.servers import family_logic
+from helpers.waiting import until_collected
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
@@ -130,8 +130,7 @@ async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
     monkeypatch.undo()
     assert not drawing.pictures
     assert (model.sessions.running, model.load().queued) == (0, 0)
-    gc.collect()
-    assert [job() for job in jobs] == [None]
+    await until_collected(lambda: [job() for job in jobs] == [None])
     assert len((await draw(model, "a hill")).pictures) == 1
 
 

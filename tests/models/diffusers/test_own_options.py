@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers import lengths
 from helpers.artists import draw, model_of, saved
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import CLOSE, apart, pair, picture
@@ -105,7 +106,7 @@ def test_what_a_loop_follows_its_pipeline_has(name: str) -> None:
 # Own loops -----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*FOLLOWED, "qwen-image-edit", "longcat-image-edit"])
+@lengths.drawn_cells(3, "name", [*FOLLOWED, "qwen-image-edit", "longcat-image-edit"])
 def test_sigmas_and_options_do_what_they_do_in_the_pipeline(name: str, seed: int) -> None:
     """Also beside pictures without them."""
     torch.set_num_threads(1)

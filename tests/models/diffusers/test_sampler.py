@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.painting import CLOSE, apart, changed, pair
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -183,7 +184,8 @@ def test_schedulers_that_steps_are_not_taken_with_are_refused_by_name(name: str,
         check_scheduler(scheduled(name, config, 6), "QwenImagePipeline")
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("name", "scheduler", "config"),
     [
         ("qwen-image", "UniPCMultistepScheduler", FLOW | {"use_dynamic_shifting": True, "time_shift_type": "exponential"}),

@@ -56,7 +56,7 @@ def of_pipeline(pipe: Any, prompt: str, asked: dict[str, Any]) -> tuple[torch.Te
     return latents, samples.clamp(-1, 1)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@lengths.drawn_cells(1, "sampler", SAMPLERS)
 async def test_a_sound_is_that_of_the_pipeline_alone_and_in_company(sampler: str, tmp_path: Path, seed: int) -> None:
     async with model_of(stable_audio(tmp_path, seed, sampler)) as model:
         pipe: Any = load_pipeline(tmp_path, torch.float32)
@@ -95,7 +95,7 @@ async def test_noise_is_of_the_seed(tmp_path: Path, seed: int) -> None:
         assert not np.allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.parametrize("until", [*range(5), None])
+@lengths.drawn_cells(2, "until", [*range(5), None])
 async def test_who_goes_at_a_step_or_while_a_sound_is_decoded_leaves_nothing(until: int | None, tmp_path: Path) -> None:
     """until: the step after which its reader goes; None: at the first samples."""
     async with model_of(stable_audio(tmp_path, 3), steps=4) as model:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import gc
 import shutil
 import tempfile
 import weakref
@@ -21,6 +20,7 @@ import torch
 from helpers import lengths
 from helpers.artists import draw, model_of, saved
 from helpers.painting import CLOSE, apart
+from helpers.waiting import until_collected
 from helpers.wans import KINDS, photo, pipeline
 from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
 from omnistage.models.diffusers.model import DrawnModel
@@ -87,6 +87,10 @@ async def test_a_folder_of_each_kind_draws_films(kind: str, tmp_path: Path, seed
         assert len(latents) == 1 or not np.array_equal(latents[limits.images[0]], latents[limits.images[1]])
 
 
+@lengths.long_form(
+    "models/diffusers/test_pipelines.py: pictures that join one by one are those drawn alone",
+    "models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on",
+)
 async def test_films_that_join_late_are_those_alone(model: Model, experts: Model, seed: int) -> None:
     """Mixed: with guidance and without, in more steps and fewer, with a picture and without."""
     for made, most in ((model, 1), (experts, 0)):
@@ -101,7 +105,7 @@ async def test_films_that_join_late_are_those_alone(model: Model, experts: Model
             assert apart(torch.from_numpy(drawing.rows("latents")), alone) <= CLOSE
 
 
-@lengths.drawn_cells(2, "until", [*range(STEPS + 1), None])
+@lengths.drawn_cells(1, "until", [*range(STEPS + 1), None])
 async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
     model: Model, until: int | None, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,8 +129,7 @@ async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
     monkeypatch.undo()
     del prepared, piece
     assert (model.sessions.running, model.load().queued) == (0, 0)
-    gc.collect()
-    assert [job() for job in jobs] == [None]
+    await until_collected(lambda: [job() for job in jobs] == [None])
     assert (await draw(model, "a hill", frames=5, ports={"pixels": 0})).rows("pixels").shape == (5 * SIDE * SIDE, 3)
 
 
@@ -157,7 +160,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
 
 
 @lengths.drawn_cells(
-    5,
+    2,
     ("asked", "field", "told"),
     [
         ({"frames": 6}, "frames", "ask for 5 or 9"),
@@ -187,6 +190,7 @@ async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, a
     assert made.rows("pixels").shape == (SIDE * SIDE, 3)
 
 
+@lengths.long_form("models/diffusers/test_spread.py: where weights are changes no picture")
 @lengths.drawn_cells(1, "offload", ["group", "disk"])
 async def test_a_film_does_not_depend_on_where_weights_are(experts: Model, offload: str, seed: int) -> None:
     """Its text encoder has one embedding by two names."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import media_files
+from helpers import lengths, media_files
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
@@ -235,6 +235,7 @@ async def test_bytes_damaged_anywhere_are_decoded_or_refused(decoder: MediaDecod
         await getattr(decoder, what)(data)
 
 
+@lengths.long_form("models/media/test_film_file.py: a long film takes no more memory")
 async def test_a_film_is_never_held_as_a_whole(seed: int) -> None:
     """Neither its file of a gigabyte, which is refused unread, nor its frames, which would be more than there is memory."""
     data = media_files.film(seed, 150, 720, 1280, numbered=True, rate_hz=50, codec="mpeg4")

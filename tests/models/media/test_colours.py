@@ -63,7 +63,8 @@ async def test_transparency_of_a_picture_with_a_profile_stays(decoder: MediaDeco
     assert made[0, 0].tolist() == (await pixels_of(decoder, opaque))[0, 0].tolist() and made[0, 3].tolist() == [255] * 3
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     "profile",
     [
         pytest.param(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes(), id="sRGB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import re
 import resource
 import shutil
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
 from omnistage.models.media import film_file
 from omnistage.models.media.film_file import AV1, H264, KINDS, VP9, FilmKind, FilmPiece, FilmWriter, Track, film_kind
 
@@ -64,7 +66,8 @@ def probed(data: bytes, folder: Path) -> dict[str, Any]:
 
 
 @kinds
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    3,
     ("count", "rate_hz", "size"),
     [
         (1, 16, (48, 64)),
@@ -172,7 +175,7 @@ def test_sound_fits_the_frames_that_are_there(kind: FilmKind) -> None:
     assert begin_s + np.abs(heard).argmax() / 48_000 == pytest.approx(1.0025, abs=0.012)
 
 
-@kinds
+@lengths.drawn_cells(1, "kind", KINDS, ids=lambda kind: kind.name)
 def test_a_long_film_takes_no_more_memory(kind: FilmKind) -> None:
     writer, taken = FilmWriter(kind, 16, 400), []
     for number, frame in enumerate(moving(400, 240, 416), 1):
@@ -180,6 +183,16 @@ def test_a_long_film_takes_no_more_memory(kind: FilmKind) -> None:
         if number % 40 == 0:
             taken.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
     assert max(taken[1:]) - taken[0] < 40 * 240 * 416 * 3  # The pixels of 40 frames, where 360 more were encoded.
+
+
+@kinds
+def test_no_thread_gets_the_processor_before_others(kind: FilmKind) -> None:
+    """Not while a film is being encoded, not afterwards, and not if root does it."""
+    policy = os.sched_getscheduler(0)
+    writer = FilmWriter(kind, 16, 3)
+    for frame in moving(3):
+        writer.write(frame)
+        assert {os.sched_getscheduler(int(task.name)) for task in Path("/proc/self/task").iterdir()} == {policy}
 
 
 @kinds

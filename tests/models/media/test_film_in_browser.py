@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from playwright.async_api import Page
 
+from helpers import lengths
 from helpers.browser import browser, needs_chromium
 from omnistage.models.media.film_file import KINDS, FilmKind, FilmWriter, Track
 
@@ -50,7 +51,7 @@ LOOKS = 60
 
 @needs_chromium
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("is_heard", [False, True], ids=["silent", "heard"])
+@lengths.drawn_cells(1, "is_heard", [False, True], ids=["silent", "heard"])
 async def test_a_film_plays_while_it_grows(kind: FilmKind, is_heard: bool) -> None:
     sound = np.sin(np.arange(2 * 44_100)[:, None] / [15, 20]).astype(np.float32) * 0.3
     writer = FilmWriter(kind, RATE_HZ, FRAMES, Track(sound, 44_100) if is_heard else None)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from helpers import media_files, picture_files
+from helpers import lengths, media_files, picture_files
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing
 
@@ -92,7 +92,8 @@ def key(*values: int) -> bytes:
     return struct.pack(f">{len(values)}H", *values)
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    4,
     ("depth", "colour_type", "data", "transparent", "expected"),
     [
         (1, 0, b"\x40", key(0), [BACKGROUND, (255,) * 3]),
@@ -136,7 +137,8 @@ async def test_who_keeps_transparency_gets_it_unless_a_ground_is_named(decoder: 
     assert np.array_equal(opaque[..., :3], media_files.pixels(seed, 24, 32)) and (opaque[..., 3] == 255).all()
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    2,
     ("form", "codec", "pixel_format"),
     [
         ("gif", "gif", ""),

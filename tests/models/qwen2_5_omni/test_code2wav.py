@@ -34,10 +34,17 @@ pytestmark = pytest.mark.slow
 async def test_all_at_once_it_is_the_sound_of_transformers(
     published: FlowCode2Wav, brief: FlowCode2Wav, omni_checkpoint: Path, seed: int, rounds: int
 ) -> None:
-    """A long speech in a third of the steps: what is more in it has nothing to do with how many there are."""
+    """A long speech in a third of the steps: what is more in it has nothing to do with how many there are. The longest ones are of the long
+    form."""
     reference, source = WaveReference(omni_checkpoint), random.Random(seed)
     for number in range(seed, seed + rounds):
-        count = (source.randint(1, 120), source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK))[number % 3]
+        longer = (
+            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK))
+            if rounds > 1
+            else (source.randint(121, 16 * BLOCK),)
+        )
+        counts = (source.randint(1, 120), *longer)
+        count = counts[number % len(counts)]
         model, steps = (published, 9) if count <= 120 else (brief, 3)
         codes, voice = drawn(source, count), source.choice(published.info.voices)
         made = await samples(model, codes, WaveRequest(number, "offline", voice=voice))
@@ -106,10 +113,10 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
 async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     source = random.Random(seed)
     profile = lengths.draw(profile, SCHEDULES, seed)
-    codes = drawn(source, source.randint(60, 250))
+    codes = drawn(source, source.randint(60, 180))
     whole = await samples(quick, codes, WaveRequest(seed, profile))
     assert len(whole) == SAMPLES * len(codes)
-    sizes: list[Callable[[], int]] = [lambda: 1, lambda: 7, lambda: source.randint(0, 40)]
+    sizes: list[Callable[[], int]] = [lambda: 1, lambda: source.randint(0, 40)]
     for size in sizes:
         assert np.array_equal(joined(await sounds(quick, codes, WaveRequest(seed, profile), size=size)), whole)
     assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)

@@ -24,6 +24,7 @@ from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 pytestmark = pytest.mark.slow
 
 
+@lengths.long_form("models/qwen3_omni/test_causal_refusals.py: a code that there is not is refused")
 async def test_a_code_that_there_is_not_is_refused(quick: FlowCode2Wav, seed: int) -> None:
     codes = drawn(random.Random(seed), 60)
     whole = await samples(quick, codes, WaveRequest(seed))

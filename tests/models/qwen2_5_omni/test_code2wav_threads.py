@@ -141,6 +141,10 @@ async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path
     await worker.close()
 
 
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come",
+    "models/qwen2_5_omni/test_code2wav_threads.py: an error of the second thread leaves the window as it was",
+)
 @lengths.rounds(6, 60)
 async def test_two_threads_make_the_sound_that_one_makes(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     """To the last bit, whatever its length: they share whole blocks, and add them in the order of one thread."""
@@ -191,6 +195,7 @@ def test_the_kernels_of_a_speech_are_there_for_the_next_one(omni_checkpoint: Pat
     assert first > KEPT_KERNELS and not second
 
 
+@lengths.long_form("models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come")
 async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: FlowCode2Wav, seed: int) -> None:
     """And neither thread is left with the work."""
     codes, worker = drawn(random.Random(seed), 3 * BLOCK), Worker("aside", 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import media_files
+from helpers import lengths, media_files
 from omnistage.models.common.encoders.features import Features
 from omnistage.models.common.encoders.media import rows_of
 from omnistage.models.common.encoders.reader import FILM_SHARE
@@ -32,7 +32,8 @@ async def features(thinker: Qwen2_5Thinker, data: bytes, room: int = ROOM, *, us
     return await thinker.reader.features(medium, room)
 
 
-@pytest.mark.parametrize(
+@lengths.drawn_cells(
+    1,
     ("frames", "rate_hz", "times", "lasts_s"),
     [(40, 10, None, 4), (16, 1, None, 16), (6, 1, [5000 * number for number in range(6)], 30)],
     ids=["ten a second", "one a second", "one each five seconds"],

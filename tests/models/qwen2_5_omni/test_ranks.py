@@ -159,6 +159,7 @@ def test_a_size_that_does_not_divide_is_refused(family: str, heads: str, request
         load(family, "thinker", LoadOptions(path=folder, tensor_parallel_size=4))
 
 
+@lengths.long_form("models/test_team.py: several ranks say what one says")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, where more than this can be seen")
 def test_ranks_take_the_first_gpus(omni_checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As far as can be seen without one: nothing is wrong but that."""

@@ -61,6 +61,7 @@ def check_codes(made: list[int], expected: SpokenCodes, what: object) -> None:
     assert made == expected.codes, f"{what}: from {differing[:1]} on"
 
 
+@lengths.long_form("models/qwen2_5_omni/test_speech.py: codes are those of the references")
 async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:
@@ -117,7 +118,8 @@ async def test_codes_are_those_of_the_references(
         # The last token that was drawn has no row: the end is one, where an answer ends by itself.
         given = reference.rows(turns, seen, tokens if case.ends else tokens[:-1], voice)
         expected = reference.spoken(given, CODES)
-        assert len(expected.codes) == CODES and len(set(expected.codes)) >= 15
+        # With random weights, speech may also end by itself.
+        assert len(set(expected.codes)) >= 15 or len(expected.codes) < CODES
         assert reference.generated(given, CODES) == expected.codes or any(expected.close)
         asked = TextRequest(turns, seed=0, max_tokens=case.tokens, ignore_eos=True)
         if case.ends:
@@ -128,6 +130,8 @@ async def test_codes_are_those_of_the_references(
         assert said.tokens == tokens, case
         check_codes(said.codes, expected, case)
         # Speech that ends by itself: the end is made so likely that it comes where it was closest, and not before.
+        if not expected.codes:
+            continue
         at = int(np.argmin(expected.gaps))
         likelier = (expected.gaps[at] + min(expected.gaps[:at], default=expected.gaps[at] + 1)) / 2
         ending = replace(speech, sampling=replace(speech.sampling, logit_bias={CODE_END: likelier}), max_frames=0)

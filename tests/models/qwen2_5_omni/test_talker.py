@@ -229,7 +229,7 @@ async def test_however_the_rows_come_it_says_the_same(
     await small.close()
 
 
-@lengths.drawn_cells(3, "end", ["closed", "cut short", "bad"])
+@lengths.drawn_cells(1, "end", ["closed", "cut short", "bad"])
 @lengths.drawn_cells(3, "share", [0.0, 0.3, 1.0])
 async def test_an_opening_that_does_not_end_leaves_nothing(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, end: str, share: float, seed: int

@@ -296,6 +296,7 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: Qwen2_5Thinker, om
     assert found < 64
 
 
+@lengths.long_form("models/media/test_process.py: a client leaves a process to others")
 async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qwen2_5Thinker, seed: int) -> None:
     """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
     films = [asyncio.create_task(tokens(thinker, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]

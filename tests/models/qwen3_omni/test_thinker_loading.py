@@ -153,6 +153,10 @@ def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: s
     assert f"1 weights that this model does not, the first is thinker.model.layers.1.{name}.bias" in refused(copied)
 
 
+@lengths.long_form(
+    "models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read",
+    "models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers",
+)
 def test_biases_of_attention_are_there_where_the_config_says_so(copied: Path, qwen3_checkpoint: Path) -> None:
     change(copied / "config.json", lambda values: changed(values, {f"{TEXT}.attention_bias": True}))
     products = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -203,6 +207,7 @@ def results(folder: Path) -> list[torch.Tensor]:
     return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
 
 
+@lengths.long_form("models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read")
 def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(copied: Path, qwen3_checkpoint: Path) -> None:
     change_weights(copied, together)
     assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
@@ -211,6 +216,10 @@ def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(c
     assert "is [11, 160, 80], and by config.json it is [10, 160, 80]" in refused(copied)
 
 
+@lengths.long_form(
+    "models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read",
+    "models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers",
+)
 def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qwen3_checkpoint: Path) -> None:
     """As Transformers 5 does it, and as it says itself."""
     change(copied / "config.json", lambda values: values["thinker_config"].update(tie_word_embeddings=True))

@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors import safe_open
 from transformers import Qwen2Tokenizer
 
+from helpers import lengths
 from helpers.drawings import MOVING, NAMES, checkpoint
 from omnistage.models.diffusers import folder as folders
 from omnistage.models.tiny.diffusers.sizes import DESIGNS
@@ -125,6 +126,7 @@ def test_a_prompt_is_encoded_to_its_own_tokens_and_the_end() -> None:
     assert lengths[0] < lengths[1] == embedded.shape[1] and mask.sum(1).tolist() == lengths
 
 
+@lengths.long_form("models/tiny/test_moving.py: a film depends on words and seed")
 def test_pictures_depend_on_prompt_and_seed(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     _shrink_what_is_edited(monkeypatch)
     for name in NAMES:

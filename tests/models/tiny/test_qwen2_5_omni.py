@@ -220,6 +220,7 @@ def test_a_dtype_is_that_of_the_thinker_and_the_talker(tmp_path: Path) -> None:
     assert read(tmp_path / "made", "config.json")["torch_dtype"] == "bfloat16"
 
 
+@lengths.long_form("models/tiny/test_qwen2_5_omni.py: tokens are bytes that join to the text")
 async def test_answers_differ_from_each_other_and_do_not_repeat_themselves(reference: OmniReference) -> None:
     what = "What is this?"
     pictures = [Media("image/png", media_files.picture(number, 140 + 28 * number, 168)) for number in range(3)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
@@ -21,6 +23,7 @@ from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragm
 os.environ.setdefault("SVT_LOG", "0")
 """Otherwise the encoder of AV1 prints its settings past every log, and errors for a film that is given up."""
 
+THREADS = Path("/proc/self/task")
 RATE_TICKS = 1001
 """Rates are fractions with at most this denominator, as the rates of television are."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
@@ -198,7 +201,8 @@ class FilmWriter:
             layout = "mono" if self._track.samples.shape[1] == 1 else "stereo"
             self._audio = container.add_stream("libopus", rate=OPUS_HZ, layout=layout)
             self._audio.codec_context.flags |= av.codec.context.Flags.bitexact
-        container.start_encoding()
+        with _same_scheduling():
+            container.start_encoding()
         self._container, self._head = container, bytes(file.data)
         self._codec = _codec_word(self._kind, self._head)
 
@@ -247,6 +251,21 @@ class _Head(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.data += data
         return len(data)
+
+
+@contextmanager
+def _same_scheduling() -> Iterator[None]:
+    """Keep the scheduling of all threads of this process. If root runs it, the encoder of AV1 gives its own threads and the calling one the
+    highest priority of real time: they, and whatever the caller starts from then on, would leave no processor to anybody else."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    before = {int(task.name): os.sched_getscheduler(int(task.name)) for task in THREADS.iterdir()}
+    try:
+        yield
+    finally:
+        for thread in map(int, (task.name for task in THREADS.iterdir())):
+            with suppress(ProcessLookupError):
+                if os.sched_getscheduler(thread) != before.get(thread, policy):
+                    os.sched_setscheduler(thread, policy, priority)
 
 
 def _clock(seconds: Fraction) -> str:
