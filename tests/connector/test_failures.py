@@ -40,7 +40,8 @@ import numpy as np
 import pytest
 
 from helpers.mounts import need_namespace
-from helpers.pipes import SHARED_MEMORY, WAIT_S, age, names, open_files, receive, running, running_apart, settled
+from helpers.pipes import SHARED_MEMORY, WAIT_S, age, names, receive, running, running_apart, settled
+from helpers.processes import open_files
 from helpers.reader import agree, ask, hand_over, read, read_without_arena, take_back
 from omnistage.connector.arena import Arena
 from omnistage.connector.liveness import find_peer

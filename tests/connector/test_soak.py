@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from helpers import lengths
-from helpers.pipes import SHARED_MEMORY, names, open_files, settled
+from helpers.pipes import SHARED_MEMORY, names, settled
+from helpers.processes import open_files
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
 from omnistage.connector.transport import Parcel

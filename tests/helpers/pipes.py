@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -79,18 +79,6 @@ def running_apart(target: Callable[[Connection], None]) -> Iterator[tuple[Connec
         connection.close()
         if process.poll() is None:
             kill()
-
-
-def open_files() -> set[tuple[str, str]]:
-    """Number and target of each descriptor of this process.
-
-    A test asks which ones are new: what earlier tests left may be closed at any time.
-    """
-    descriptors = set()
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the listing itself had it, or a thread has just closed it
-            descriptors.add((path.name, str(path.readlink())))
-    return descriptors
 
 
 def names(arena: bytes) -> list[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +90,16 @@ def wait_end(pid: int, timeout_s: float) -> bool:
         return bool(select.select([fd], [], [], max(timeout_s, 0.0))[0])
     finally:
         os.close(fd)
+
+
+def open_files(pid: int | str = "self") -> set[tuple[str, str]]:
+    """Number and target of each descriptor of a process, this one by default. Of this one, a test asks which ones are new: what earlier
+    tests left may be closed at any time."""
+    descriptors = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # The process has just closed it, as this one has that of the listing.
+            descriptors.add((path.name, str(path.readlink())))
+    return descriptors
 
 
 def _environment(folder: Path) -> bytes:

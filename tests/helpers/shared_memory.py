@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from helpers.processes import open_files
+
 MOUNT = Path("/dev/shm")
 OURS = f"{MOUNT}/omnistage-"
 
@@ -12,7 +14,7 @@ def files_of(pid: int) -> set[str]:
     """The shared-memory files of omnistage that a process has mapped or open."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     mapped = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in maps if OURS in line}
-    opened = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    opened = {target for _, target in open_files(pid)}
     return {Path(name).name for name in mapped | {name for name in opened if name.startswith(OURS)}}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.pipes import open_files
+from helpers.processes import open_files
 from omnistage.models.common.owned import LOCK, NEW, PREFIX, OwnFile, OwnFolder, sweep
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.lengths import rounds
+from helpers.processes import open_files
 from helpers.waiting import until
 from omnistage.models.common.spool import MEDIA_PORTS, Spool
 from omnistage.models.conversation import Streamed
@@ -28,17 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert not list(tmp_path.iterdir())
-    assert not [name for name in open_files() if name.startswith(str(tmp_path))]
-
-
-def open_files() -> list[str]:
-    names = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            names.append(str(entry.readlink()))
-        except FileNotFoundError:
-            continue  # The one of the listing.
-    return names
+    assert not [name for _, name in open_files() if name.startswith(str(tmp_path))]
 
 
 def most(streamed: Streamed) -> int:
@@ -149,4 +140,4 @@ async def test_who_is_cancelled_at_any_moment_leaves_nothing(rounds: int, seed: 
         working.cancel()
         await asyncio.wait({working})
         assert spool.held_bytes == 0
-    await until(lambda: not [name for name in open_files() if name.startswith(tempfile.gettempdir())])  # A thread may still close them.
+    await until(lambda: not [name for _, name in open_files() if name.startswith(tempfile.gettempdir())])  # A thread may still close them.

@@ -23,6 +23,7 @@ STORY = """
     from helpers import media_files
     from helpers.converse import PIECE, ConverseStream, TurnFailed, file_chunks, on_port
     from helpers.mounts import BALLAST, leave_free
+    from helpers.processes import open_files
     from helpers.servers import all_free, omni_stub, stack
     from helpers.waiting import until
     from omnistage.v1 import omni_pb2, stage_pb2
@@ -60,7 +61,7 @@ STORY = """
 
     def descriptors(pid):
         "What a process has open but sockets, which come and go: a file without a name too, be it in a folder or in memory."
-        opened = Counter(str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
+        opened = Counter(target for _, target in open_files(pid))
         return Counter({name: count for name, count in opened.items() if not name.startswith("socket:")})
 
     def children(pid):

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from helpers.ask import read, read_all, refusal, request
+from helpers.processes import open_files
 from helpers.servers import ServerProcess, all_free, local_stage, omni_stub, stack, stage_flags, toy_logic, watch_until
 from omnistage.stage import server as stage_server
 
@@ -42,8 +43,7 @@ async def test_a_killed_stage_gives_its_leases_back_long_before_the_grace(tmp_pa
 def test_a_stage_removes_at_its_start_what_a_killed_one_left(tmp_path: Path) -> None:
     with ServerProcess("omnistage.thinker", *stage_flags(), log_folder=tmp_path) as first:
         first.wait_ready()
-        links = [link.readlink() for link in Path(f"/proc/{first.pid}/fd").iterdir()]
-        (live,) = [path for path in links if path.name.endswith("-live")]
+        (live,) = [Path(target) for _, target in open_files(first.pid) if target.endswith("-live")]
         first.process.kill()
         first.process.wait()
     assert live.exists()

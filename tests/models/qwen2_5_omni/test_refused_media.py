@@ -11,6 +11,7 @@ import pytest
 
 from helpers import media_files
 from helpers.models import text_pieces
+from helpers.processes import open_files
 from helpers.run import RunStream, open_of
 from helpers.servers import all_free, family_logic, local_stage, stage_stub
 from omnistage.models.conversation import Media, Turn
@@ -34,9 +35,8 @@ def resting_collector() -> Iterator[None]:
 
 def pixels_here() -> tuple[int, int]:
     """Descriptors and mappings of decoded media that this process has."""
-    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     mappings = Path("/proc/self/maps").read_text().splitlines()
-    return sum("omnistage-medium" in link for link in links), sum("omnistage-medium" in mapping for mapping in mappings)
+    return sum("omnistage-medium" in target for _, target in open_files()), sum("omnistage-medium" in mapping for mapping in mappings)
 
 
 def film(seed: int) -> bytes:
