@@ -15,7 +15,8 @@ import pytest
 from helpers import lengths
 from omnistage.engine.constraint import Constraint as EngineConstraint
 from omnistage.engine.constraint import Walk
-from omnistage.models.common.constraint import FORMS, Constraints
+from omnistage.models.common.constraint import Constraints
+from omnistage.models.common.grammar import FORMS
 from omnistage.models.common.thought import Marks
 from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from helpers.waiting import until
+from omnistage.models.media.decoder import media_places
 from omnistage.models.media.errors import DecoderFull
-from omnistage.models.media.turns import WaitingPlaces
 
 
 async def test_clients_take_turns() -> None:
-    turns = WaitingPlaces(1, 100)
+    turns = media_places(1, 100)
     served: list[str] = []
 
     async def one(client: str) -> None:
@@ -33,7 +33,7 @@ async def test_clients_take_turns() -> None:
 
 async def test_a_client_leaves_a_place_to_whoever_comes() -> None:
     """However many of its media wait, and however long one takes: each of another client's first media begins at once."""
-    turns = WaitingPlaces(3, 2000)
+    turns = media_places(3, 2000)
     many = [asyncio.create_task(turns.enter("many")) for _ in range(1000)]
     await until(lambda: turns.waiting == 998)
     await turns.enter("one")
@@ -52,7 +52,7 @@ async def test_a_client_leaves_a_place_to_whoever_comes() -> None:
 
 
 async def test_with_one_place_a_client_waits_for_one_medium_of_another() -> None:
-    turns = WaitingPlaces(1, 2000)
+    turns = media_places(1, 2000)
     await turns.enter("many")
     many = [asyncio.create_task(turns.enter("many")) for _ in range(1000)]
     await until(lambda: turns.waiting == 1000)
@@ -67,7 +67,7 @@ async def test_with_one_place_a_client_waits_for_one_medium_of_another() -> None
 
 
 async def test_where_all_wait_that_may_the_longest_line_gives_way() -> None:
-    turns = WaitingPlaces(1, 4)
+    turns = media_places(1, 4)
     await turns.enter("many")
     many = [asyncio.create_task(turns.enter("many")) for _ in range(4)]
     await until(lambda: turns.waiting == 4)
@@ -86,7 +86,7 @@ async def test_where_all_wait_that_may_the_longest_line_gives_way() -> None:
 
 
 async def test_a_line_that_was_cancelled_whole_takes_no_place() -> None:
-    turns = WaitingPlaces(2, 100)
+    turns = media_places(2, 100)
     await turns.enter("a")
     waiting = [asyncio.create_task(turns.enter("a")) for _ in range(3)]
     await until(lambda: turns.waiting == 3)

@@ -1,43 +1,38 @@
 """Text that is restricted, token by token, to a JSON schema, a regular expression or one of some choices, for any tokenizer.
 
-The library llguidance makes the grammars. In a JSON schema, white space is only one space after a comma or a colon, so that an answer
-cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with unknown parts is refused.
-Every request has its own grammar. A grammar grows as it is used: if requests shared it, this growth would count against the bounds of the
-next request, and would reveal to one client what another client has asked.
+`grammar` makes the grammars; `grammar_trial` has made each one before in a process that may end. Every request has its own grammar. A
+grammar grows as it is used: if requests shared it, this growth would count against the bounds of the next request, and would reveal to one
+client what another client has asked.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 
 from omnistage.engine.constraint import Constraint as EngineConstraint
 from omnistage.engine.constraint import Walk
 from omnistage.engine.request import DeadEnd
+from omnistage.models.common.grammar import TokenPieces, UnfitConstraint, new_matcher, next_mask
+from omnistage.models.common.grammar_trial import GrammarTrials
 from omnistage.models.common.thought import Marks
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import TextConstraint
 from omnistage.models.interface import BadRequest, TextRequest
 
-FORMS = ("json_schema", "regex", "choice")
-"""All forms of constraints that `Constraints` supports."""
-
 _FIELD = "thinker.constraint"
-_LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-"""Bounds of one grammar: it takes at most about 10 MB, and adds some milliseconds to a step in the worst case."""
-
-_SPACE = " ?"
 _HISTORY_PIECE = 256
 """Number of tokens of a history that the matcher gets in one call."""
-_FORCED_CHARACTERS = 128
-"""If the text can continue in only one way, the library tokenizes this continuation and uses its first token. Only this many characters are
-tokenized, because all of them at every step would cost too much."""
-_MAX_REASON_CHARACTERS = 200
+
+
+def _field(constraint: TextConstraint) -> str:
+    return f"{_FIELD}.{constraint.form}"
 
 
 class Grammar:
@@ -48,16 +43,20 @@ class Grammar:
         self.vocabulary = vocabulary
         self._matcher, self._ends = matcher, ends
 
+    def read(self, tokens: Sequence[int]) -> bool:
+        """Go on behind these tokens; returns whether they keep to the constraint. Call it before the first walk."""
+        return self._matcher.try_consume_tokens(list(tokens)) == len(tokens)
+
     def begin(self) -> GrammarWalk:
-        return GrammarWalk(self._matcher.deep_copy(), self._ends)
+        return GrammarWalk(self, self._matcher.deep_copy(), self._ends)
 
 
 class GrammarWalk:
-    """Implements `engine.constraint.Walk`. ends: bits of the tokens that end a text. `_allowed`: result of `allowed`; None: not computed
-    yet."""
+    """Implements `engine.constraint.Walk`. grammar: counts as used as long as one of its walks. ends: bits of the tokens that end a text.
+    `_allowed`: result of `allowed`; None: not computed yet."""
 
-    def __init__(self, matcher: LLMatcher, ends: torch.Tensor) -> None:
-        self._matcher, self._ends = matcher, ends
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, ends: torch.Tensor) -> None:
+        self._grammar, self._matcher, self._ends = grammar, matcher, ends
         self._allowed: torch.Tensor | None = None
 
     @property
@@ -71,11 +70,7 @@ class GrammarWalk:
 
     def allowed(self) -> torch.Tensor:
         if self._allowed is None:
-            words = np.zeros(len(self._ends), np.int32)
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if self._matcher.is_error():
-                words[:] = 0
-            self._allowed = torch.from_numpy(words)
+            self._allowed = torch.from_numpy(next_mask(self._matcher, len(self._ends)))
         return self._allowed
 
     def note(self, token_id: int) -> None:
@@ -141,7 +136,8 @@ class Constraints:
         vocabulary: int,
     ) -> None:
         self._piece, self._encode = piece, encode
-        self._special, self._end_ids, self._vocabulary = frozenset(special), end_ids, vocabulary
+        self._special, self._end_ids, self._size = frozenset(special), end_ids, vocabulary
+        self._trials = GrammarTrials(lambda: self._vocabulary)
         self._worker = Worker("grammars", threads=1)
         self.activity = self._worker.activity
 
@@ -151,87 +147,60 @@ class Constraints:
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
         answered = request.history if thinks is None else thinks.answer_tokens(request.history)
-        grammar = await self._worker.run(partial(self._grammar, request.constraint, answered or ()))
+        grammar = await self._tried(request.constraint, request.client)
+        await self._read(grammar, answered or (), _field(request.constraint))
         return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
 
     async def warm_up(self) -> None:
         """Make what all grammars share before any request needs it, because that takes long."""
         await self._worker.run(lambda: self._tokenizer)
+        await self._trials.start()
 
     async def close(self) -> None:
+        await self._trials.close()
         await self._worker.close()
+
+    async def _tried(self, constraint: TextConstraint, client: str) -> Grammar:
+        """The grammar of a constraint, which was made on trial before. Raises BadRequest or Full."""
+        try:
+            async with self._trials.passed(constraint, client) as size_bytes:
+                self._trials.hold(size_bytes)
+                release = partial(self._trials.release, size_bytes)
+                try:
+                    grammar = await self._worker.run(partial(self._grammar, constraint))
+                except BaseException:
+                    release()
+                    raise
+                weakref.finalize(grammar, release)
+                return grammar
+        except UnfitConstraint as error:
+            raise BadRequest(_field(constraint), str(error)) from None
+
+    async def _read(self, grammar: Grammar, history: Sequence[int], field: str) -> None:
+        """Have the grammar read the tokens of a history; others have their turns between pieces of it. Raises BadRequest."""
+        for at in range(0, len(history), _HISTORY_PIECE):
+            if not await self._worker.run(partial(grammar.read, history[at : at + _HISTORY_PIECE])):
+                raise BadRequest("resume.history", f"the tokens do not keep to {field}")
+
+    @cached_property
+    def _vocabulary(self) -> TokenPieces:
+        pieces = [f"<special {number}>".encode() if number in self._special else self._piece(number) for number in range(self._size)]
+        return TokenPieces(pieces, sorted(self._special), self._end_ids)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """The tokenizer in llguidance's form, which only the worker touches. Making it takes 0.2 s for 49,152 tokens, 0.6 s for 152,064."""
-        return LLTokenizer(_Vocabulary(self._pieces(), self._special, self._end_ids[0], self._encode), eos_token=list(self._end_ids))
-
-    def _pieces(self) -> list[bytes]:
-        """The bytes of each id. A special id is no text and gets any name; an id without bytes is never allowed."""
-        return [
-            f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id) for token_id in range(self._vocabulary)
-        ]
+        """The vocabulary for llguidance, which only the worker touches."""
+        return self._vocabulary.tokenizer(self._encode)
 
     @cached_property
     def _ends(self) -> torch.Tensor:
         """Bits of the tokens that end a text, as in `Walk.allowed`."""
-        bits = np.zeros(-(-self._vocabulary // 32) * 32, bool)
+        bits = np.zeros(32 * self._vocabulary.mask_words, bool)
         bits[list(self._end_ids)] = True
         return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
-    def _grammar(self, constraint: TextConstraint, history: Sequence[int]) -> Grammar:
-        """The grammar of a constraint, after the tokens of a history. Raises BadRequest if no text fits it, or if this history does not."""
-        field = f"{_FIELD}.{constraint.form}"
-        try:
-            source = _source(constraint)
-        except ValueError as error:
-            raise BadRequest(field, _reason(str(error))) from None
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise BadRequest(field, _reason(matcher.get_error()))
-        grammar = Grammar(matcher, self._ends, self._vocabulary)
-        if not grammar.begin().allowed().any():
-            raise BadRequest(field, "no text keeps to it")
-        for at in range(0, len(history), _HISTORY_PIECE):
-            piece = list(history[at : at + _HISTORY_PIECE])
-            if matcher.try_consume_tokens(piece) < len(piece):
-                raise BadRequest("resume.history", f"the tokens do not keep to {field}")
-        return grammar
-
-
-class _Vocabulary(TokenizerWrapper):
-    """The tokenizer in the form that LLTokenizer expects, with attributes under the names that it prescribes."""
-
-    def __init__(self, pieces: Sequence[bytes], special: Collection[int], end_id: int, encode: Callable[[str], Sequence[int]]) -> None:
-        self.tokens, self.special_token_ids, self.eos_token_id, self.bos_token_id = pieces, sorted(special), end_id, None
-        self.is_tokenizer_wrapper = True
-        self._encode = encode
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(self._encode((text if isinstance(text, str) else text.decode())[:_FORCED_CHARACTERS]))
-
-
-def _source(constraint: TextConstraint) -> str:
-    """The constraint as a grammar in the form that llguidance reads. Raises ValueError for text that is not of this form."""
-    match constraint.form:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": _SPACE})
-        case "regex":
-            return LLMatcher.grammar_from_regex(constraint.text)
-    return LLMatcher.grammar_from_regex("|".join(f"({_literal(choice)})" for choice in constraint.choices))
-
-
-def _literal(text: str) -> str:
-    """A regular expression that matches exactly this text."""
-    return "".join(character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
-
-
-def _reason(message: str) -> str:
-    """The line of the library's message that names the fault, at most _MAX_REASON_CHARACTERS long. Lines that say where the fault is are
-    left out, because the user has not written the grammar."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
-    return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]
+    def _grammar(self, constraint: TextConstraint) -> Grammar:
+        return Grammar(new_matcher(self._tokenizer, constraint), self._ends, self._size)
 
 
 @contextmanager

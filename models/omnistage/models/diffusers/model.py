@@ -48,10 +48,9 @@ from omnistage.models.interface import (
     Wanted,
     no_inputs,
 )
-from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.decoder import MediaDecoder, media_places
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
-from omnistage.models.media.turns import WaitingPlaces
 from omnistage.models.steps.product import Product
 from omnistage.models.steps.session import Drawing, Sessions
 
@@ -119,7 +118,7 @@ class DrawnModel(Generic[J]):
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
-        self._fitting = WaitingPlaces(1, MAX_FITTING)
+        self._fitting = media_places(1, MAX_FITTING)
         self._held, self._held_lock = 0, threading.Lock()  # _held: bytes of all decoded pictures that exist.
         self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 

@@ -18,13 +18,14 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from omnistage.models.common.helper_process import NotTaken
 from omnistage.models.media.decoded import DecodedFilm, DecodedPicture, DecodedSound
-from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, NoRoom, NotTaken
+from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull, NoRoom
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, align
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
 from omnistage.models.media.process import DecodingProcess
-from omnistage.models.media.turns import WaitingPlaces
+from omnistage.models.turns import WaitingPlaces
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,11 @@ T = TypeVar("T")
 Make = Callable[[dict[str, Any], mmap.mmap], T]
 
 
+def media_places(places: int, max_waiting: int) -> WaitingPlaces:
+    """Places for media that are decoded; who may not wait for one gets DecoderFull."""
+    return WaitingPlaces(places, max_waiting, lambda waiting: DecoderFull(f"{waiting} media wait to be decoded: ask again later"))
+
+
 class MediaDecoder:
     """Decodes up to `processes` media at once, each in a process of its own. Processes start when they are needed and stay.
 
@@ -51,8 +57,8 @@ class MediaDecoder:
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
         self.limits = limits or MediaLimits()
-        self._turns = WaitingPlaces(processes, max_waiting)  # For all media.
-        self._films = WaitingPlaces(max(processes - 1, 1), max_waiting)  # For films, which wait here first.
+        self._turns = media_places(processes, max_waiting)  # For all media.
+        self._films = media_places(max(processes - 1, 1), max_waiting)  # For films, which wait here first.
         self._idle: list[DecodingProcess] = []
         self._busy: set[DecodingProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()  # Tasks that each end a process.
@@ -107,7 +113,10 @@ class MediaDecoder:
         except NotTaken:  # once more: the process failed before it took the medium, so the medium is not to blame
             while self._idle:
                 self._retire(self._idle.pop())
+        try:
             return await self._decode_once(kind, source, ask, client, make)
+        except NotTaken as error:
+            raise DecoderFailed(str(error)) from error
 
     async def _decode_once(self, kind: Kind, source: Source, ask: Preprocessing, client: str, make: Make[T]) -> T:
         """Have one process decode a medium, and return what `make` builds from its answer. Raises the error with which the process refused.

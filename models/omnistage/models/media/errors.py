@@ -26,7 +26,3 @@ class DecoderFailed(RuntimeError):
 
 class DecoderBroken(RuntimeError):
     """The system refused the decoding process something that this medium needs. The medium is not to blame; asking again is of no use."""
-
-
-class NotTaken(DecoderFailed):
-    """The process that was to decode a medium did not take it: it was stopped or killed before, maybe at its start. Another process can."""

@@ -22,9 +22,9 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.rope import rotary
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.decoder_config import BIASED, LEAST_THETA
 from omnistage.models.common.engine_model import Started, choose_dtype, decoder_weights, limits_of
+from omnistage.models.common.grammar import FORMS
 from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer

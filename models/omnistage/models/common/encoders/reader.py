@@ -20,7 +20,7 @@ from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.lru import LruCache
 from omnistage.models.conversation import Media, Streamed
 from omnistage.models.media.decoded import DecodedSound
-from omnistage.models.media.decoder import MediaDecoder, Source
+from omnistage.models.media.decoder import MediaDecoder, Source, media_places
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.preprocessing import (
     Colour,
@@ -31,7 +31,6 @@ from omnistage.models.media.preprocessing import (
     check_room,
     grown_to,
 )
-from omnistage.models.media.turns import WaitingPlaces
 
 FILMS, OTHERS = 4, 16
 """Number of films, and of pictures and sounds, that may be read at once, which bounds the pixels and samples in memory."""
@@ -141,7 +140,7 @@ class MediaReader:
         self._decoder, self._preprocessing, self._pictures, self._sounds = decoder, preprocessing, pictures, sounds
         self.rows_of, self._cache, self._digest = rows_of, cache, digest
         self._read_now: dict[bytes, _Reading] = {}
-        self._films, self._others = WaitingPlaces(FILMS, MAX_WAITING), WaitingPlaces(OTHERS, MAX_WAITING)
+        self._films, self._others = media_places(FILMS, MAX_WAITING), media_places(OTHERS, MAX_WAITING)
 
     async def close(self) -> None:
         await self._decoder.close()

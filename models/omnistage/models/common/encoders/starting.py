@@ -21,7 +21,6 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.encoders.encoder import AudioEncoder, MediaSizes, Need, VisionEncoder
 from omnistage.models.common.encoders.media import (
@@ -40,6 +39,7 @@ from omnistage.models.common.encoders.reader import MediaReader
 from omnistage.models.common.encoders.sizes import Sizes
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.engine_model import Started, choose_dtype, limits_of
+from omnistage.models.common.grammar import FORMS
 from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import compute_on_thread
 from omnistage.models.common.spool import MEDIA_PORTS

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
-
-from omnistage.models.media.errors import DecoderFull
 
 
 class WaitingPlaces:
     """Up to `places` requests run at once, and max_waiting more may wait. If there are several places, a client holds at most all but one,
-    so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a client with a shorter line."""
+    so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a client with a shorter line.
+    full: makes the error of who may not wait, from the number of those who do."""
 
-    def __init__(self, places: int, max_waiting: int) -> None:
+    def __init__(self, places: int, max_waiting: int, full: Callable[[int], Exception]) -> None:
+        self._full = full
         self._free = places
         self._most_each = max(places - 1, 1)
         self._max_waiting = max_waiting
@@ -27,7 +27,7 @@ class WaitingPlaces:
 
     @asynccontextmanager
     async def taken(self, client: Hashable) -> AsyncIterator[None]:
-        """Wait for a place, and hold it in this context. Raises DecoderFull."""
+        """Wait for a place, and hold it in this context. Raises the error of `full`."""
         await self.enter(client)
         try:
             yield
@@ -35,7 +35,7 @@ class WaitingPlaces:
             self.leave(client)
 
     async def enter(self, client: Hashable) -> None:
-        """Wait for a place, which must be given back by `leave`. Raises DecoderFull."""
+        """Wait for a place, which must be given back by `leave`. Raises the error of `full`."""
         if self._may_enter(client):
             self._take(client)
             return
@@ -77,8 +77,8 @@ class WaitingPlaces:
         self._held[client] += 1
 
     def _make_room(self, client: Hashable) -> None:
-        """Make room for one more request of a client. Raises DecoderFull if no client has a longer line than this client would have."""
-        full = DecoderFull(f"{self.waiting} media wait to be decoded: ask again later")
+        """Make room for one more request of a client. Raises `full` if no client has a longer line than this one would have."""
+        full = self._full(self.waiting)
         longest = max(self._lines, key=lambda one: len(self._lines[one]), default=client)
         if len(self._lines.get(longest, ())) <= len(self._lines.get(client, ())) + 1:
             raise full

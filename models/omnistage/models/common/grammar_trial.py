@@ -1,0 +1,164 @@
+"""Grammars made on trial, in a process that may end: llguidance can take minutes and gigabytes for a schema of some hundred bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import astuple
+from typing import IO, Any
+
+from omnistage.models.common.grammar import TokenPieces, UnfitConstraint
+from omnistage.models.common.helper_process import HelperProcess, NotTaken
+from omnistage.models.conversation import TextConstraint
+from omnistage.models.interface import Full
+from omnistage.models.turns import WaitingPlaces
+
+MAX_WAITING = 64
+START_LIMIT_S = 15.0
+ANSWER_LIMIT_S = 5.0
+"""Seconds after which the process must have said how a trial ended, which it ends itself after 2 s."""
+MEMORY_BYTES = 256 << 20
+"""Bytes that the grammars of all running answers may take together in this process."""
+LEAST_BYTES = 1 << 20
+"""Each grammar counts for so much at least: it grows as it is used."""
+
+
+class GrammarTrials:
+    """Tries constraints one after the other, in a process that starts with the first one. Clients take turns.
+
+    Call it from one event loop, on a thread that lives as long: the process ends with the thread that started it. vocabulary: called once
+    for each process."""
+
+    def __init__(self, vocabulary: Callable[[], TokenPieces]) -> None:
+        self._vocabulary = vocabulary
+        self._turns = WaitingPlaces(1, MAX_WAITING, lambda waiting: Full(f"{waiting} constraints wait for their grammars: ask again later"))
+        self._process: HelperProcess | None = None
+        self._held_bytes = 0
+
+    @asynccontextmanager
+    async def passed(self, constraint: TextConstraint, client: str) -> AsyncIterator[int]:
+        """Wait for the client's turn, try the constraint, and hold the turn for the block, in which the caller makes the grammar itself.
+        Gives the number of bytes that the grammar takes. Raises UnfitConstraint if it cannot be made within the bounds of a trial, and Full
+        if that could not be found out. If the caller is cancelled, the trial ends."""
+        async with self._turns.taken(client):
+            yield max(await self._try(constraint), LEAST_BYTES)
+
+    def hold(self, size_bytes: int) -> None:
+        """Count the bytes of a grammar until `release`. Raises Full if all of them would take too much."""
+        if self._held_bytes + size_bytes > MEMORY_BYTES:
+            raise Full(f"the grammars of other answers take {self._held_bytes >> 20} MiB of {MEMORY_BYTES >> 20}: ask again later")
+        self._held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Give the bytes of a grammar back that nobody uses any more."""
+        self._held_bytes -= size_bytes
+
+    async def close(self) -> None:
+        """End the process. Call it when nothing is being tried."""
+        await self._retire()
+
+    async def start(self) -> None:
+        """Start the process, so that the first constraint need not wait for that. Raises Full."""
+        async with self._turns.taken(""):
+            with _told():
+                await self._started()
+
+    async def _try(self, constraint: TextConstraint) -> int:
+        """The bytes that the grammar takes. Raises UnfitConstraint or Full."""
+        with _told():
+            try:
+                outcome = await self._exchange(constraint)
+            except NotTaken:  # once more: the process was killed before it took the constraint
+                outcome = await self._exchange(constraint)
+        match outcome:
+            case {"passed": int(size_bytes)}:
+                return size_bytes
+            case {"unfit": str(reason)}:
+                raise UnfitConstraint(reason)
+            case {"ended": int(status)} if status == -signal.SIGPROF:
+                raise UnfitConstraint("its grammar takes more than 0.5 s of a processor: make it simpler")
+            case {"ended": int(status)} if status == -signal.SIGABRT:
+                raise UnfitConstraint("its grammar takes more than 64 MiB of memory: make it simpler")
+            case {"ended": int(status)} if status != -signal.SIGKILL:
+                raise UnfitConstraint("its grammar cannot be made: make it simpler")
+        raise Full("the grammar of the constraint was not made in time: ask again later")
+
+    async def _exchange(self, constraint: TextConstraint) -> dict[str, Any]:
+        """Have the process try a constraint; how that ended. A process that does not answer is ended. Raises NotTaken."""
+        process = await self._started()
+        reading, writing = os.pipe()
+        trial = asyncio.create_task(self._send(process, constraint, reading))
+        try:
+            return await asyncio.shield(trial)
+        except asyncio.CancelledError:
+            os.close(writing)
+            writing = -1
+            await asyncio.wait([trial])  # until the process can try the next one
+            trial.exception()  # Nobody wants to know.
+            raise
+        finally:
+            os.close(reading)
+            if writing >= 0:
+                os.close(writing)
+
+    async def _send(self, process: HelperProcess, constraint: TextConstraint, pipe: int) -> dict[str, Any]:
+        """How the trial ended. A process that does not take it, or does not answer, is ended. Raises NotTaken."""
+        try:
+            with _file(json.dumps(astuple(constraint)).encode()) as file:
+                await process.send(b"constraint", file.fileno(), pipe)
+        except NotTaken:
+            await self._retire()
+            raise
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                answer = await process.receive()
+        except TimeoutError:
+            answer = b""
+        if not answer:
+            await self._retire()
+            return {"late": True}
+        outcome: dict[str, Any] = json.loads(answer)
+        return outcome
+
+    async def _started(self) -> HelperProcess:
+        """The process, which has the vocabulary. Raises NotTaken."""
+        if self._process is not None and not self._process.is_alive():
+            await self._retire()
+        if self._process is None:
+            self._process = HelperProcess("omnistage.models.common.grammar_child", [], "makes grammars on trial", START_LIMIT_S)
+            try:
+                with _file(pickle.dumps(self._vocabulary())) as file, suppress(BrokenPipeError):  # It ended; the next line tells how.
+                    self._process.post(b"vocabulary", file.fileno())
+                await self._process.wait_ready()
+            except BaseException:
+                await self._retire()
+                raise
+        return self._process
+
+    async def _retire(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.end()
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[IO[bytes]]:
+    """A file in memory, for the other process to read."""
+    with os.fdopen(os.memfd_create("omnistage-constraint", os.MFD_CLOEXEC), "w+b") as file:
+        file.write(content)
+        file.flush()
+        yield file
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Raises Full where no process could try a constraint, or this one lacks a descriptor."""
+    try:
+        yield
+    except (NotTaken, OSError) as error:
+        raise Full(f"the grammar of the constraint was not tried ({error}): ask again later") from error
