@@ -128,7 +128,7 @@ def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:
     [
         ("adress: x", "there is no setting 'adress'; did you mean address?"),
         ("detach: true", "there is no setting 'detach'"),
-        ("a: [", "this is not YAML"),
+        ("a: [", "this is no YAML: line 1: "),
         ("- toy", "give settings, one a line"),
         ("grace: {talker: 1}", "grace takes one value, not {'talker': 1}"),
         ("replicas: {talker: [1]}", "replicas takes one value, not [1]"),

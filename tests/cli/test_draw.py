@@ -129,7 +129,6 @@ def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tm
             ["--out", "x.png", "--previews", "1", "--preview-dir", "none"],
             ["error: --preview-dir none: there is no such folder", "hint: Make it first: mkdir -p none"],
         ),
-        (["--out", "x.png", "--timeout", "inf"], ["error: --timeout inf: this is no number; give one such as 7.5"]),
         (["--out", "x.jpg"], ["error: --out: toy-film makes image/png of this request; ask for that or leave it out"]),
         (["--out", "x.png", "--width", "400"], ["error: --width: toy-film makes at most 256"]),
         (["--out", "x.png", "--size", "400x16"], ["error: --size: toy-film makes at most 256"]),

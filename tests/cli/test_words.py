@@ -1,15 +1,19 @@
 """Text that is none, and mistakes on the command line: one line, before anything is started."""
 
+import random
 import re
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import StartedProcess
 from helpers.terminal import Terminal, words_of
+from omnistage.cli.main import app
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
 COMMAND = (sys.executable, "-m", "omnistage.cli")
@@ -43,7 +47,6 @@ def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--timeout", "inf"), "--timeout inf: this is no number; give one such as 0.5"),
         (("--json-schema", "/no/such.json"), "--json-schema /no/such.json: No such file or directory"),
         (("--json-schema", "/dev/zero"), "--json-schema /dev/zero: this is more than 4 MiB, and no JSON schema"),
     ],
@@ -108,3 +111,16 @@ def test_lines_of_a_terminal_are_broken_between_words(words: list[str], size: tu
     if "--help" in words:
         assert set(re.findall(r"[\w-]+", piped.stdout)) <= set(re.findall(r"[\w-]+", " ".join(said))), terminal.lines
         assert max(map(len, terminal.lines)) < size[0]
+
+
+def test_no_option_takes_a_number_that_is_none(seed: int) -> None:
+    """Each option of every command that takes a number is tried, bounded or not."""
+    chance, options = random.Random(seed), 0
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        text = ["x"] if any(parameter.required for parameter in command.params) else []
+        for option in (parameter.opts[0] for parameter in command.params if parameter.type_descriptor.annotation is float):
+            options += 1
+            value = chance.choice(["inf", "-inf", "nan", "1e400"])
+            output = CliRunner().invoke(app, [name, f"{option}={value}", *text]).stderr
+            assert f"'{option}'" in output and "it must be" in " ".join(output.split()), (name, option, value, output)
+    assert options > 20

@@ -464,12 +464,15 @@ async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(fil
             "bytes=-": 400,
             "lines=0-1": 400,
             f"bytes={size}-": 416,
+            "bytes=" + ",".join(f"{number}-{number}" for number in range(101)): 416,
         }.items():
             answer = get(url, place, Range=asked)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, "Range"), asked
         whole = get(url, place).content
         for asked, part in {"bytes=3-9": whole[3:10], "bytes=-4": whole[-4:], f"bytes={size - 1}-": whole[-1:]}.items():
             assert get(url, place, Range=asked).content == part, asked
+        head = httpx2.head(f"{url}/v1/videos{place}", headers=by("ann"))
+        assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
 
 
 def test_films_are_not_kept_for_ever(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:

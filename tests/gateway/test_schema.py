@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -86,3 +88,15 @@ def test_the_document_tells_of_errors_and_streams(url: str) -> None:
     assert "Retry-After" in chat["responses"]["503"]["headers"]
     assert told["components"]["schemas"]["Error"]["properties"]["error"]["required"]
     assert "422" not in str(told["paths"])
+
+
+def test_whatever_can_be_got_has_a_head(hurried: str) -> None:
+    """The same status and headers, and no body."""
+    paths = httpx2.get(f"{hurried}/openapi.json").json()["paths"]
+    got = ["/", "/openapi.json", *(re.sub(r"\{\w+\}", "x", path) for path, operations in paths.items() if "get" in operations)]
+    assert len(got) > 5
+    for path in got:
+        full_answer, head_only = httpx2.get(hurried + path), httpx2.head(hurried + path)
+        assert (head_only.status_code, head_only.content) == (full_answer.status_code, b""), path
+        assert head_only.headers["content-type"] == full_answer.headers["content-type"], path
+    assert httpx2.head(f"{hurried}/v1/chat/completions").status_code == 405

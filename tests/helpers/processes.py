@@ -93,8 +93,8 @@ def wait_end(pid: int, timeout_s: float) -> bool:
 
 
 def open_files(pid: int | str = "self") -> set[tuple[str, str]]:
-    """Number and target of each descriptor of a process, this one by default. Of this one, a test asks which ones are new: what earlier
-    tests left may be closed at any time."""
+    """Number and target of each descriptor of a process, this one by default. A test asks which ones of its own process are new: what
+    earlier tests left may be closed at any time."""
     descriptors = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # The process has just closed it, as this one has that of the listing.

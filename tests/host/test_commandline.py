@@ -93,3 +93,12 @@ def test_help_is_for_people(kind: type[StageSettings | RouterSettings], capsys: 
 )
 def test_what_pydantic_finds_is_told_in_the_same_words(fault: dict[str, Any], told: str) -> None:
     assert fault_found(fault, "'x'") == told
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
+@pytest.mark.parametrize("kind", [StageSettings, RouterSettings])
+def test_no_number_is_infinite(kind: type[StageSettings | RouterSettings], value: str) -> None:
+    for name in [name for name, field in kind.model_fields.items() if field.annotation is float]:
+        option = "--" + name.replace("_", "-")
+        with pytest.raises(StartError, match=f"{option}: is '{value}'; it must be a number"):
+            read(kind, [f"{option}={value}"], "server")

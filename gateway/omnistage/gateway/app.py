@@ -30,7 +30,7 @@ LATER = {
 def new_app(door: Door) -> ASGIApp:
     """The whole app: all endpoints, with the guard in front of them."""
     summary = "Omni-modality models behind OpenAI's interface."
-    app = FastAPI(title="omnistage", version=__version__, summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
     for endpoints in (chat, responses, speech, drawn_sound, pictures, films, listing, state, page):
         app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)

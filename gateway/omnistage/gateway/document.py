@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
 from omnistage.gateway.answering import EVENTS
+from omnistage.gateway.parsed import new_router
 from omnistage.gateway.sound import MEDIA_TYPES
 
 _JSON = "application/json"
@@ -74,11 +78,12 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 
 def document(app: FastAPI) -> None:
-    """Complete the OpenAPI document that the app serves."""
-    plain = app.openapi
+    """Add the endpoint of the OpenAPI document. It is made and serialized once: it has some 100 KB, and anybody may ask for it."""
+    router = new_router("", "document")
 
-    def completed() -> dict[str, Any]:
-        whole = plain()
+    @cache
+    def serialized() -> bytes:
+        whole = app.openapi()
         for path, operations in whole["paths"].items():
             for operation in operations.values():
                 _complete(path, operation)
@@ -88,9 +93,14 @@ def document(app: FastAPI) -> None:
         components.setdefault("schemas", {})["Error"] = ERROR
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
         whole["security"] = [{}, {"key": []}]
-        return whole
+        return json.dumps(whole, separators=(",", ":")).encode()
 
-    app.openapi = completed  # type: ignore[method-assign]
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """Give the document."""
+        return Response(serialized(), media_type=_JSON)
+
+    app.include_router(router)
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:

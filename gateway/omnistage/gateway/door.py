@@ -27,6 +27,9 @@ from omnistage.gateway.settings import GatewaySettings
 
 log = structlog.get_logger(__name__)
 
+START_PATIENCE_S = 20.0
+"""Seconds that a request waits for a pipeline that is starting, before its client is told when to ask again."""
+
 KEY_HEADERS = ("x-api-key", "api-key")
 """Headers that may carry a key instead of `Authorization: Bearer KEY`, which OpenAI's clients send."""
 
@@ -47,8 +50,8 @@ class Door:
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self.settings, self.metrics = settings, metrics
-        # No retries, because clients over HTTP retry by themselves, as OpenAI's do; so no request waits here for a pipeline that starts.
-        connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
+        # No retries, because clients over HTTP retry by themselves, as OpenAI's do. But they give up before a pipeline has started.
+        connection = Connection(Found(settings.router, is_named=True), start_patience_s=START_PATIENCE_S, warn=_warn)
         self.omni = AsyncOmni.over(connection, None, max_retries=0)
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
         self.fetcher = Fetcher(settings.media_hosts, settings.max_message_bytes)

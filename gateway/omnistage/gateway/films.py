@@ -36,6 +36,9 @@ NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "g
 RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 """The first and the last byte of a range; either may be empty."""
 
+MAX_RANGES = 100
+"""The most ranges of one request; if there are more, Starlette gives the whole file."""
+
 DRAWN_SEEDS = 10**9
 """A seed that the gateway draws is below this number, like those of a router: people can type it, and JavaScript reads it exactly."""
 
@@ -196,6 +199,8 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
     if not is_streamed:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
         raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
+    if request.method == "HEAD":
+        return Response(media_type=job.media_type, headers=FILE_HEADERS)
     pieces = await unless_gone(request, begin_pieces(growing.read()))
     answer = await stream_response(request, pieces, FIELDS, media_type=job.media_type, telling=None)
     answer.headers.update(FILE_HEADERS)
@@ -203,7 +208,8 @@ async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool
 
 
 def check_range(request: Request, size: int) -> None:
-    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file of `size` bytes."""
+    """Raises ApiError 400 for a malformed range in the request, 416 for one that begins after the end of the file of `size` bytes, or for
+    too many of them."""
     header = request.headers.get("range")
     if header is None:
         return
@@ -211,6 +217,8 @@ def check_range(request: Request, size: int) -> None:
     parts = [RANGE.fullmatch(part.strip()) for part in rest.split(",")] if unit == "bytes" else [None]
     if not all(part and (part[1] or part[2]) and not (part[1] and part[2] and int(part[1]) > int(part[2])) for part in parts):
         raise invalid("Range", f"{header[:64]!r} is no range of bytes, such as bytes=0-1023")
+    if len(parts) > MAX_RANGES:
+        raise ApiError(416, f"one request may have {MAX_RANGES} ranges at most", param="Range", code="too_many_ranges")
     if any(part and part[1] and int(part[1]) >= size for part in parts):
         headers = {"Content-Range": f"bytes */{size}"}
         raise ApiError(416, f"the file has {size} bytes, and none in {header[:64]!r}", param="Range", code="no_such_range", headers=headers)

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Request
 from omnistage.client.listing import Pipeline
 from omnistage.gateway.answering import unless_gone
 from omnistage.gateway.door import Door
+from omnistage.gateway.parsed import new_router
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["models"])
+    router = new_router("/v1", "models")
     # No server knows how old a pipeline is: all of them count as old as this process.
     created = int(time.time())
 

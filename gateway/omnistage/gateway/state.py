@@ -9,10 +9,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from omnistage.client.errors import OmniError
 from omnistage.gateway.answering import unless_gone
 from omnistage.gateway.door import Door
+from omnistage.gateway.parsed import new_router
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(tags=["state"])
+    router = new_router("", "state")
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health")

@@ -40,7 +40,9 @@ def _check_collector(url: str) -> str:
 class ServerSettings(BaseSettings):
     """Settings of a server process; stages and the router add their own."""
 
-    model_config = SettingsConfigDict(env_prefix="OMNISTAGE_", cli_kebab_case=True, cli_hide_none_type=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="OMNISTAGE_", cli_kebab_case=True, cli_hide_none_type=True, extra="forbid", allow_inf_nan=False
+    )
 
     address: Address = Field("127.0.0.1:0", description="where to listen; port 0 takes a free one")
     metrics_address: Address = Field("127.0.0.1:0", description="Prometheus metrics")

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from google.protobuf import json_format
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from omnistage.host.faults import fault_found
 from omnistage.host.names import check_replica_address
+from omnistage.router.yaml_text import BadYaml, read_yaml
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
 from omnistage.wire.ports import converts
@@ -168,16 +168,11 @@ def load_pipeline(name_or_file: str) -> PipelineFile:
             raise PipelineError(f"no pipeline {name_or_file!r}; there are {', '.join(shipped_pipelines())}, or give a .yaml file")
         path = found[0]
     try:
-        return PipelineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return PipelineFile.model_validate(read_yaml(path))
     except OSError as error:
         raise PipelineError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise PipelineError(f"{path}: this is no YAML: {place}{error.problem}") from None
-    except yaml.YAMLError as error:
-        raise PipelineError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
-    except UnicodeDecodeError:
-        raise PipelineError(f"{path}: this is no text in UTF-8") from None
+    except BadYaml as error:
+        raise PipelineError(f"{path}: {error}") from None
     except ValidationError as error:
         raise PipelineError(f"{path}: {'; '.join(_fault(details) for details in error.errors(include_url=False))}") from None
 

@@ -74,8 +74,6 @@ OWN = "the servers' own"
 ALL = "all"
 """Written in place of a stage; it means all stages that the same setting does not name."""
 
-MAX_BYTES = 1 << 20
-
 
 def read(context: typer.Context, path: Path | None) -> Path | None:
     """Callback of --config, which is read first: the values of the file become the defaults of the command. Raises BadParameter for a file
@@ -189,21 +187,14 @@ def _split(value: str) -> list[str]:
 
 def _mapping(path: Path) -> dict[Any, Any]:
     """The contents of a YAML file with settings; empty for an empty file. Raises BadParameter."""
-    import yaml
+    from omnistage.router.yaml_text import BadYaml, read_yaml
 
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        contents = read_yaml(path)
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise typer.BadParameter(f"{path}: this is more than {MAX_BYTES >> 20} MiB, and no file of settings")
-    try:
-        contents = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place is not None else ""
-        raise typer.BadParameter(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
+    except BadYaml as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
     if contents is None:
         return {}
     if not isinstance(contents, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,7 +73,6 @@ class PictureOrder(TypedOrder):
         return [Path()]
 
     def checked(self) -> Self:
-        check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
             known.named(tried).open_files(tried)
@@ -165,13 +163,6 @@ class PictureFile:
     def facts(self) -> dict[str, object]:
         width, height = self.size or (None, None)
         return {"path": str(self.path), "result": self.result, "layer": self.layer, "width": width, "height": height}
-
-
-def check_numbers(options: Options, example: float = 7.5) -> None:
-    """Raises RequestError for an option that is infinite or NaN, which Typer accepts. example: a number for the error text."""
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as {example}")
 
 
 def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> tuple[list[bytes], Options]:

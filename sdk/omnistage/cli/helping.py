@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer._click.formatting import HelpFormatter
@@ -79,7 +80,11 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _in_our_words():
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            if isinstance(value := ctx.params.get(parameter.name), float) and not math.isfinite(value):
+                raise typer.BadParameter(f"is '{value}'; it must be a number", ctx, cast(Any, parameter))
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         with _in_our_words():

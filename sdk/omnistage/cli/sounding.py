@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from omnistage.cli.connect import connect_client
-from omnistage.cli.drawing import check_numbers
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -47,7 +46,6 @@ class SoundOrder(HeardOrder):
         return Need(["text"], ["audio"], "diffusion")
 
     def checked(self) -> SoundOrder:
-        check_numbers(self.options)
         whole = replace(self, prompt=words(self.prompt, EXAMPLE))
         if self.out is not None and not self.is_sound_piped:
             with ExitStack() as tried:

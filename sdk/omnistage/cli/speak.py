@@ -12,7 +12,6 @@ import numpy as np
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connect_client
-from omnistage.cli.drawing import check_numbers
 from omnistage.cli.figures import as_json, cut_note, figures, remarks, tell
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
@@ -85,7 +84,6 @@ class Question(HeardOrder):
         return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
     def checked(self) -> Question:
-        check_numbers(self.options, example=0.5)
         with ExitStack() as tried:
             _open_files(self, tried)
         if self.out is not None and not self.is_sound_piped:
