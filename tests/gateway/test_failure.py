@@ -15,7 +15,7 @@ from helpers.peer import PlayingPeer, listening
 from helpers.raw_http import connected, heard, post
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
-from omnistage.gateway import chat_options, pictures, responses, speech
+from omnistage.gateway import chat_options, door, pictures, responses, speech
 from omnistage.gateway.chat_schema import ChatRequest
 from omnistage.gateway.failure import of_omni
 from omnistage.gateway.pictures_schema import PictureRequest
@@ -106,8 +106,9 @@ class Offering(PlayingPeer):
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_router_is_asked_once_for_each_request(path: str) -> None:
+async def test_the_router_is_asked_once_for_each_request(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it says when to ask again: it is who asked over HTTP that does, or a refusal would become nine."""
+    monkeypatch.setattr(door, "START_PATIENCE_S", 0.0)  # Only a pipeline that starts is waited for.
     refusals = [StageError(reason, "not now", retry_delay_s=0.01) for reason in PASSES]
     peer = Offering(*refusals)
     async with listening(peer) as wire, local_gateway(wire.address) as (url, _):

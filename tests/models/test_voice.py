@@ -122,7 +122,7 @@ async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2
     assert rate <= 0.05, pairs
 
 
-@lengths.rounds(4, 60)
+@lengths.rounds(8, 60)
 async def test_written_forms_are_heard_as_their_words(talker: SmolTalker, code2wav: SmolCode2Wav, seed: int, rounds: int) -> None:
     """A sentence has a form drawn from the table. The recogniser hears in it what it hears in the same sentence with the words written out,
     but for an error in eight words: it is a small recogniser. A quarter of the sentences it may hear as it likes: some it hears in two

@@ -109,7 +109,7 @@ STORY = """
                 await all_free([thinker.address])
                 assert os.listdir(SPOOL) == []
                 await until(lambda: descriptors(thinker.pid) == before)
-                (decoding,) = children(thinker.pid)
+                (decoding,) = [child for child in children(thinker.pid) if "media.child" in Path(f"/proc/{child}/cmdline").read_text()]
                 await until(lambda: sum(descriptors(decoding).values()) == 3)
                 empty = used()  # A file that was removed takes its room until nobody has it open.
 
