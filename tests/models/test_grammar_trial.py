@@ -175,6 +175,14 @@ async def test_a_process_that_cannot_start_is_told(constraints: Constraints, mon
     await grammar(constraints, GOOD)
 
 
+async def test_a_stage_starts_without_it(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers without constraints need none."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        await constraints.warm_up()
+    await grammar(constraints, GOOD)
+
+
 async def test_grammars_of_running_answers_have_a_bound_together(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_trial, "MEMORY_BYTES", 3 * LEAST_BYTES)
     walks = [(await grammar(constraints, GOOD)).begin() for _ in range(3)]

@@ -7,12 +7,12 @@ client what another client has asked.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
 import numpy as np
+import structlog
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
@@ -24,7 +24,9 @@ from omnistage.models.common.grammar_trial import GrammarTrials
 from omnistage.models.common.thought import Marks
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import TextConstraint
-from omnistage.models.interface import BadRequest, TextRequest
+from omnistage.models.interface import BadRequest, Full, TextRequest
+
+log = structlog.get_logger(__name__)
 
 _FIELD = "thinker.constraint"
 _HISTORY_PIECE = 256
@@ -154,7 +156,10 @@ class Constraints:
     async def warm_up(self) -> None:
         """Make what all grammars share before any request needs it, because that takes long."""
         await self._worker.run(lambda: self._tokenizer)
-        await self._trials.start()
+        try:
+            await self._trials.start()
+        except Full as error:  # Free answers need no grammars, and the next constraint starts the process.
+            log.warning("grammars.not_started", why=str(error))
 
     async def close(self) -> None:
         await self._trials.close()
@@ -164,14 +169,9 @@ class Constraints:
         """The grammar of a constraint, which was made on trial before. Raises BadRequest or Full."""
         try:
             async with self._trials.passed(constraint, client) as size_bytes:
-                self._trials.hold(size_bytes)
-                release = partial(self._trials.release, size_bytes)
-                try:
-                    grammar = await self._worker.run(partial(self._grammar, constraint))
-                except BaseException:
-                    release()
-                    raise
-                weakref.finalize(grammar, release)
+                self._trials.check_room(size_bytes)
+                grammar = await self._worker.run(partial(self._grammar, constraint))
+                self._trials.count(grammar, size_bytes)
                 return grammar
         except UnfitConstraint as error:
             raise BadRequest(_field(constraint), str(error)) from None

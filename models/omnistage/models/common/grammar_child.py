@@ -125,15 +125,17 @@ def _make(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConst
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, size + MEMORY_BYTES))
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        matcher = new_matcher(tokenizer, constraint)
-        check_fits_some(next_mask(matcher, vocabulary.mask_words))
-        outcome: dict[str, Any] = {"passed": _memory_bytes()[1] - before}
-    except UnfitConstraint as error:
-        outcome = {"unfit": str(error)}
-    except MemoryError:  # The library itself ends the process with SIGABRT.
-        outcome = {"ended": -signal.SIGABRT}
-    os.write(answer, json.dumps(outcome).encode())
-    os._exit(0)
+        try:
+            matcher = new_matcher(tokenizer, constraint)
+            check_fits_some(next_mask(matcher, vocabulary.mask_words))
+            outcome: dict[str, Any] = {"passed": _memory_bytes()[1] - before}
+        except UnfitConstraint as error:
+            outcome = {"unfit": str(error)}
+        except MemoryError:  # The library itself ends the process with SIGABRT.
+            outcome = {"ended": -signal.SIGABRT}
+        os.write(answer, json.dumps(outcome).encode())
+    finally:
+        os._exit(0)  # Whatever the library raises ends here: this process is not the one that serves.
 
 
 def _memory_bytes() -> tuple[int, int]:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import astuple
@@ -38,7 +39,7 @@ class GrammarTrials:
         self._vocabulary = vocabulary
         self._turns = WaitingPlaces(1, MAX_WAITING, lambda waiting: Full(f"{waiting} constraints wait for their grammars: ask again later"))
         self._process: HelperProcess | None = None
-        self._held_bytes = 0
+        self._sizes: dict[object, int] = {}  # The bytes of each grammar that lives.
 
     @asynccontextmanager
     async def passed(self, constraint: TextConstraint, client: str) -> AsyncIterator[int]:
@@ -48,15 +49,17 @@ class GrammarTrials:
         async with self._turns.taken(client):
             yield max(await self._try(constraint), LEAST_BYTES)
 
-    def hold(self, size_bytes: int) -> None:
-        """Count the bytes of a grammar until `release`. Raises Full if all of them would take too much."""
-        if self._held_bytes + size_bytes > MEMORY_BYTES:
-            raise Full(f"the grammars of other answers take {self._held_bytes >> 20} MiB of {MEMORY_BYTES >> 20}: ask again later")
-        self._held_bytes += size_bytes
+    def check_room(self, size_bytes: int) -> None:
+        """Raises Full if the grammars of running answers and one of this size would take too much memory."""
+        held_bytes = sum([*self._sizes.values()])
+        if held_bytes + size_bytes > MEMORY_BYTES:
+            raise Full(f"the grammars of other answers take {held_bytes >> 20} MiB of {MEMORY_BYTES >> 20}: ask again later")
 
-    def release(self, size_bytes: int) -> None:
-        """Give the bytes of a grammar back that nobody uses any more."""
-        self._held_bytes -= size_bytes
+    def count(self, grammar: object, size_bytes: int) -> None:
+        """Count the bytes of a grammar for as long as it lives. It may end on any thread, while this one counts."""
+        key = object()
+        self._sizes[key] = size_bytes
+        weakref.finalize(grammar, self._sizes.pop, key).atexit = False
 
     async def close(self) -> None:
         """End the process. Call it when nothing is being tried."""

@@ -23,7 +23,6 @@ from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragm
 os.environ.setdefault("SVT_LOG", "0")
 """Otherwise the encoder of AV1 prints its settings past every log, and errors for a film that is given up."""
 
-THREADS = Path("/proc/self/task")
 RATE_TICKS = 1001
 """Rates are fractions with at most this denominator, as the rates of television are."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
@@ -257,15 +256,23 @@ class _Head(io.RawIOBase):
 def _same_scheduling() -> Iterator[None]:
     """Keep the scheduling of all threads of this process. If root runs it, the encoder of AV1 gives its own threads and the calling one the
     highest priority of real time: they, and whatever the caller starts from then on, would leave no processor to anybody else."""
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
-    before = {int(task.name): os.sched_getscheduler(int(task.name)) for task in THREADS.iterdir()}
+    policy, priority, before = os.sched_getscheduler(0), os.sched_getparam(0), _thread_policies()
     try:
         yield
     finally:
-        for thread in map(int, (task.name for task in THREADS.iterdir())):
-            with suppress(ProcessLookupError):
-                if os.sched_getscheduler(thread) != before.get(thread, policy):
+        for thread, changed in _thread_policies().items():
+            if changed != before.get(thread, policy):
+                with suppress(ProcessLookupError):
                     os.sched_setscheduler(thread, policy, priority)
+
+
+def _thread_policies() -> dict[int, int]:
+    """The scheduling policy of each thread of this process, by its number."""
+    policies = {}
+    for thread in [int(task.name) for task in Path("/proc/self/task").iterdir()]:
+        with suppress(ProcessLookupError):  # It has just ended.
+            policies[thread] = os.sched_getscheduler(thread)
+    return policies
 
 
 def _clock(seconds: Fraction) -> str:
