@@ -32,14 +32,19 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class PackageSize:
-    """The size of a package. code_lines: lines of code, without comments, docstrings and blanks. import_share: lines of imports, in percent
-    of these. vague_functions: functions that have a parameter or variable with a name of VAGUE. lone_functions: functions of one statement
-    without docstring whose name stands at one other place in the source."""
+    """The size of a package. code_lines: lines of code, without comments, docstrings and blanks. import_lines: those of them that import.
+    vague_functions: functions that have a parameter or variable with a name of VAGUE. lone_functions: functions of one statement without
+    docstring whose name stands at one other place in the source. For tests import_lines and lone_functions stay 0."""
 
     code_lines: int = 0
-    import_share: float = 0.0
+    import_lines: int = 0
     vague_functions: int = 0
     lone_functions: int = 0
+
+    @property
+    def import_share(self) -> float:
+        """The lines that import, in percent of the lines of code."""
+        return 100 * self.import_lines / max(1, self.code_lines)
 
     def exceeds(self, allowed: PackageSize) -> list[str]:
         """For each number that is larger than the allowed one, a text that says so."""
@@ -57,7 +62,7 @@ class SourceFile:
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
-        # Nobody keeps these: the collector would look through the millions of all files again and again.
+        # A list that lives only here: the garbage collector would look through the nodes of all files again and again.
         nodes = [*ast.walk(ast.parse(text))]
         functions = [node for node in nodes if isinstance(node, Function)]
         self.code_lines = _code_lines(text, nodes)
@@ -82,7 +87,7 @@ class SourceFile:
 
 def _code_lines(text: str, nodes: Iterable[ast.AST]) -> set[int]:
     """The numbers of the lines of code. nodes: of this text."""
-    numbered = enumerate(map(str.strip, text.splitlines()), 1)
+    numbered = enumerate(map(str.strip, text.split("\n")), 1)
     lines = {number for number, line in numbered if line and not line.startswith("#")}
     docstrings: set[int] = set()
     for node in nodes:
@@ -113,16 +118,23 @@ def _lines_of(node: ast.stmt | ast.expr) -> set[int]:
 
 def is_vague(function: Function) -> bool:
     """Whether a parameter or a variable of this function, not of one within it, has a name of VAGUE."""
-    arguments = function.args
-    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    names = {argument.arg for argument in given if argument is not None}
-    names |= {node.id for node in _own_nodes(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return any(name.strip("_") in VAGUE for name in names)
+    return any(name.strip("_") in VAGUE for node in _own_nodes(function) for name in _named_values(node))
+
+
+def _named_values(node: ast.AST) -> Iterator[str]:
+    """The names that a node gives to values."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            yield name
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            yield name
+        case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)):
+            yield name
 
 
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body without those of functions within it."""
-    waiting: list[ast.AST] = [*function.body]
+    """The nodes of a function's parameters and body without those of functions within it."""
+    waiting: list[ast.AST] = [function.args, *function.body]
     while waiting:
         node = waiting.pop()
         yield node
@@ -144,16 +156,13 @@ def measure(sources: Iterable[SourceFile]) -> dict[str, PackageSize]:
         if not file.is_test:
             uses.update(file.names)
     sizes: dict[str, PackageSize] = {}
-    imports: Counter[str] = Counter()
     for file in files:
         size = sizes.setdefault(file.package, PackageSize())
         size.code_lines += len(file.code_lines)
         size.vague_functions += file.vague_functions
         if not file.is_test:
-            imports[file.package] += len(file.code_lines & file.import_lines)
+            size.import_lines += len(file.code_lines & file.import_lines)
             size.lone_functions += sum(uses[name] == 2 for name in file.small_functions)
-    for package, size in sizes.items():
-        size.import_share = round(100 * imports[package] / max(1, size.code_lines), 1)
     return dict(sorted(sizes.items()))
 
 
@@ -192,7 +201,10 @@ def table_text(sizes: Mapping[str, PackageSize], allowed: Mapping[str, PackageSi
     source = [size for package, size in sizes.items() if not package.startswith("tests")]
     total = sum(size.code_lines for size in source)
     vague, lone = sum(size.vague_functions for size in source), sum(size.lone_functions for size in source)
-    return "\n".join([*lines, f"without tests: {total} code lines, {vague} vague functions, {lone} lone functions"])
+    imports = sum(size.import_lines for size in source)
+    share = PackageSize(total, imports).import_share
+    counts = f"{total} code lines, {share:.1f} % of them imports, {vague} vague functions, {lone} lone functions"
+    return "\n".join([*lines, f"without tests: {counts}"])
 
 
 def main() -> int:

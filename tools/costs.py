@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,13 +23,15 @@ RUN = "run"
 """The key of the row for everything that belongs to no file."""
 WHOLE = "whole"
 """A key in the table of the last run. If it is there, whole files were measured; parts of files would cost less."""
+PART = "part"
+"""The form of a cost that is too small for its file."""
 
 
 @dataclass
 class Cost:
     """Cost of one file of tests, or of several. cpu_s: processor time in seconds, of the tests and of all their child processes that ended
     meanwhile. wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started. form: of the run in which they were
-    measured, a key of FORMS in tools/suite.py."""
+    measured, a key of FORMS in tools/suite.py; PART if the run left out tests of the file that another run draws."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -43,6 +45,8 @@ class Cost:
         self.wall_s += other.wall_s
         self.tests += other.tests
         self.processes += other.processes
+        if other.form == PART:
+            self.form = PART
 
 
 UNKNOWN = Cost(5.0, 5.0, 1)
@@ -67,6 +71,14 @@ def read(path: Path) -> Costs:
     return {file: Cost(**cost) for file, cost in table.items() if file != WHOLE}
 
 
+def stored_costs(root: Path) -> Costs:
+    """The stored table of the tree of this root; empty if it cannot be read, because a merge may have left its marks there."""
+    try:
+        return read(root / TABLE.relative_to(ROOT))
+    except CostsError:
+        return {}
+
+
 def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
     """The table as JSON, a line for each file, so that a diff shows each change. whole: add the key WHOLE."""
     rows: dict[str, object] = {WHOLE: True} if whole else {}
@@ -82,20 +94,34 @@ def _row(cost: Cost) -> dict[str, object]:
 
 def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
     """The table `table`, with the last run's measurements instead of older ones, and without files that no longer exist. The row of a file
-    is that of its short form, if it has one."""
-    newer = {file: cost for file, cost in last.items() if cost.form == "short" or table.get(file, cost).form != "short"}
+    is that of its short form, if it has one, and of all its tests, if they were ever measured. last: of a whole run."""
+    if last.get(RUN, Cost()).form == "short":  # A file that ran nothing in it has only long tests by now.
+        table = {file: cost if file in last else replace(cost, form="long") for file, cost in table.items()}
+    newer = {file: cost for file, cost in last.items() if _rank(cost) >= _rank(table.get(file, cost))}
     return {file: cost for file, cost in {**table, **newer}.items() if file == RUN or (ROOT / file).is_file()}
 
 
+def _rank(cost: Cost) -> int:
+    """Which of two costs of a file says more about a short run: the larger number does."""
+    return ("long", PART, "short").index(cost.form)
+
+
+def short_cpu_s(costs: Mapping[str, Cost]) -> float:
+    """The processor time of a whole run of the short form, in seconds."""
+    return sum(cost.cpu_s for cost in costs.values() if cost.form != "long")
+
+
 def table_text(costs: Mapping[str, Cost]) -> str:
-    """The table for people: a line for each file and for each folder, dearest first, and for the sum of all."""
-    folders: Costs = {}
+    """The table for people: a line for each file, dearest first, and then the sums of each folder and of all, by form."""
+    folders: dict[tuple[str, str], Cost] = {}
     for file, cost in costs.items():
+        form = "short" if cost.form == PART else cost.form
         for name in ("all", file.rpartition("/")[0] or file):
-            folders.setdefault(name, Cost()).add(cost)
-    by_cost = [sorted(rows.items(), key=lambda row: -row[1].cpu_s) for rows in (costs, folders)]
+            folders.setdefault((name, form), Cost(form=form)).add(replace(cost, form=form))
+    rows = ([*costs.items()], [(name, cost) for (name, _), cost in folders.items()])
+    by_cost = [sorted(part, key=lambda row: -row[1].cpu_s) for part in rows]
     head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}  form"
-    return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in rows)]) for rows in by_cost)
+    return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in part)]) for part in by_cost)
 
 
 def line_of(name: str, cost: Cost) -> str:

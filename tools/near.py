@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from tools.costs import ROOT, TABLE, UNKNOWN, Cost, CostsError, read
+from tools.costs import ROOT, UNKNOWN, Cost, stored_costs
 from tools.reach import Reached, area, graph, is_test
 from tools.suite import WITHOUT_TORCH, WORKERS
 
@@ -36,17 +36,21 @@ class NearError(Exception):
 
 @dataclass
 class ChoiceOfTests:
-    """The files of tests that run (`chosen`) and that do not (`left_out`), the nearest first. costs: by file."""
+    """The files of tests that run (`chosen`), that have no room (`left_out`), and that have only long tests (`long`), the nearest first.
+    costs: by file."""
 
     costs: Mapping[str, Cost]
     chosen: list[Reached] = field(default_factory=list)
     left_out: list[Reached] = field(default_factory=list)
+    long: list[Reached] = field(default_factory=list)
 
     def cost(self, one: Reached) -> Cost:
-        """The cost of a file, by the last measurement; an assumed one if there is none. A file that has only long tests costs nothing,
-        because none of them runs."""
-        cost = self.costs.get(one.test, UNKNOWN)
-        return cost if cost.form == "short" else Cost()
+        """The cost of a file, by the last measurement; an assumed one if there is none."""
+        return self.costs.get(one.test, UNKNOWN)
+
+    def is_long(self, one: Reached) -> bool:
+        """Whether a file has only long tests, by the last measurement."""
+        return self.cost(one).form == "long"
 
     def seconds(self, some: Iterable[Reached]) -> float:
         """Seconds that these files take as `make test` runs them: files without torch one after the other, and at the same time the others
@@ -79,7 +83,8 @@ def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> ChoiceOfT
     come first, then the cheapest. Tests that changed themselves always run."""
     choice = ChoiceOfTests(costs)
     for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
-        (choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out).append(one)
+        fitting = choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out
+        (choice.long if choice.is_long(one) else fitting).append(one)
     return choice
 
 
@@ -128,7 +133,7 @@ def report(
     if not changed:
         return [f"nothing changed since {base[:12]}"]
     lines = [f"changed since {base[:12]}: {_list_names(sorted(changed))}"]
-    if not choice.chosen and not choice.left_out:
+    if not choice.chosen and not choice.left_out and not choice.long:
         return [*lines, "no test is reached"]
     if lonely := sorted(file for file in changed if not reached_by.get(file)):
         lines.append(f"no test reaches: {_list_names(lonely)}")
@@ -146,6 +151,8 @@ def report(
             f"left out: {len(named)} files, {choice.tests(choice.left_out)} tests, about {choice.seconds(choice.left_out):.0f} s; "
             f"the nearest: {_list_names(named)}"
         )
+    if changed_long := [one.test for one in choice.long if one.distance == 0]:
+        lines.append(f'changed, with long tests alone: make test-long ARGS="{" ".join(changed_long)}"')
     return lines
 
 
@@ -166,8 +173,8 @@ def main() -> int:
         there, gone = changed_since(ROOT, base)
         files = all_files(ROOT)
         edges = graph(ROOT, files, gone)
-        costs = read(ROOT / "tests" / TABLE.name)
-    except (NearError, CostsError) as error:
+        costs = stored_costs(ROOT)
+    except NearError as error:
         print(f"test-near: {error}", file=sys.stderr)
         return 1
     except SyntaxError as error:

@@ -25,18 +25,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tools.costs import LAST, ROOT, RUN, TABLE, UNKNOWN, Cost, Costs, CostsError, read, text_of
+from tools.costs import LAST, PART, ROOT, RUN, UNKNOWN, Cost, Costs, stored_costs, text_of
 
 SEED = "OMNISTAGE_TEST_SEED"
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
+TEMPORARY_PREFIX = "ot-"
 WITHOUT_TORCH = ("client", "cli", "router", "link", "connector", "wire", "house")
 """Folders whose tests import no torch, which would cost seconds and memory. One process runs them. If it has more than its share, files of
 the last folders go to the workers for the other tests; those of the first ones stay, because they share stacks."""
 WORKERS = 3
 """Workers for the other tests. A third of the time tests wait, so four processes keep two cores busy."""
-MOST_FLAKY = 3
+MAX_FLAKY = 3
 """A run with more flaky tests has failed, though each of them passed the second time."""
-MOST_AGAIN = 12
+MAX_RERUN = 12
 """If more things failed, the failures are no accident, and nothing is run a second time."""
 END_S = 20
 NO_TESTS = 5
@@ -54,7 +55,7 @@ class SuitePart:
     options: tuple[str, ...] = ()
 
 
-BESIDE = (
+PARALLEL_PARTS = (
     SuitePart("without torch", "not serial", ("--torch=without",)),
     SuitePart(
         "with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--max-worker-restart=2", "--dist=loadfile", "--no-loadscope-reorder")
@@ -65,12 +66,12 @@ SERIAL = SuitePart("serial", "serial")
 
 CRASHED = "???"
 """The phase that xdist names for a test whose process ended."""
-STILL_S = 1800.0
+STALL_LIMIT_S = 1800.0
 """Seconds in which not one test of a part ends: then it hangs, and is ended. No test may take as long."""
 LOOK_EVERY_S = 1.0
 STACKS_S = 2.0
 """Seconds in which a process writes its stacks."""
-SHOWN = 300
+MAX_MESSAGE_CHARACTERS = 300
 """Largest number of characters of a message that are shown."""
 
 
@@ -85,20 +86,22 @@ class FailedTest:
 
 
 @dataclass
-class Ended:
-    """How runs of pytest ended. failed: failures by test. broken: sentences, one for each part that did not come to its end. costs: by
-    file."""
+class RunResult:
+    """How runs of pytest ended. failed: failures by test. incomplete_parts: sentences, one for each part that did not come to its end.
+    costs: by file. has_run: whether there was any test, though it may have been skipped."""
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, FailedTest] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
+    incomplete_parts: list[str] = field(default_factory=list)
     costs: Costs = field(default_factory=dict)
+    has_run: bool = True
 
-    def add(self, other: Ended) -> None:
+    def add(self, other: RunResult) -> None:
         """Add the results of another run, which had other tests."""
         self.passed |= other.passed
         self.failed.update(other.failed)
-        self.broken += other.broken
+        self.incomplete_parts += other.incomplete_parts
+        self.has_run |= other.has_run
         for file, cost in other.costs.items():
             self.costs.setdefault(file, Cost()).add(cost)
 
@@ -110,7 +113,7 @@ def defects(failed: dict[str, FailedTest]) -> int:
 
 def message_text(message: str) -> str:
     """The beginning of a test's message, without control characters, which could steer a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
+    return "".join(one if one.isprintable() else "?" for one in message[:MAX_MESSAGE_CHARACTERS])
 
 
 def files_to_move(costs: Mapping[str, Cost], files: Iterable[str]) -> list[str]:
@@ -120,10 +123,10 @@ def files_to_move(costs: Mapping[str, Cost], files: Iterable[str]) -> list[str]:
     light = [file for file in wall_s if _folder(file) in WITHOUT_TORCH]
     light.sort(key=lambda file: (WITHOUT_TORCH.index(_folder(file)), wall_s[file]))
     share_s = sum(wall_s.values()) / (WORKERS + 1)
-    left_s, moved = sum(wall_s[file] for file in light), []
-    while light and left_s - wall_s[light[-1]] / 2 > share_s:
+    light_s, moved = sum(wall_s[file] for file in light), []
+    while light and light_s - wall_s[light[-1]] / 2 > share_s:
         moved.append(light.pop())
-        left_s -= wall_s[moved[-1]]
+        light_s -= wall_s[moved[-1]]
     return sorted(moved)
 
 
@@ -134,34 +137,37 @@ def _folder(file: str) -> str:
 
 class Suite:
     """One run of the tests. root: of the repository. form: a key of FORMS. seed: of all random numbers of the run. marks: chooses tests, as
-    pytest's -m does; empty: all. asked: further words for pytest. folder: where each part writes how it ended, and the costs of the
+    pytest's -m does; empty: all. pytest_args: further words for pytest. folder: where each part writes how it ended, and the costs of the
     files."""
 
-    def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
+    def __init__(self, root: Path, form: str, seed: str, marks: str, pytest_args: Sequence[str]) -> None:
         self.root = root
         self.folder = root / LAST.parent.relative_to(ROOT)
         self._marks = [FORMS[form], f"({marks})" if marks else ""]
         self._form = form
         self.seed = seed
-        self._asked = asked
+        self._pytest_args = pytest_args
         self._temporary = list[str]()
 
     def begin(self) -> None:
-        """Remove the results of the last run, store the seed of this one, and print it."""
+        """Remove the results and temporary folders of the last run, store the seed of this one, and print it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._temporary_list.exists():  # The files of a failed run showed why it failed.
+            self._temporary = self._temporary_list.read_text(encoding="utf-8").splitlines()
+            self.tidy()
         for old in (*self.folder.glob("*.json"), *self.folder.glob("*.stacks")):
             old.unlink()
         (self.folder / "seed").write_text(f"{self.seed}\n", encoding="utf-8")
         print(f"{SEED}={self.seed}", flush=True)
 
-    def run(self) -> Ended:
+    def run(self) -> RunResult:
         """Run all parts: two of them at the same time, then the serial one."""
-        ended = Ended()
+        ended = RunResult(has_run=False)
         begin_s = _used_s()
         with (self.folder / "first.log").open("w+b") as log:
             # The output of the first part is shown only after the run, because it would mix with the second part's output.
-            first, second = BESIDE
-            words = self._share()
+            first, second = PARALLEL_PARTS
+            words = self._division()
             try:
                 with self._start(first, words, log) as one, self._start(second, words) as other:
                     statuses = self._wait({first: one, second: other})
@@ -176,24 +182,21 @@ class Suite:
         rest_s = _used_s() - begin_s - sum(cost.cpu_s for cost in ended.costs.values())
         ended.costs[RUN] = Cost(rest_s)
         for cost in ended.costs.values():
-            cost.form = self._form
+            cost.form = cost.form if cost.form == PART else self._form
         return ended
 
-    def _share(self) -> list[str]:
+    def _division(self) -> list[str]:
         """Words for pytest that divide the tests among the parts. A run of named tests takes them as they are."""
-        if self._asked:
+        if self._pytest_args:
             return []
-        try:
-            costs = read(self.root / TABLE.relative_to(ROOT))
-        except CostsError:  # A merge may have left its marks there.
-            costs = {}
+        costs = stored_costs(self.root)
         files = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").glob("*/**/test_*.py"))
         if self._form == "short":  # Files that have only long tests cost nothing then.
-            files = [file for file in files if costs.get(file, UNKNOWN).form == "short"]
+            files = [file for file in files if costs.get(file, UNKNOWN).form != "long"]
         moved = ",".join(files_to_move(costs, files))
         return [f"--moved={moved}", *(["--draw-tooling"] if self._form == "short" else [])]
 
-    def run_again(self, tests: Iterable[str]) -> Ended:
+    def run_again(self, tests: Iterable[str]) -> RunResult:
         """Run these tests alone, one after the other."""
         part = SuitePart("again", None, tuple(tests))
         with self._start(part) as again:
@@ -202,30 +205,30 @@ class Suite:
     def _start(self, part: SuitePart, words: Sequence[str] = (), log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         """Start pytest for one part. words: further ones for it. log: gets the output; None: it is shown."""
         outcomes = self._outcomes(part)
-        marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
+        marks, pytest_args = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._pytest_args)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
         # Otherwise every Python that a test starts would compile our modules anew.
         environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: self._temporary_folder()}
-        return subprocess.Popen([*command, *part.options, *words, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([*command, *part.options, *words, *pytest_args], cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _wait(self, parts: Mapping[SuitePart, subprocess.Popen[bytes]]) -> dict[SuitePart, int]:
         """Wait until all of these parts have ended; returns their exit statuses. One that stands still is ended, and shows its stacks."""
-        begun = time.time()
+        start_s = time.time()
         statuses: dict[SuitePart, int] = {}
-        while left := [part for part in parts if part not in statuses]:
-            for part in left:
+        while running := [part for part in parts if part not in statuses]:
+            for part in running:
                 process = parts[part]
                 try:
                     statuses[part] = process.wait(LOOK_EVERY_S)
                 except subprocess.TimeoutExpired:
                     path = self._outcomes(part)
-                    moved = path.stat().st_mtime if path.exists() else begun
-                    if time.time() - moved > STILL_S:
+                    last_write_s = path.stat().st_mtime if path.exists() else start_s
+                    if time.time() - last_write_s > STALL_LIMIT_S:
                         self._show_stacks(part)
-                        statuses[part] = _end(process)
+                        [statuses[part]] = end_parts([process])
                 except KeyboardInterrupt:
-                    for other in left:
-                        parts[other].send_signal(signal.SIGINT)
+                    end_parts([parts[other] for other in running])
+                    self.tidy()
                     raise
         return statuses
 
@@ -237,47 +240,60 @@ class Suite:
             if _has_open(pid, file):  # Another process may have the number of one that has ended.
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
-        print(f"{part.name}: no test has ended for {STILL_S / 60:.0f} minutes")
+        print(f"{part.name}: no test has ended for {STALL_LIMIT_S / 60:.0f} minutes")
         for file in files:
             print(file.read_text(encoding="utf-8", errors="replace"), flush=True)
 
     def _temporary_folder(self) -> str:
         """Make a folder for the files of one part; returns its path. In the folder that all runs of pytest share, two runs that remove old
         files at the same time can fail. The name is short, because some tests put sockets there."""
-        self._temporary.append(tempfile.mkdtemp(prefix="ot-"))
+        self._temporary.append(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        self._temporary_list.write_text("\n".join(self._temporary), encoding="utf-8")
         return self._temporary[-1]
 
     def tidy(self) -> None:
         """Remove the temporary folders of the parts."""
-        for folder in self._temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in map(Path, self._temporary):
+            if folder.name.startswith(TEMPORARY_PREFIX):
+                shutil.rmtree(folder, ignore_errors=True)
+        self._temporary.clear()
+        self._temporary_list.unlink(missing_ok=True)
 
-    def _read_outcomes(self, part: SuitePart, status: int) -> Ended:
+    @property
+    def _temporary_list(self) -> Path:
+        """The file that names the temporary folders, for the next run."""
+        return self.folder / "temporary"
+
+    def _read_outcomes(self, part: SuitePart, status: int) -> RunResult:
         """How a part ended, by the file that it wrote. status: the exit status of pytest."""
         path = self._outcomes(part)
         if not path.exists():
-            return Ended(broken=[part.name])
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = told["missing"]
-        failed = {test: FailedTest(**failure) for test, failure in told["failed"].items()}
+            return RunResult(incomplete_parts=[part.name])
+        outcomes: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = outcomes["missing"]
+        failed = {test: FailedTest(**failure) for test, failure in outcomes["failed"].items()}
         # If pytest failed and no test did, something outside the tests went wrong, such as a warning at the end.
-        whole = told["ended"] and not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
+        is_complete = outcomes["ended"] and not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
         rest = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
-        broken = [] if whole else [f"{part.name}{rest}"]
-        return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
+        incomplete = [] if is_complete else [f"{part.name}{rest}"]
+        costs = {file: Cost(**cost) for file, cost in outcomes["costs"].items()}
+        return RunResult({*outcomes["passed"]}, failed, incomplete, costs, has_run=status != NO_TESTS)
 
     def _outcomes(self, part: SuitePart) -> Path:
         return self.folder / f"{part.name.replace(' ', '-')}.json"
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """End a part that hangs; returns its exit status."""
-    process.send_signal(signal.SIGINT)  # The workers end with it.
-    try:
-        return process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def end_parts(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """End running parts, by force if they take longer than END_S; returns their exit statuses."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)  # The workers end with it.
+    until_s = time.monotonic() + END_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [process.wait() for process in processes]
 
 
 def _has_open(pid: int, file: Path) -> bool:
@@ -294,27 +310,29 @@ def _used_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
+def judge(suite: Suite, ended: RunResult, *, again: bool) -> int:
     """Run the failed tests a second time if `again`, print how the run ended, and return the exit status."""
     failed, flaky = ended.failed, {}
-    if failed and again and not ended.broken and defects(failed) <= MOST_AGAIN:
+    if not ended.has_run:
+        print("no test ran: none is chosen by these words, or all are long (make test-long)")
+    if failed and again and not ended.incomplete_parts and defects(failed) <= MAX_RERUN:
         print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
         known = [test for test in failed if (suite.root / test.partition("::")[0]).is_file()]
-        second = suite.run_again(known) if known else Ended()
-        ended.broken += second.broken
-        if not second.broken:
+        second = suite.run_again(known) if known else RunResult()
+        ended.incomplete_parts += second.incomplete_parts
+        if not second.incomplete_parts:
             flaky = {test: failure for test, failure in failed.items() if test in second.passed and failure.when != CRASHED}
             failed = {test: failure for test, failure in failed.items() if test not in flaky}
     for test, failure in flaky.items():
         print(f"flaky: {test}, seed {suite.seed}, {message_text(failure.message)}")
-    for test, failure in failed.items() if ended.broken else ():
+    for test, failure in failed.items() if ended.incomplete_parts else ():
         print(f"failed: {test}, {message_text(failure.message)}")
-    for part in ended.broken:
+    for part in ended.incomplete_parts:
         print(f"broken: {part}")
-    if defects(flaky) > MOST_FLAKY:
-        print(f"failed: more than {MOST_FLAKY} were flaky")
+    if defects(flaky) > MAX_FLAKY:
+        print(f"failed: more than {MAX_FLAKY} were flaky")
     print(f"{len(ended.passed) + len(flaky)} passed, {len(failed)} failed", flush=True)
-    return 1 if failed or ended.broken or defects(flaky) > MOST_FLAKY else 0
+    return 1 if failed or ended.incomplete_parts or not ended.has_run or defects(flaky) > MAX_FLAKY else 0
 
 
 def main() -> int:
@@ -324,19 +342,18 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the tree whose tests are run")
-    options, asked = parser.parse_known_args()
+    options, pytest_args = parser.parse_known_args()
     # The run measures what each file costs. With further options files run in part, and cost less.
-    whole = not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
-    suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
+    whole = not options.marks and not pytest_args and "PYTEST_ADDOPTS" not in os.environ
+    suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, pytest_args)
     suite.begin()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ended = suite.run()
     except KeyboardInterrupt:
         return 130
-    whole = whole and not ended.broken and not ended.failed
-    (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
     status = judge(suite, ended, again=options.again)
+    (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole and not status), encoding="utf-8")
     if not status:  # The files of a failed run show why it failed.
         suite.tidy()
     return status

@@ -189,8 +189,9 @@ def test_texts_are_spoken(toy_address: str, tmp_path: Path) -> None:
     assert [request["audio_s"] for request in level["requests"]] == [pytest.approx(length) for length in lengths * 2]
 
 
-@lengths.long_form("cli/test_bench.py: counts and figures are those of the answers")
-@pytest.mark.slow
+@lengths.long_form(
+    "cli/test_bench.py::test_counts_and_figures_are_those_of_the_answers", unkept="drawings are measured and have figures of their own"
+)
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "figures.svg"
     with Omni(pipeline="toy-film") as omni:

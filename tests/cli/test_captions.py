@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,8 +48,12 @@ def test_both_formats(tmp_path: Path) -> None:
     assert (tmp_path / "draft").read_text() == first + "\n2\n01:02:05.050 --> 01:02:05.350\nLate.\n"
 
 
-@lengths.long_form("cli/test_captions.py: both formats, and every word in one caption", "models/test_alignment.py: words and their places")
-@pytest.mark.slow
+@lengths.long_form(
+    "cli/test_captions.py::test_both_formats",
+    "cli/test_captions.py::test_a_caption_ends_with_a_sentence_before_a_pause_and_before_it_is_too_long",
+    "models/test_alignment.py::test_every_spoken_word_is_told_with_its_place_in_the_markdown",
+    unkept="the command writes captions beside the sound",
+)
 def test_what_is_said_with_the_default_voice_has_its_captions(tmp_path: Path) -> None:
     srt, wav = tmp_path / "x.srt", tmp_path / "x.wav"
     done = omnistage("say", "Good morning to all of you. It is late.", "--captions", srt, "--out", wav)

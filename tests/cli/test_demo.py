@@ -54,7 +54,9 @@ def on_terminal() -> str:
 
 
 @lengths.long_form(
-    "cli/test_demo.py: the demo ends without a terminal and leaves nothing", "cli/test_detached.py: a stack that stays is found and used"
+    "cli/test_demo.py::test_only_a_stack_that_serves_the_same_is_used_again",
+    "cli/test_demo.py::test_elsewhere_nothing_is_left",
+    unkept="on a terminal the stack stays, whoever has the usual port",
 )
 def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside whatever has the usual port."""

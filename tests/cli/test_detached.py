@@ -105,7 +105,9 @@ def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_detached.py: a detached stack tells its start", "cli/test_serve.py: what serve warns of")
+@lengths.long_form(
+    "cli/test_serve.py::test_a_stack_that_others_reach_says_so", unkept="a detached stack tells the warnings too, on terminals of any size"
+)
 @lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quick: str, size: tuple[int, int]) -> None:
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
@@ -142,7 +144,11 @@ def ends_when(seen: bytes, keys: bytes) -> Callable[[Terminal], None]:
     return press
 
 
-@lengths.long_form("cli/test_detached.py: a detached stack is found, asked and ended")
+@lengths.long_form(
+    "cli/test_detached.py::test_a_stack_stays_when_its_command_ends",
+    "cli/test_detached.py::test_nothing_to_stop_is_told",
+    unkept="of several stacks the one that is named ends",
+)
 def test_one_of_several_is_named(family: ProcessFamily, quick: str) -> None:
     for _ in range(2):
         assert omnistage("serve", quick, "--detach", "--address", "127.0.0.1:0").returncode == 0
@@ -168,7 +174,7 @@ def test_nothing_to_stop_is_told() -> None:
         assert "no stack of yours serves on this machine" in done.stderr
 
 
-@lengths.long_form("cli/test_detached.py: Ctrl-C says what it waits for and a second one ends it")
+@lengths.long_form("cli/test_detached.py::test_stop_now_ends_one_that_was_started_in_the_background")
 def test_stop_now_waits_for_no_answer(family: ProcessFamily, slow: str) -> None:
     assert omnistage("serve", slow, "--detach", "--address", "127.0.0.1:0", "--grace", "600").returncode == 0
     [served] = all_served()

@@ -412,9 +412,10 @@ DEMO = "demo.png"
 
 
 @lengths.long_form(
-    "cli/test_draw.py: layers and files of the toy that draws", "models/diffusers/test_default_picture.py: the default picture"
+    "models/diffusers/test_default_picture.py::test_a_picture_follows_its_prompt",
+    "cli/test_draw.py::test_a_picture_and_a_line_of_figures",
+    unkept="the words of `make demo-draw` are enough",
 )
-@pytest.mark.slow
 def test_the_demo_draws_with_nothing_but_its_words(family: ProcessFamily, tmp_path: Path) -> None:
     """`make demo-draw` types no more than a prompt, a file and a seed."""
     dry = subprocess.run(["make", "--dry-run", "--no-print-directory", "demo-draw"], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -441,9 +442,10 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
 
 
 @lengths.long_form(
-    "cli/test_draw.py: layers and files of the toy that draws", "models/diffusers/test_default_picture.py: the default picture"
+    "cli/test_draw.py::test_layers_of_several_pictures_and_previews_are_files_and_one_object",
+    "models/diffusers/test_model.py::test_layers_of_each_of_several_results_stay_together",
+    "cli/test_draw.py::test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_something",
 )
-@pytest.mark.slow
 def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
     folder = checkpoint("qwen-image-layered")

@@ -155,7 +155,7 @@ def test_each_kind_says_what_it_makes(film_address: str, sound_address: str, tmp
     assert names(tmp_path) == []
 
 
-@lengths.long_form("cli/test_film.py: each kind says what it makes")
+@lengths.long_form("cli/test_film.py::test_each_kind_says_what_it_makes", unkept="`omnistage bench` measures films")
 def test_a_question_makes_no_film_and_says_what_does(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN)
     with Omni(pipeline=str(tmp_path / "own.yaml")) as omni:
@@ -176,7 +176,10 @@ def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
-@lengths.long_form("cli/test_film.py: films of a pipeline that runs", "client/test_private_stack.py: stacks of a folder")
+@lengths.long_form(
+    "cli/test_film.py::test_a_film_is_a_file_and_a_line_of_figures",
+    "cli/test_commands.py::test_without_an_address_a_stack_is_started_for_the_call",
+)
 def test_a_stack_of_a_folder_makes_a_film(tmp_path: Path) -> None:
     done = omnistage("film", "a hill", "--out", "x.webm", *SMALL, "--model", checkpoint("wan2.2-t2v"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,6 @@ def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]
         return process.wait(30), said, count
 
 
-@pytest.mark.slow
 @lengths.rounds(4, MOMENTS)
 def test_while_the_command_is_being_imported(free_port: int, seed: int, rounds: int) -> None:
     """From the import after that of `interrupt` itself to the moment when it waits for a router that is not there."""
@@ -98,8 +97,12 @@ def wait_for_first_line(pid: int) -> None:
         time.sleep(0.001)
 
 
-@lengths.long_form("cli/test_interrupts.py: an interrupt in the middle of an answer and at its end")
-@pytest.mark.slow
+@lengths.long_form(
+    "cli/test_interrupts.py::test_while_the_command_is_being_imported",
+    "cli/test_interrupts.py::test_in_the_middle_of_an_answer",
+    "cli/test_interrupts.py::test_when_the_answer_is_there_it_stays",
+    "client/test_interrupted_start.py::test_it_ends_a_stack_whose_model_is_being_loaded",
+)
 @pytest.mark.timeout(900)
 @lengths.rounds(3, MOMENTS)
 def test_moments_in_the_life_of_a_call(family: ProcessFamily, tmp_path: Path, rounds: int) -> None:

@@ -84,7 +84,9 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
         assert "thread.wedged" not in events and events.count("server.ready") == 2
 
 
-@lengths.long_form("host/test_watchdog.py: on a full machine neither a long step nor one that waits for a thread hangs")
+@lengths.long_form(
+    "cli/test_keeper.py::test_a_keeper_that_was_held_up_itself_blames_nobody", unkept="a process is not ended where all cores are busy"
+)
 @pytest.mark.serial
 async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PERIOD_S", 0.5)

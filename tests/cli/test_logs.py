@@ -42,7 +42,10 @@ def ask(folder: Path, *more: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@lengths.long_form("models/test_owned.py: files and folders of a process that was killed go with the next one")
+@lengths.long_form(
+    "models/test_owned.py::test_what_a_killed_process_leaves_goes_with_the_next_one",
+    unkept="the logs of a call are in a folder that goes with the next call",
+)
 def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: ProcessFamily, tmp_path: Path) -> None:
     with answering(tmp_path) as call:
         (mine,) = folders()

@@ -198,7 +198,10 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     assert omnistage("pull", "org/words@main").returncode == 0
 
 
-@lengths.long_form("cli/test_fetching.py: a second fetch says at once that it waits")
+@lengths.long_form(
+    "models/test_hub.py::test_who_comes_later_waits_and_goes_on_with_what_a_killed_one_had",
+    "cli/test_fetching.py::test_a_second_fetch_says_at_once_that_it_waits",
+)
 async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK
@@ -246,8 +249,11 @@ def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pyte
         Omni(model_path="org/other")
 
 
-@lengths.long_form("cli/test_pull.py: a fetch that goes on", "models/test_hub.py: a folder of a hub is found without network")
-@pytest.mark.slow
+@lengths.long_form(
+    "models/test_hub.py::test_without_a_hub_the_cache_is_used_and_told",
+    "cli/test_pull.py::test_a_folder_of_that_name_wins_and_is_told",
+    unkept="a fetched model is served and answers",
+)
 @pytest.mark.parametrize(
     "named", [pytest.param("qwen2_5_omni-text", id="its thinker alone"), pytest.param("", id="all of it", marks=lengths.LONG)]
 )

@@ -70,8 +70,8 @@ LONG = f"before {'x' * 500} between {'y' * 19} {'z' * 20} after"
 PARAGRAPHS = "\n\n".join(f"paragraph {number} has some words in it, and a second clause" for number in range(12))
 
 
-@lengths.drawn_cells(3, ("columns", "rows"), [(80, 24), (20, 6)])
-@lengths.drawn_cells(3, "text", [WIDE, EMOJI, LONG, PARAGRAPHS], ids=["wide", "emoji", "long words", "paragraphs"])
+@lengths.drawn_cells(1, ("columns", "rows"), [(80, 24), (20, 6)])
+@lengths.drawn_cells(2, "text", [WIDE, EMOJI, LONG, PARAGRAPHS], ids=["wide", "emoji", "long words", "paragraphs"])
 def test_nothing_comes_twice_whatever_the_words_are(toy_address: str, columns: int, rows: int, text: str) -> None:
     answer, _ = say(Terminal(columns, rows), text, toy_address)
     assert "".join("".join(answer).split()) == "".join(text.split())

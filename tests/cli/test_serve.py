@@ -102,7 +102,7 @@ def test_it_serves_until_it_is_told_to_end(family: ProcessFamily, alone: str, na
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_serve.py: it serves until it is told to end")
+@lengths.long_form("cli/test_serve.py::test_it_serves_until_it_is_told_to_end", unkept="a signal that was ignored before stays ignored")
 @lengths.one_or_all("name", ["SIGHUP", "SIGINT"])
 def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
@@ -119,7 +119,9 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, a
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_detached.py: a stack without a terminal goes on")
+@lengths.long_form(
+    "cli/test_serve.py::test_what_dies_is_started_again_at_its_address", unkept="a stack goes on where nobody reads its output any more"
+)
 def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: str) -> None:
     with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server:
         address = read_address(server)
@@ -135,7 +137,9 @@ def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: 
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_checks.py: two servers on one port are refused", "hostile/test_squatters.py: a port that somebody else has")
+@lengths.long_form(
+    "host/test_addresses.py::test_who_is_in_the_way_is_told", "cli/test_detached.py::test_a_stack_stays_when_its_command_ends"
+)
 def test_a_second_server_on_the_same_port_says_who_has_it(family: ProcessFamily, alone: str, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     logs = tmp_path / "not" / "yet"
@@ -221,7 +225,9 @@ def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not
 
 
 @lengths.long_form(
-    "router/test_memory.py: what requests leave in memory", "cli/test_serve.py: a router that dies is started again at its port"
+    "cli/test_serve.py::test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not",
+    "cli/test_serve.py::test_a_router_that_dies_is_started_again_at_its_port",
+    unkept="the bound holds in the process, and its end is told with it",
 )
 def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
     """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
@@ -249,7 +255,10 @@ def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Pro
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_several.py: the end takes a pipeline along that is starting")
+@lengths.long_form(
+    "cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting",
+    unkept="the end wins where all that has died is being started again",
+)
 @lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
 def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
@@ -264,8 +273,10 @@ def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_serve.py: what dies is started again at its address")
-@pytest.mark.slow
+@lengths.long_form(
+    "cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on",
+    unkept="a stack goes on with the second replica and ends with the last one",
+)
 def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
     with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server, ExitStack() as taken:

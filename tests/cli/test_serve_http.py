@@ -103,7 +103,9 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
 
 
 @lengths.long_form(
-    "cli/test_serve.py: what drains is not called lost", "cli/test_serve_http.py: the stack takes HTTP for as long as it serves"
+    "gateway/test_disconnect.py::test_a_gateway_that_is_told_to_end_lets_answers_end",
+    "system/test_host.py::test_sigterm_lets_a_running_session_end_and_refuses_a_new_one",
+    unkept="router and stages end behind the gateway",
 )
 def test_an_answer_over_http_ends_before_the_stack_does(family: ProcessFamily, tmp_path: Path) -> None:
     """Its router is there until then, and its stages."""

@@ -71,7 +71,10 @@ def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
     assert family.pids() == []
 
 
-@lengths.long_form("client/test_begin.py: who asks for a pipeline waits until it serves")
+@lengths.long_form(
+    "cli/test_several.py::test_one_address_answers_and_draws",
+    "router/test_starting.py::test_a_pipeline_that_starts_later_and_is_lost_again",
+)
 def test_the_first_serves_while_the_next_one_is_loaded(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy", str(file), environment=ENVIRONMENT) as server:
@@ -114,8 +117,10 @@ def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamil
     assert family.pids() == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@lengths.long_form(
+    "cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on",
+    unkept="one that has served is started again after it was given up",
+)
 def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy-picture", str(file), environment=ENVIRONMENT) as server:
@@ -142,7 +147,11 @@ def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path:
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_several.py: one address answers and draws")
+@lengths.long_form(
+    "cli/test_several.py::test_an_equal_stage_counts_once_in_all_that_is_told_to_the_router",
+    "router/test_capacity.py::test_a_replica_counts_once_however_many_pipelines_have_it",
+    unkept="both pipelines answer by one process",
+)
 def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:
     words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
     with serve(*words, "--log-dir", str(tmp_path / "logs")) as server:
@@ -268,7 +277,9 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
     assert printed("--config", str(again)) == said
 
 
-@lengths.long_form("client/test_begin.py: who asks for a pipeline waits until it serves, and one that cannot start is told")
+@lengths.long_form(
+    "client/test_begin.py::test_it_is_started_once_for_all_threads_that_ask", unkept="lines that ask for nothing are answered with an error"
+)
 def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()

@@ -85,9 +85,9 @@ def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
     assert "error" not in said
 
 
-@lengths.drawn_cells(5, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+@lengths.drawn_cells(1, "size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 @lengths.drawn_cells(
-    5,
+    2,
     "words",
     [
         ["draw", "  "],

@@ -173,7 +173,9 @@ async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
     await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
 
 
-@lengths.long_form("client/test_abandoned.py: streams that are garbage on any thread")
+@lengths.long_form(
+    "client/test_abandoned.py::test_two_loops_one_after_the_other", "client/test_abandoned.py::test_streams_that_are_garbage_on_any_thread"
+)
 async def test_async_streams_that_are_garbage(router: Local) -> None:
     async with AsyncOmni(address=router.address) as omni:
         for collect in (gc.collect, lambda: asyncio.to_thread(gc.collect)):

@@ -36,7 +36,7 @@ async def test_whole_answers_of_asyncio(router: Local) -> None:
     assert ended(router) == {"OK": ANSWERS}
 
 
-@lengths.long_form("client/test_account.py: whole answers of asyncio")
+@lengths.long_form("client/test_account.py::test_whole_answers_and_streams_without_asyncio")
 async def test_streams_that_are_left_at_done(router: Local) -> None:
     async with AsyncOmni(address=router.address) as omni:
         for number in range(ANSWERS):
@@ -47,7 +47,6 @@ async def test_streams_that_are_left_at_done(router: Local) -> None:
     assert ended(router) == {"OK": ANSWERS}
 
 
-@lengths.long_form("client/test_account.py: whole answers and streams of asyncio")
 async def test_whole_answers_and_streams_without_asyncio(router: Local) -> None:
     def ask() -> None:
         with Omni(address=router.address) as omni:

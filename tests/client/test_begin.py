@@ -51,7 +51,10 @@ def test_it_is_started_once_for_all_threads_that_ask(family: ProcessFamily) -> N
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_several.py: one that cannot start is told and the others go on")
+@lengths.long_form(
+    "cli/test_several.py::test_one_that_cannot_start_is_told_and_the_others_go_on",
+    unkept="who asks for it is told each time, and nothing of it is left",
+)
 def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()
@@ -71,7 +74,10 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: P
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_several.py: the end takes a pipeline along that is starting")
+@lengths.long_form(
+    "cli/test_several.py::test_the_end_takes_a_pipeline_along_that_is_starting",
+    unkept="all who wait for it are told, by the work of one thread",
+)
 async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
     """For all who wait, which is the work of one thread."""
     file, pipe = loading_pipeline(tmp_path)
@@ -108,7 +114,9 @@ def test_who_asks_for_it_waits_until_it_serves(family: ProcessFamily, tmp_path: 
     assert family.pids() == []
 
 
-@lengths.long_form("client/test_begin.py: a pipeline is started once for all threads that ask, and one that cannot start is told")
+@lengths.long_form(
+    "client/test_begin.py::test_who_asks_for_it_waits_until_it_serves", unkept="a pipeline that was given up is started again for who asks"
+)
 def test_one_that_was_given_up_is_started_again_when_it_is_asked(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))

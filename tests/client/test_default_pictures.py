@@ -9,13 +9,12 @@ from helpers import lengths
 from helpers.processes import ProcessFamily
 from omnistage.client import AsyncOmni, BadRequestError, DeadlineError
 
-pytestmark = [
-    pytest.mark.slow,
-    lengths.long_form(
-        "client/test_begin.py: a pipeline of the own stack starts when it is asked",
-        "system/test_default_model.py: the default model answers",
-    ),
-]
+pytestmark = lengths.long_form(
+    "client/test_begin.py::test_it_is_started_once_for_all_threads_that_ask",
+    "client/test_drawing.py::test_generate_draws_where_nothing_else_can_be_done",
+    "models/diffusers/test_default_picture.py::test_a_picture_follows_its_prompt",
+    unkept="the stack that nobody has chosen has both default models",
+)
 
 PROMPT = "a large red circle on a blue background"
 

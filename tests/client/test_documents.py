@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 PRELUDE = """
@@ -66,7 +64,6 @@ def checked(paths: Sequence[Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
 
 
-@pytest.mark.slow
 def test_snippets_have_types(tmp_path: Path) -> None:
     found = {page.relative_to(ROOT).as_posix(): snippets(page) for page in pages()}
     assert {"README.md", "docs/client.md"} <= found.keys()
@@ -79,7 +76,6 @@ def test_snippets_have_types(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
 def test_a_snippet_that_is_wrong_is_told(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(PRELUDE + "".join(WRONG), encoding="utf-8")

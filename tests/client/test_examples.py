@@ -48,7 +48,11 @@ def test_chat(toy_address: str, tmp_path: Path) -> None:
     assert first != second
 
 
-@lengths.long_form("cli/test_film.py: films and sounds of the command")
+@lengths.long_form(
+    "client/test_films.py::test_a_film_is_a_file_with_its_type_and_frames",
+    "client/test_films.py::test_a_sound_is_heard_and_saved",
+    unkept="the examples of films and sounds work",
+)
 def test_film_and_sound(tmp_path: Path) -> None:
     (tmp_path / "hill.png").write_bytes(png(np.full((4, 4), 3, np.uint8)))
     with Omni(pipeline="toy-film") as omni:

@@ -229,7 +229,11 @@ def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: ProcessFami
     assert wait_end(child, PATIENCE_S)
 
 
-@lengths.long_form("client/test_fork.py: answers of the parent go on while children come and go")
+@lengths.long_form(
+    "client/test_fork.py::test_a_child_is_told_at_once_and_disturbs_nothing",
+    "client/test_fork.py::test_answers_of_the_parent_go_on_while_children_come_and_go",
+    unkept="no child ends the stack of its parent",
+)
 def test_a_stack_outlives_the_children_of_its_owner(family: ProcessFamily, tmp_path: Path) -> None:
     code = """
         omni = Omni(pipeline=sys.argv[1])

@@ -140,7 +140,10 @@ def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
         assert found.is_ours(f"127.0.0.1:{server.getsockname()[1]}")
 
 
-@lengths.long_form("client/test_found.py: who is trusted is asked with every connection")
+@lengths.long_form(
+    "client/test_found.py::test_who_is_trusted_is_asked_with_every_connection",
+    "client/test_found.py::test_a_router_of_another_user_is_not_asked",
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int, tmp_path: Path) -> None:
     """When it has ended, anybody may take its port; a client that is open goes on to nobody."""
@@ -257,7 +260,9 @@ def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, 
         Omni()
 
 
-@lengths.long_form("client/test_private_stack.py: settings reach the stages of a private stack")
+@lengths.long_form(
+    "client/test_found.py::test_what_is_to_be_started_is_started", "client/test_found.py::test_what_says_nothing_is_what_has_no_settings"
+)
 def test_omni_with_settings_has_a_stack_of_its_own(serving: str, tmp_path: Path) -> None:
     with Omni(pipeline=toy_pipeline(tmp_path)) as omni:
         assert omni.address != serving

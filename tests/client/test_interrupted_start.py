@@ -114,7 +114,10 @@ async def test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one(family:
     assert family.pids() == []
 
 
-@lengths.long_form("client/test_interrupted_start.py: a call that is cancelled leaves the start to the next one")
+@lengths.long_form(
+    "client/test_interrupted_start.py::test_it_ends_a_stack_whose_model_is_being_loaded",
+    unkept="a close ends the start, and the call that waits for it",
+)
 @pytest.mark.usefixtures("tests_found")
 async def test_closing_ends_a_start_that_another_call_waits_for(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)

@@ -11,13 +11,11 @@ from omnistage.client import Omni
 from tools.examples import Example, check_answer, check_full_and_cancelled, check_unknown, get_expected, slow_pipeline
 from tools.languages import LANGUAGES, build
 
-MAKES_MINUTES = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
+MAKES_MINUTES = [pytest.mark.long, pytest.mark.timeout(900)]
 """A compiler of C++, beside other tests."""
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name == "node" else MAKES_MINUTES) for name in LANGUAGES]
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[] if name == "node" else MAKES_MINUTES) for name in LANGUAGES])
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
     """It is built, in a folder of its own."""
     language = LANGUAGES[request.param]

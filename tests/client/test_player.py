@@ -302,7 +302,6 @@ def test_a_player_that_cannot_be_started_is_told(seed: int) -> None:
         player.write(chunk(noise(seed, 0.1)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "seconds", "says"),
     [

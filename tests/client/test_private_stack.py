@@ -35,7 +35,8 @@ def start_owner(pipeline: str, code: str) -> subprocess.Popen[str]:
 
 
 @lengths.long_form(
-    "client/test_private_stack.py: an owner that never closes leaves no process", "client/test_found.py: a running router is found and used"
+    "client/test_begin.py::test_it_is_started_once_for_all_threads_that_ask",
+    "client/test_private_stack.py::test_settings_reach_the_stages_or_are_refused",
 )
 def test_others_can_use_a_stack_and_closing_leaves_no_process(family: ProcessFamily) -> None:
     code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
@@ -66,7 +67,8 @@ def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None
 
 
 @lengths.long_form(
-    "client/test_private_stack.py: a stage that is killed is started again", "client/test_loops.py: asynchronous clients that close"
+    "client/test_interrupted_start.py::test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one",
+    "client/test_request.py::test_settings_become_the_command_line_of_the_launcher",
 )
 async def test_the_async_client_owns_a_stack_too(family: ProcessFamily, alone: str) -> None:
     async with AsyncOmni(pipeline=alone, replicas={"thinker": 2}) as omni:
@@ -158,7 +160,10 @@ def test_a_start_that_takes_too_long_ends(family: ProcessFamily) -> None:
     assert family.pids() == []
 
 
-@lengths.long_form("cli/test_serve.py: what dies is started again at its address")
+@lengths.long_form(
+    "cli/test_serve.py::test_what_dies_is_started_again_at_its_address",
+    "link/test_killed_stages.py::test_a_replica_that_comes_back_in_time_is_waited_for",
+)
 def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(family: ProcessFamily) -> None:
     with Omni(pipeline="toy") as omni:
         before = {replica.stage: replica for replica in omni.replicas()}
@@ -172,7 +177,11 @@ def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(famil
     assert family.pids() == []
 
 
-@lengths.long_form("client/test_drawing.py: pictures of a router", "cli/test_draw.py: pictures of the command")
+@lengths.long_form(
+    "client/test_drawing.py::test_a_stream_of_a_drawing_tells_its_steps",
+    "client/test_drawing.py::test_asyncio",
+    "cli/test_several.py::test_one_address_answers_and_draws",
+)
 def test_a_drawing_pipeline_gives_pictures(family: ProcessFamily) -> None:
     with Omni(pipeline="toy-picture") as omni:
         answer = omni.draw("a kite", seed=1)

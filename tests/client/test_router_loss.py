@@ -226,8 +226,8 @@ async def test_without_another_router_the_error_has_a_type(stages: ServerProcess
 
 
 @lengths.long_form(
-    "cli/test_serve.py: a router that dies is started again at its port",
-    "client/test_router_loss.py: a router that is killed and started again",
+    "client/test_router_loss.py::test_the_sync_client_hears_an_answer_through",
+    "cli/test_serve.py::test_a_router_that_dies_is_started_again_at_its_port",
 )
 def test_a_private_stack_starts_its_router_again(family: ProcessFamily, tmp_path: Path) -> None:
     heard: list[Event] = []

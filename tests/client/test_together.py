@@ -195,7 +195,11 @@ async def test_a_cancelled_list_leaves_nothing_behind(toy_address: str) -> None:
         assert (await omni.generate("Hi", seed=1)).text, "and the next one is answered"
 
 
-@lengths.long_form("client/test_together.py: a list is answered in its order by both clients")
+@lengths.long_form(
+    "client/test_together.py::test_a_list_is_answered_in_its_order_by_both_clients",
+    "client/test_media.py::test_a_file_is_what_it_was_however_it_is_handed_over",
+    unkept="a file is read once for all texts",
+)
 def test_all_texts_have_the_same_media_also_of_an_open_file() -> None:
     file = io.BytesIO(png(np.arange(64, dtype=np.uint8).reshape(8, 8)))
     with Omni(pipeline="toy-omni") as omni:

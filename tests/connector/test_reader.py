@@ -165,7 +165,7 @@ def test_two_streams_of_one_arena_do_not_touch_each_other(make_arena: Callable[.
     assert (kept.array == 2).all()
 
 
-@lengths.long_form("connector/test_soak.py: transfers leave memory, files and descriptors as they were")
+@lengths.long_form("connector/test_soak.py::test_transfers_leave_memory_files_and_descriptors_as_they_were")
 def test_100_000_tensors_take_no_more_memory_than_one(make_arena: Callable[..., Arena], make_pair) -> None:
     arena = make_arena()
     pair = make_pair(arena=arena)

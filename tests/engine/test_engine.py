@@ -96,8 +96,8 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
 
 
 @lengths.long_form(
-    "engine/test_exactness.py: a history that is computed again gives the bits of the undisturbed run",
-    "engine/test_constraint.py: it goes on after every token and without its pages",
+    "engine/test_constraint.py::test_it_goes_on_after_every_token_and_without_its_pages",
+    "engine/test_exactness.py::test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run",
 )
 @lengths.rounds(6, 24)
 async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
@@ -117,7 +117,7 @@ async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_emp
 @lengths.one_or_all("budget", BUDGETS)
 async def test_the_budget_of_a_step_changes_no_bit(budget: str, dtype: torch.dtype, seed: int) -> None:
     max_rows = int(lengths.draw(budget, BUDGETS, seed))
-    requests = random_requests(random.Random(seed), 12, prompt=300, answer=20)
+    requests = random_requests(random.Random(seed), 7, prompt=300, answer=12)
     expected = await alone(requests, dtype)
     decoder = tiny_decoder(dtype)
     running = Engine(decoder, TokenHead(decoder.logits), pages=200, limits=SchedulerLimits(max_rows=max_rows), step_s=None, poison=True)
@@ -140,7 +140,7 @@ async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype
     await running.close()
 
 
-@lengths.rounds(1000, 10_000)
+@lengths.rounds(300, 10_000)
 async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     running = engine(pages=60, dtype=torch.bfloat16, max_sequences=8, max_waiting=32)
@@ -347,7 +347,7 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
     await running.close()
 
 
-@lengths.long_form("engine/test_engine.py: close ends what runs and what waits, and an event loop that is gone frees its sequences")
+@lengths.long_form(unkept="An interpreter that ends in the middle of a step ends with its own status and does not crash.")
 @lengths.rounds(1, 3)
 def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None:
     """The interpreter ends in the middle of a step, with all engines, streams and loops as they are."""

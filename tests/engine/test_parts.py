@@ -200,7 +200,11 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
 # The same bits in any company ----------------------------------------------------------------------------------------------------------
 
 
-@lengths.long_form("engine/test_exactness.py: rows in any run, company and place", "models/test_team.py: several ranks say what one says")
+@lengths.long_form(
+    "engine/test_parts.py::test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same",
+    "engine/test_rows.py::test_given_rows_positions_and_taps_alone_in_company_and_preempted",
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
+)
 @lengths.one_or_all("case", CASES)
 async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> None:
     """The sequence runs beside others, with so little room that they take each other's pages, and is read in small pieces; alone; with

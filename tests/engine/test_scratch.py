@@ -43,7 +43,7 @@ MOST_GROWTH_MIB = 450
 product and all kernels kept it was 740 to 830, in a Thinker of three layers 1,700."""
 
 
-@lengths.long_form("engine/test_exactness.py: a row attends alike in any run, company and place")
+@lengths.long_form(unkept="Attention over a long prompt leaves no more memory behind than the kernels that are kept.")
 def test_a_prompt_of_900_pages_leaves_few_kernels_behind() -> None:
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr

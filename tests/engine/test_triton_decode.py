@@ -250,7 +250,7 @@ for target, numbers in ((80, "*bf16"), (90, "*bf16"), (90, "*fp32")):
 """
 
 
-@lengths.long_form("engine/test_triton_decode.py: the kernel gives the results of the textbook, interpreted")
+@lengths.long_form(unkept="The kernel compiles for GPUs that are not here, and uses their matrix units for bfloat16 alone.")
 def test_it_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     """bfloat16 uses the matrix units, with the one instruction that takes few rows; float32 does not, because the matrix units would
     shorten its numbers."""

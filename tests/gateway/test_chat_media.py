@@ -197,7 +197,6 @@ def test_nothing_else_is_fetched(client: openai.OpenAI, there: Web, url: str, to
     assert told in caught.value.message
 
 
-@pytest.mark.slow
 def test_what_does_not_come_is_not_waited_for(client: openai.OpenAI, there: Web) -> None:
     """Also where it is one of several."""
 

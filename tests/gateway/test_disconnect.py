@@ -99,7 +99,7 @@ MOMENTS = ("while its body arrives", "in the queue", "before the first byte", "i
 
 
 @pytest.mark.parametrize("way", WAYS)
-@lengths.drawn_cells(6, "moment", MOMENTS)
+@lengths.drawn_cells(2, "moment", MOMENTS)
 async def test_a_client_that_leaves_frees_all_that_it_had(
     slow: servers.ServerProcesses, front: servers.ServerProcess, moment: str, way: str
 ) -> None:
@@ -131,8 +131,9 @@ async def test_a_client_that_leaves_frees_all_that_it_had(
 
 
 @lengths.long_form(
-    "gateway/test_disconnect.py: who reads slowly gets all, and who reads nothing loses the connection",
-    "system/test_stalled_client.py: a client that stops reading is cancelled and the others do not notice",
+    "gateway/test_disconnect.py::test_who_reads_nothing_at_all_loses_the_connection",
+    "gateway/test_disconnect.py::test_requests_leave_nothing_behind",
+    unkept="many who read nothing take little memory",
 )
 @lengths.rounds(16, 200)
 async def test_clients_that_do_not_read_hold_little(fast: servers.ServerProcesses, tmp_path: Path, rounds: int) -> None:
@@ -177,8 +178,9 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Serve
 
 
 @lengths.long_form(
-    "gateway/test_disconnect.py: who reads nothing at all loses the connection",
-    "system/test_stalled_client.py: a router ends a client that does not read",
+    "router/test_sharing.py::test_a_client_that_does_not_read_loses_its_place_to_one_that_waits",
+    "system/test_stalled_client.py::test_the_thinker_stops_the_client_is_cancelled_and_the_others_do_not_notice",
+    unkept="the gateway tells why the stream was cut off",
 )
 async def test_the_router_gives_up_who_does_not_listen(fast: servers.ServerProcesses, tmp_path: Path) -> None:
     """Sound is more than all that lies between holds; the gateway would still wait."""
@@ -259,8 +261,8 @@ async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.ServerProcess
 
 
 @lengths.long_form(
-    "client/test_router_loss.py: a stream goes on at a router that comes back",
-    "gateway/test_film_jobs.py: a film waits for a router that is away",
+    "client/test_router_loss.py::test_a_router_that_is_killed_and_started_again",
+    "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
 )
 async def test_a_stream_goes_on_when_its_router_is_lost_and_comes_back(tmp_path: Path) -> None:
     flags = ("--address", take_address())

@@ -109,7 +109,7 @@ async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker
         assert dict(database.execute("SELECT id, status FROM jobs")) == {read: "completed", unread: "in_progress"}
 
 
-@lengths.long_form("gateway/test_film_jobs.py: films are not kept for ever")
+@lengths.long_form("gateway/test_film_jobs.py::test_the_oldest_films_make_way", unkept="a film goes when its time has come")
 async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-kept", "2") as (url, server):
         shown = await over(url, ask(url, steps=1).json()["id"])
@@ -181,7 +181,10 @@ async def test_clients_take_turns(film_maker: servers.ServerProcesses, tmp_path:
         assert get(url, f"/{later}").json()["progress"] < 100
 
 
-@lengths.long_form("gateway/test_film_jobs.py: clients take turns")
+@lengths.long_form(
+    "gateway/test_film_jobs.py::test_a_film_that_ends_servers_is_not_begun_for_ever",
+    "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
+)
 async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     stages = f"diffusion={film_maker.addresses['diffusion']}"
     flags = ("--pipeline", "toy-film", "--stages", stages, "--max-sessions", "1", "--grace", "5")
@@ -213,7 +216,10 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Server
                 assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
 
 
-@lengths.long_form("gateway/test_film_jobs.py: a film waits for a router that is away, and one that ends servers is not begun for ever")
+@lengths.long_form(
+    "gateway/test_film_jobs.py::test_a_film_that_ends_servers_is_not_begun_for_ever",
+    "gateway/test_film_jobs.py::test_a_film_waits_for_a_router_that_is_away",
+)
 async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path) -> None:
     chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
     with servers.stack(tmp_path, **chain) as stack, kept(stack.address, tmp_path) as (url, server):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from omnistage.models.toy import formulas
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "openai" / "python"
@@ -29,8 +30,11 @@ def run(words: list[str], folder: Path, limit_s: float) -> str:
     return told
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@lengths.long_form(
+    "gateway/test_openai_examples.py::test_it_talks_speaks_and_draws",
+    "gateway/test_chat.py::test_the_client_puts_a_stream_together",
+    unkept="each of these frameworks gets an answer",
+)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("example", PACKAGES)
 def test_a_framework_is_answered(example: str, url: str, tmp_path: Path) -> None:

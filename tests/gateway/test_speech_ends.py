@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from helpers import lengths, servers
+from helpers import servers
 from helpers.gateway import gateway
 from helpers.openai_document import events_of
 from helpers.servers import ServerProcess, ServerProcesses, all_free, watch_until
@@ -41,7 +41,6 @@ def ends(door: ServerProcess) -> list[tuple[int, str]]:
     return [(line["status"], line["reason"]) for line in lines if line["event"] == "http.done"]
 
 
-@lengths.long_form("gateway/test_disconnect.py: a client that leaves frees all that it had")
 async def test_who_leaves_in_mid_speech_frees_the_stages(slow: tuple[ServerProcesses, ServerProcess]) -> None:
     stack, door = slow
     async with httpx2.AsyncClient(base_url=f"http://{door.address}", timeout=60) as client:
@@ -74,7 +73,6 @@ async def test_what_a_lost_stage_cuts_off_is_not_taken_for_the_whole(slow: tuple
     await all_free([stack.addresses[kind] for kind in ("thinker", "talker")])
 
 
-@lengths.long_form("gateway/test_speech_ends.py: who leaves in mid speech frees the stages")
 async def test_who_leaves_before_a_picture_is_drawn_frees_the_stage(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whether it comes whole or as events."""
     folder = tmp_path_factory.mktemp("drawing")

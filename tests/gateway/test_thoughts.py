@@ -168,7 +168,11 @@ def test_answers_are_those_of_the_document(thinking_url: str) -> None:
                 judge.check_answer(event, path, media_type="text/event-stream")
 
 
-@lengths.long_form("gateway/test_page_in_use.py: the page in use", "gateway/test_thoughts.py: what the page gets of a thought")
+@lengths.long_form(
+    "gateway/test_thoughts.py::test_a_streamed_answer_has_it_in_pieces_of_their_own",
+    "gateway/test_page.py::test_it_talks_and_stops",
+    unkept="the page shows a thought apart",
+)
 @needs_chromium
 async def test_the_page_shows_it_apart_to_who_opens_it(thinking_url: str) -> None:
     url = thinking_url.removesuffix("/v1")

@@ -15,6 +15,10 @@ import pytest
 from tools import costs
 from tools.suite import SEED, WITHOUT_TORCH
 
+LONG_TIMEOUT_S = 600.0
+UNDRAWN = pytest.StashKey[bool]()
+"""Marks tests of tools that this run does not draw."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torch", choices=("without", "with"), help="only the folders whose tests import no torch, or only the others")
@@ -33,7 +37,8 @@ class _LeftOut(pytest.File):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> _LeftOut | None:
-    """pytest asks nobody whether a file that is named on the command line is left out. Where single tests are named, it is imported."""
+    """A file that the command line names bypasses pytest_ignore_collect: if it is left out, it is collected empty. A file of which
+    single tests are named is imported."""
     named = any("::" in word for word in parent.config.args)
     if named or not _is_left_out(module_path, parent.config):
         return None
@@ -77,15 +82,13 @@ def _undrawn(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Ite
     return [item for item in items if item.get_closest_marker("tooling") and item.path != drawn]
 
 
-def _check_long(item: pytest.Item) -> None:
-    """Raises UsageError if a test of the long form names a file as the keeper of its claim that is not there."""
-    for mark in item.iter_markers("long"):
-        for kept in mark.args:
-            file, _, claim = kept.partition(": ")
-            if not claim or not (item.config.rootpath / "tests" / file).is_file():
-                raise pytest.UsageError(
-                    f"{item.nodeid} is long, and {kept!r} names no file of tests that proves its claim in the short form"
-                )
+def _lengthen(item: pytest.Item, config: pytest.Config) -> None:
+    """Give a long test more time, unless it has its own. A test that the command line names with its cell runs in each form: a cell that
+    failed can be named again, whatever the seed draws."""
+    if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+    if item.nodeid in config.args:
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "long"]
 
 
 def _says_serial(path: Path) -> bool:
@@ -111,9 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("serial") and not _says_serial(item.path):
             # The serial part would not import its file, and no part run the test.
             raise pytest.UsageError(f"{item.nodeid} is serial by a mark of another file: write pytest.mark.serial in its own")
-        _check_long(item)
-    undrawn = {*_undrawn(items, config)}
-    left_out = [item for item in items if _is_left_out(item.path, config) or _runs_elsewhere(item, config) or item in undrawn]
+        _lengthen(item, config)
+    for item in _undrawn(items, config):
+        item.stash[UNDRAWN] = True
+    left_out = [item for item in items if _is_left_out(item.path, config) or _runs_elsewhere(item, config) or UNDRAWN in item.stash]
     if left_out:
         gone = {*left_out}
         items[:] = [item for item in items if item not in gone]
@@ -122,9 +126,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Where files are named, the conftest.py beside one of another part may have imported it.
         raise pytest.UsageError(f"a test of {', '.join(WITHOUT_TORCH)} imports torch: take its folder out of WITHOUT_TORCH")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        try:
-            table = costs.read(costs.TABLE)
-        except costs.CostsError:  # A merge may have left its marks there.
-            table = {}
-        known = {costs.ROOT / file: cost for file, cost in table.items()}
-        items.sort(key=lambda item: -known.get(item.path, costs.UNKNOWN).wall_s)
+        table = {config.rootpath / file: cost for file, cost in costs.stored_costs(config.rootpath).items()}
+        items.sort(key=lambda item: -table.get(item.path, costs.UNKNOWN).wall_s)

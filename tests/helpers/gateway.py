@@ -20,7 +20,7 @@ STARTS = ("omnistage.gateway",)
 @contextmanager
 def gateway(router: str, log_folder: Path, *flags: str) -> Iterator[ServerProcess]:
     """One in front of the router at this address; its own address is where HTTP is."""
-    with ServerProcess("omnistage.gateway", "--router", router, *flags, log_folder=log_folder) as server:
+    with ServerProcess("omnistage.gateway", "--router", router, *flags, log_folder=log_folder, starts=STARTS) as server:
         server.wait_ready()
         yield server
 

@@ -1,4 +1,4 @@
-"""Tests whose worth grows with their length: short wherever tests run, long in `make test-long`."""
+"""Marks that give tests a short form, for `make test`, and a long one, for `make test-long`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from helpers.randomness import SEED
 
 DRAWN = "drawn-"
-LONG = (pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600))
+LONG = pytest.mark.long
+"""For cells of a parametrized test."""
 
 
-def long_form(*still_proved: str) -> pytest.MarkDecorator:
-    """Moves a test to the long form. still_proved: what the short form proves of its claim, each as "FILE: CLAIM", where FILE is a path in
-    tests/ (`helpers/collection.py` checks that there is such a file)."""
-    return pytest.mark.long(*still_proved)
+def long_form(*keepers: str, unkept: str = "") -> pytest.MarkDecorator:
+    """Moves a test, or a file of tests, to the long form. keepers: the tests that prove its claim in the short form, each as "FILE::TEST",
+    where FILE is a path in tests/. unkept: what only the long form proves, if no other test proves it. The house test test_lengths.py
+    checks that each keeper is a test of the short form."""
+    return pytest.mark.long(*keepers, unkept=unkept)
 
 
 TOOLING = pytest.mark.tooling
@@ -34,14 +36,17 @@ def rounds(short: int, long: int) -> pytest.MarkDecorator:
 
 def drawn_cells(count: int, names: str | tuple[str, ...], cells: Iterable[object], **options: Any) -> pytest.MarkDecorator:
     """As pytest.mark.parametrize, but the short form has only `count` of the cells, drawn anew in each run. For cells that need no more
-    than their values; `one_or_all` is for tests that look at the whole matrix."""
+    than their values; `one_or_all` is for tests that look at the whole matrix. Raises ValueError if there are no more cells than
+    `count`."""
     return pytest.mark.parametrize(names, undrawn_long(count, names, cells), **options)
 
 
 def undrawn_long(count: int, names: str | tuple[str, ...], cells: Iterable[object]) -> list[object]:
     """The cells, for a parametrized test or fixture; in the short form only `count` of them, which are drawn. names: of the arguments."""
     listed = [*cells]
-    drawn = {*random.Random(f"{os.environ[SEED]} {names} {len(listed)}").sample(range(len(listed)), min(count, len(listed)))}
+    if count >= len(listed):
+        raise ValueError(f"all {len(listed)} cells of {names} are in the short form: use pytest.mark.parametrize")
+    drawn = {*random.Random(f"{os.environ[SEED]} {names} {len(listed)}").sample(range(len(listed)), count)}
     return [
         cell if number in drawn else _long(cell, single=isinstance(names, str) and "," not in names) for number, cell in enumerate(listed)
     ]
@@ -50,7 +55,7 @@ def undrawn_long(count: int, names: str | tuple[str, ...], cells: Iterable[objec
 def _long(cell: object, *, single: bool) -> object:
     """The cell, as one of the long form. single: whether the test has one argument, which the cell is then."""
     if isinstance(cell, type(pytest.param())):
-        return pytest.param(*cell.values, id=cell.id, marks=[*cell.marks, *LONG])
+        return pytest.param(*cell.values, id=cell.id, marks=[*cell.marks, LONG])
     values = (cell,) if single or not isinstance(cell, tuple | list) else cell
     return pytest.param(*values, marks=LONG)
 

@@ -10,7 +10,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.machinery import SourceFileLoader
@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from helpers.collection import UNDRAWN
 from helpers.processes import FORKED
-from tools.costs import Cost, Costs
+from tools.costs import PART, Cost, Costs
 
 
 class CostMeter:
@@ -75,6 +76,12 @@ class CostMeter:
             return (yield)
         with self._charge_run():
             return (yield)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Note files of which another run draws tests: they cost more than what is measured now."""
+        for item in items:
+            if item.stash.get(UNDRAWN, False):
+                self.costs.setdefault(item.path.relative_to(item.config.rootpath).as_posix(), Cost()).form = PART
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

@@ -76,8 +76,10 @@ class NotReady(RuntimeError):
 class ServerProcess:
     """One server process, from its start to its end. Use it as a context manager; a failing test shows the end of its log."""
 
-    def __init__(self, module: str, *flags: str, log_folder: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Starts it; `wait_ready` waits until it is SERVING."""
+    def __init__(
+        self, module: str, *flags: str, log_folder: Path, environment: Mapping[str, str] | None = None, starts: Sequence[str] = STARTS
+    ) -> None:
+        """Starts it; `wait_ready` waits until it is SERVING. starts: as in `helpers.program.start`."""
         self.module = module
         self._ready, ready = os.pipe()
         lifeline, self._lifeline = os.pipe()
@@ -86,7 +88,7 @@ class ServerProcess:
         with self.log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             words = [*flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
             streams = (nothing.fileno(), log.fileno(), log.fileno())
-            self.process = start(Program(module, words, variables, streams, (ready, lifeline)), STARTS)
+            self.process = start(Program(module, words, variables, streams, (ready, lifeline)), starts)
         os.close(ready)
         os.close(lifeline)
         self._told = False

@@ -32,9 +32,7 @@ async def test_a_question_is_answered_and_so_are_many_at_once() -> None:
             assert await answer(ours)
 
 
-@lengths.long_form(
-    "hostile/test_slow_clients.py: callers that read nothing", "hostile/test_open_calls.py: idle calls of one client are not all calls"
-)
+@lengths.long_form(unkept="A launcher that reads no answers holds up no event loop, and is answered when it reads again.")
 async def test_who_reads_no_answers_holds_nobody_up() -> None:
     """The launcher was stopped, so its end takes nothing more. It gets an answer as soon as it reads again."""
     ours, theirs = socket.socketpair()

@@ -23,7 +23,10 @@ def program(*words: str, **variables: str) -> Program:
     return Program("omnistage.cli", words, {**surroundings.usual_variables(), **variables}, (0, 1, 2))
 
 
-@lengths.long_form("host/test_program.py: a server is forked and ends as one that is not")
+@lengths.long_form(
+    "host/test_program.py::test_a_server_is_forked_and_ends_as_one_that_is_not",
+    unkept="A server of a real model starts when it is forked with its imports done, again and again.",
+)
 def test_a_forked_model_has_what_its_imports_set(tmp_path: Path, omni_checkpoint: Path) -> None:
     """The same holds for the second one, for which nothing is imported any more."""
     flags = ["--checkpoint", str(omni_checkpoint), *stage_flags(family="qwen2_5_omni")]

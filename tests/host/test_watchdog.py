@@ -187,7 +187,6 @@ def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
         assert not verdict.done()
 
 
-@pytest.mark.slow
 @pytest.mark.serial
 def test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_hangs():
     """Each thread gets a fifth of a core or less. The limit of a step counts the step's own time. The step may wait for any thread of the

@@ -21,8 +21,6 @@ from helpers.servers import CLIENT_OPTIONS, ServerProcesses, all_free, omni_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
-pytestmark = pytest.mark.slow
-
 GENERATE = "/omnistage.v1.OmniService/Generate"
 CONVERSE = "/omnistage.v1.OmniService/Converse"
 MOST_GROWTH = 160 << 20
@@ -191,7 +189,10 @@ async def test_many_such_requests_at_once_leave_room_for_others(standing: Server
         await other.is_answered(1)
 
 
-@lengths.long_form("hostile/test_counts.py: many such requests at once leave room for others")
+@lengths.long_form(
+    "hostile/test_counts.py::test_many_such_requests_at_once_leave_room_for_others",
+    unkept="The request of another client is read before most of a flood.",
+)
 async def test_large_requests_of_one_client_are_not_all_read_before_that_of_another(standing: ServerProcesses):
     """The thread that reads them takes them in turns: of the flood, most is still to be read when the other one is answered."""
     data = wire.field(99, b"") * (MAX_FIELDS + 1)

@@ -18,8 +18,6 @@ from helpers.waiting import until
 from omnistage.v1 import omni_pb2_grpc
 from omnistage.wire.limits import MAX_CALLS
 
-pytestmark = pytest.mark.slow
-
 WATCH = "/grpc.health.v1.Health/Watch"
 GENERATE = "/omnistage.v1.OmniService/Generate"
 LIST_MODELS = "/omnistage.v1.OmniService/ListModels"

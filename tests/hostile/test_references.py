@@ -74,7 +74,6 @@ def rows_chunk(tensor: tensor_pb2.Tensor) -> bytes:
     return stage_pb2.RunRequest(chunk=chunk_pb2.Chunk(port="hidden", count=len(ROWS), last=True, tensor=tensor)).SerializeToString()
 
 
-@pytest.mark.slow
 @lengths.drawn_cells(1, "shared", [True, False], ids=["shared memory", "inline"])
 def test_any_field_of_a_tensor(house: Mistreated, arena: Arena, shared: bool) -> None:
     """In a session of a Talker that reads our memory: its codes are those of our rows, or it ends with PROTOCOL or STALE_REFERENCE."""
@@ -103,7 +102,6 @@ def test_any_field_of_a_tensor(house: Mistreated, arena: Arena, shared: bool) ->
     assert reasons["PROTOCOL"], "nothing was changed"
 
 
-@pytest.mark.slow
 def test_any_field_of_an_offer(house: Mistreated, arena: Arena) -> None:
     """An offer that cannot be proven is not used."""
 
@@ -125,7 +123,6 @@ def test_any_field_of_an_offer(house: Mistreated, arena: Arena) -> None:
     house.play(house.still_well())
 
 
-@pytest.mark.slow
 def test_any_field_of_an_answer_and_of_a_release(house: Mistreated) -> None:
     """To a Thinker whose rows lie in its memory: it goes on with what it has not been proven, inline, and holds nothing in the end."""
 
@@ -152,7 +149,6 @@ def test_any_field_of_an_answer_and_of_a_release(house: Mistreated) -> None:
     house.play(house.still_well())
 
 
-@pytest.mark.slow
 def test_any_parts_of_a_tensor(house: Mistreated) -> None:
     """Pieces of one inline tensor, each of them changed."""
     data = np.ascontiguousarray(ROWS, "<f4").tobytes()

@@ -47,7 +47,6 @@ def test_a_port_is_kept_as_long_as_a_process_that_inherited_it_lives(ports: Port
         heir.communicate()
 
 
-@pytest.mark.slow
 def test_a_stage_that_was_killed_gets_its_port_back_and_nobody_else_does(family: ProcessFamily) -> None:
     command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:

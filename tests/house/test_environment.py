@@ -19,7 +19,7 @@ from tools import setup
 from tools.torch_build import TORCH, TORCH_CUDA
 
 # A whole set-up runs pip seven times, beside other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), lengths.TOOLING]
+pytestmark = [pytest.mark.timeout(400), lengths.TOOLING]
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 PROJECT = """

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from helpers import lengths
 from helpers.link import (
     LinkListener,
     chunks_of,
@@ -71,8 +70,8 @@ async def send_codes(link: Link) -> None:
         await link.feed.send(Output("codes", 1, part.codes, last=number == len(FRAMES) - 1))
 
 
-@lengths.drawn_cells(6, "moment", [0, 1, 20, 60, 79])
-@lengths.drawn_cells(6, "context", [0, 2, 50])
+@pytest.mark.parametrize("moment", [0, 1, 20, 60, 79])
+@pytest.mark.parametrize("context", [0, 2, 50])
 async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs(moment: int, context: int):
     options: dict[str, object] = {"max_chunk": 1, "context": context}
     async with (

@@ -106,7 +106,6 @@ async def test_a_word_begins_with_its_first_phoneme(talker: SmolTalker, default_
     assert len(await rows_of(talker, PLAIN, request=SpeechRequest(seed=0, speed=speed))) == rows
 
 
-@pytest.mark.slow
 async def test_a_word_after_a_pause_begins_where_sound_begins(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
     """In the samples that are heard; before the first word there is silence only."""
     words = await words_of(talker, PARAGRAPHS)

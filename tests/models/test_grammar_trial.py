@@ -20,7 +20,7 @@ from helpers.waiting import until
 from omnistage.engine.constraint import Constraint
 from omnistage.models.common import grammar_trial
 from omnistage.models.common.constraint import Constraints
-from omnistage.models.common.grammar_trial import LEAST_BYTES
+from omnistage.models.common.grammar_trial import MIN_GRAMMAR_BYTES
 from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, Full, TextRequest
 
@@ -137,9 +137,11 @@ async def test_nobody_waits_for_the_constraints_of_another_client(constraints: C
 async def test_a_client_that_leaves_ends_its_trial(constraints: Constraints) -> None:
     await grammar(constraints, GOOD)
     before = pid(constraints)
-    for _ in range(3):
+    for again_after_s in (0.0, 0.0005, 0.05):
         leaving = asyncio.create_task(grammar(constraints, SLOWEST))
         await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.sleep(again_after_s)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
@@ -184,7 +186,7 @@ async def test_a_stage_starts_without_it(constraints: Constraints, monkeypatch: 
 
 
 async def test_grammars_of_running_answers_have_a_bound_together(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trial, "MEMORY_BYTES", 3 * LEAST_BYTES)
+    monkeypatch.setattr(grammar_trial, "ALL_GRAMMARS_BYTES", 3 * MIN_GRAMMAR_BYTES)
     walks = [(await grammar(constraints, GOOD)).begin() for _ in range(3)]
     with pytest.raises(Full, match="grammars of other answers take"):
         await grammar(constraints, GOOD)

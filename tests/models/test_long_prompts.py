@@ -31,7 +31,10 @@ def asked(text: str) -> TextRequest:
     return TextRequest((Turn("user", (text,)),), seed=1, max_tokens=4)
 
 
-@lengths.long_form("models/test_long_prompts.py: a huge prompt is refused and the short ones beside it go on")
+@lengths.long_form(
+    "models/test_long_prompts.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
+    "models/test_smol_thinker.py::test_what_it_cannot_do_is_refused_by_field",
+)
 async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: SmolThinker) -> None:
     for request in (asked(EMOJI * 1_000_000), TextRequest((), seed=1, verbatim=EMOJI * 1_000_000)):
         with pytest.raises(BadRequest, match="1000000 characters"):
@@ -40,7 +43,7 @@ async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: S
         await thinker.prepare(asked(EMOJI * 60_000))
 
 
-@lengths.long_form("models/test_long_prompts.py: a huge prompt is refused and the short ones beside it go on")
+@lengths.long_form("models/test_prepared_thinker.py::test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads")
 async def test_others_run_while_a_prompt_becomes_tokens(thinker: SmolThinker) -> None:
     request = asked("word " * 7000)
     async with turning() as turns:

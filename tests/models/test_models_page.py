@@ -22,8 +22,6 @@ SNIPPET = re.compile(r"(?ms)^```(\w+)(?: (\S+))?\n(.*?)^```$")
 LINES = 90
 """Lines of the model, at most, that are neither empty nor imports."""
 
-pytestmark = pytest.mark.slow
-
 
 class Page:
     """files: their text by name; parts of one file stand one after the other. typed: the commands. printed: what the last one prints."""
@@ -81,7 +79,9 @@ def test_the_page_has_all_files_of_a_small_family(page: Page) -> None:
 
 
 @lengths.long_form(
-    "models/test_models_page.py: the family of the page is served and answers", "models/contract/test_contract.py: the suite"
+    "models/test_models_page.py::test_it_is_served_and_answers_as_the_page_says",
+    "models/contract/test_contract.py::test_contract",
+    unkept="the family of the page passes the suite as its reader runs it",
 )
 def test_it_passes_the_contract_suite(page: Page, package: Path, installed: str) -> None:
     environment = {**os.environ, "PYTHONPATH": installed}

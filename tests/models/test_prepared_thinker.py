@@ -58,17 +58,13 @@ async def test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads(thi
     assert busy.steps >= steps
 
 
-@lengths.long_form("models/test_prepared_thinker.py: a prompt that was computed before is told")
+@lengths.long_form("models/test_prepared_thinker.py::test_a_prompt_that_was_computed_before_is_told")
 async def test_a_request_becomes_tokens_once(thinker: Hanging) -> None:
     thinker.go.set()
     assert await text_pieces(thinker, ask("Hello!"))
     assert thinker.asked == 1
 
 
-@lengths.long_form(
-    "models/test_prepared_thinker.py: a tokenizer that hangs is seen",
-    "models/test_long_prompts.py: others run while a prompt becomes tokens",
-)
 async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(thinker: Hanging) -> None:
     asked = [asyncio.create_task(thinker.prepare(ask(f"Hello {n}!"))) for n in range(4)]
     await until(lambda: thinker.load().queued == 3)
@@ -85,6 +81,7 @@ async def test_a_prompt_that_was_computed_before_is_told(thinker: Hanging) -> No
     thinker.go.set()
     request = ask("Tell me about the sea. " * 12)
     first, again = [await text_pieces(thinker, request) for _ in range(2)]
+    assert thinker.asked == 2, "each becomes tokens once"
     assert again[0].cached_tokens > first[0].cached_tokens
     assert not any(piece.cached_tokens for piece in again[1:])
     whole = len(thinker.prompt(request.turns))

@@ -115,8 +115,8 @@ SAMPLINGS = {
 
 
 @lengths.long_form(
-    "stage/test_resume_of_each_kind.py: the default Thinker goes on at any token",
-    "models/test_resumed_thinker.py: a text that is given goes on after every token",
+    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "models/test_resumed_thinker.py::test_verbatim_text_goes_on_after_every_token",
 )
 @EACH
 @lengths.one_or_all("sampling", SAMPLINGS)
@@ -127,8 +127,8 @@ async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, samplin
 
 
 @lengths.long_form(
-    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
-    "models/test_answer.py: characters and stop strings that are cut",
+    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
 )
 @EACH
 @lengths.rounds(1, 2)
@@ -142,8 +142,8 @@ async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int, ro
 
 
 @lengths.long_form(
-    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
-    "models/test_answer.py: characters and stop strings that are cut",
+    "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
+    "models/test_resumed_thinker.py::test_verbatim_text_goes_on_after_every_token",
 )
 @lengths.rounds(6, 1000)
 async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int, rounds: int) -> None:
@@ -156,8 +156,8 @@ async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolT
 
 
 @lengths.long_form(
-    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
-    "models/test_answer.py: characters and stop strings that are cut",
+    "models/test_answer.py::test_an_answer_goes_on_with_the_rows_that_it_would_have_had",
+    "engine/test_detokenizer.py::test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not",
 )
 @EACH
 @lengths.rounds(4, 1000)
@@ -175,8 +175,9 @@ async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: Smo
 
 
 @lengths.long_form(
-    "models/test_resumed_thinker.py: an answer goes on after drawn tokens",
-    "models/test_answer.py: characters and stop strings that are cut",
+    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "engine/test_engine.py::test_end_tokens_min_items_and_ignore_end",
+    unkept="an end of itself comes at the same token after a history",
 )
 @lengths.rounds(3, 1000)
 async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed: int, rounds: int) -> None:

@@ -81,9 +81,10 @@ async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens
 
 
 @lengths.long_form(
-    "engine/test_scheduler.py: bounds of a batch and of a cache", "models/test_settings.py: what cannot be is refused with its name"
+    "engine/test_engine.py::test_the_queue_is_bounded",
+    "models/test_settings.py::test_what_cannot_be_is_refused_with_its_name",
+    unkept="the settings of batch and cache reach the engine of the default Thinker",
 )
-@pytest.mark.slow
 async def test_a_batch_of_one_writes_one_answer_at_a_time_and_a_cache_has_the_memory_that_was_said(default_model: Path) -> None:
     async with loaded(default_model, max_batch_size=1, kv_cache_bytes=SHORT_CACHE) as one:
         assert (one.info.settings["max_batch_size"], one.info.settings["kv_cache_bytes"]) == ("1", str(SHORT_CACHE))
@@ -106,7 +107,6 @@ class SizedDecoder(PackedDecoder):
         return Hidden(torch.zeros(len(rows.items), self.spec.given_width))
 
 
-@lengths.long_form("engine/test_scheduler.py: rows of a step", "models/test_settings.py: a batch of one and the memory of a cache")
 async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows cost next to nothing, a prompt is read by many at a time, but for the setting."""
     monkeypatch.setattr(smol, "PackedDecoder", SizedDecoder)
@@ -122,8 +122,6 @@ async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkey
     assert most[BLOCK] == BLOCK < most[0]
 
 
-@lengths.long_form("engine/test_scheduler.py: rows of a step", "models/test_settings.py: a batch of one and the memory of a cache")
-@pytest.mark.slow
 async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path) -> None:
     saved = []
     for enable_cache in (True, False):

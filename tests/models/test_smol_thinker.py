@@ -92,7 +92,8 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
 
 
 @lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
+    "models/test_smol_thinker.py::test_transformers_loads_the_folder_and_greedy_tokens_are_equal",
 )
 async def test_answers_are_equal_alone_and_together_and_sensible(thinker: SmolThinker) -> None:
     requests = [ask(f"What is {thing}?", max_tokens=20, logprobs=True) for thing in ("rain", "snow", "a dog", "the moon")]
@@ -138,7 +139,8 @@ async def test_deltas_join_to_the_decoded_ids_for_any_ids(thinker: SmolThinker, 
 
 
 @lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+    "engine/test_detokenizer.py::test_nothing_from_a_stop_string_on_comes_out_at_any_cut",
+    "models/test_smol_thinker.py::test_an_answer_may_fill_the_context",
 )
 async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThinker) -> None:
     whole = text_of(await text_pieces(thinker, ask("What is water?")))
@@ -151,9 +153,7 @@ async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThi
     assert thinker.load().kv_pages_used == 0
 
 
-@lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
-)
+@lengths.long_form("engine/test_engine.py::test_end_tokens_min_items_and_ignore_end")
 async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> None:
     question = "What is the capital of France?"
     free = await text_pieces(thinker, ask(question, max_tokens=120))
@@ -169,8 +169,8 @@ async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> Non
 
 
 @lengths.long_form(
-    "engine/test_exactness.py: a history that is computed again gives the bits of the undisturbed run",
-    "models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on",
+    "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+    "engine/test_sampler.py::test_noise_depends_on_seed_step_and_token_and_is_uniform",
 )
 async def test_a_seed_gives_one_answer_and_another_seed_another(thinker: SmolThinker) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.95)
@@ -190,7 +190,8 @@ async def test_verbatim_text_comes_out_exactly_and_in_pieces(thinker: SmolThinke
 
 
 @lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+    "engine/test_engine.py::test_a_reader_that_stops_is_parked_at_the_bound_and_others_go_on",
+    "engine/test_engine.py::test_a_parked_answer_can_be_cancelled",
 )
 async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker: SmolThinker) -> None:
     pieces = said(thinker, ask("Tell me a long story.", max_tokens=200, ignore_eos=True))
@@ -220,7 +221,11 @@ async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, reque
     assert refusal.value.field == field
 
 
-@lengths.long_form("engine/test_constraint.py: only what is allowed is said and free answers beside it are the same")
+@lengths.long_form(
+    "engine/test_constraint.py::test_only_what_is_allowed_is_said_and_free_answers_beside_it_are_the_same",
+    "engine/test_constraint.py::test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other",
+    "system/test_chat_over_http.py::test_tokens_are_told_with_their_texts_and_how_likely_they_were",
+)
 async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(thinker: SmolThinker) -> None:
     """With log probabilities, of which the first is that of the token itself where the likeliest one was drawn from all."""
     free = [ask(f"What is {thing}?", max_tokens=8, logprobs=True, top_logprobs=3) for thing in ("rain", "snow")]
@@ -273,7 +278,10 @@ def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
         load_thinker(tmp_path)
 
 
-@lengths.long_form("models/test_packed.py: weights in fewer bits are those that they stand for")
+@lengths.long_form(
+    "models/test_packed.py::test_a_net_has_its_packed_weights_by_their_own_names",
+    unkept="a packed head is not taken for one that is missing",
+)
 def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Path, seed: int) -> None:
     """Without a head the logits would use the embedding."""
     quantization: Any = pytest.importorskip("compressed_tensors.quantization", reason="the extra compressed is not installed")
@@ -296,7 +304,8 @@ def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Pat
 
 
 @lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+    "models/test_revision.py::test_a_revision_changes_with_each_of_its_parts",
+    "models/qwen2_5_omni/test_loading.py::test_a_dtype_that_no_thinker_computes_in_is_told",
 )
 def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
     revisions = {
@@ -308,7 +317,8 @@ def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
 
 
 @lengths.long_form(
-    "models/contract/test_contract.py: drawn checks of the default Thinker: alone and together, lengths, stops, readers that stop"
+    "stage/test_resume.py::test_a_full_stage_takes_sessions_that_go_on_from_elsewhere_up_to_twice_its_places",
+    unkept="the queue of the default Thinker's engine has room for all of them",
 )
 async def test_all_sessions_that_a_replica_may_have_can_wait_at_once(directory: Path) -> None:
     """Up to twice its number, where they were begun elsewhere; none of them is turned away by the engine's queue."""

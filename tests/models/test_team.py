@@ -151,7 +151,11 @@ async def test_several_ranks_say_what_one_says(case: str, seed: int, monkeypatch
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(
+    "models/test_team.py::test_several_ranks_say_what_one_says",
+    "engine/test_exactness.py::test_logits_are_equal_alone_and_in_a_ragged_batch_that_others_join_and_leave",
+    unkept="the bits of several ranks do not depend on company either",
+)
 @lengths.one_or_all("case", COMPANIES)
 async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed: int) -> None:
     """Bit for bit: alone, beside others, with known beginnings, and where there is so little room that they make way for each other."""
@@ -167,7 +171,11 @@ async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed:
         await engine.close()
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(
+    "models/test_team.py::test_several_ranks_say_what_one_says",
+    "models/test_team.py::test_parts_of_other_layers_are_the_whole",
+    unkept="several ranks compute a mixture of experts",
+)
 async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_on_the_others(seed: int) -> None:
     """Several ranks say what one rank says, and give the same bits alone and where
     requests make way for each other. The requests that are compared with one rank are always the same: a row between two experts would go
@@ -283,7 +291,10 @@ def connected(settings: LoadOptions, reader: str = READER) -> None:
         team.close()
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(
+    "models/test_team.py::test_one_that_is_killed_as_it_loads_is_told_and_a_team_is_closed_once",
+    unkept="an error of another rank as it loads is told in its words",
+)
 def test_what_another_rank_cannot_load_is_told(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LoadError, match=r"^rank 1 of 2: KeyError: 'seed'"):
         connected(LoadOptions(dtype="float32", tensor_parallel_size=2))
@@ -315,7 +326,7 @@ def ended_within_a_message(ours: Connection, asked: ReadPart) -> None:
     os.write(ours.fileno(), (1000).to_bytes(4, "big") + b"no more")
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(unkept="another rank says nothing where the first one has gone")
 @pytest.mark.parametrize(
     "ended",
     [
@@ -400,7 +411,10 @@ async def test_where_one_is_killed_a_thread_of_the_first_one_ends(case: str, end
         await engine.close()
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(
+    "engine/test_engine.py::test_logits_that_are_not_finite_fail_their_sequence_only",
+    unkept="an error of the first rank within a step ends all ranks",
+)
 async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within_one_ends_all(
     ended: list[str], seed: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,7 +449,7 @@ async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within
     assert "lost the others" not in capfd.readouterr().err
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")
+@lengths.long_form(unkept="the others end with the first one, also one that is stopped")
 @pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=lengths.LONG)])
 def test_the_others_end_with_the_first_one(stopped: bool) -> None:
     """One that is stopped hears of nothing, and the kernel has to end it."""

@@ -108,8 +108,8 @@ async def test_it_tells_how_many_speak_in_real_time(talker: SmolTalker) -> None:
 
 
 @lengths.long_form(
-    "system/test_default_model.py: words in the sound are words on the screen",
-    "models/test_voice.py: written forms are heard as their words",
+    "models/test_voice.py::test_written_forms_are_heard_as_their_words",
+    "system/test_default_model.py::test_the_words_in_the_sound_are_the_words_on_the_screen",
 )
 async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
     model = recogniser()

@@ -45,7 +45,9 @@ def load(connection: Connection, folder: Path) -> None:
         connection.recv_bytes()
 
 
-@lengths.long_form("models/test_weights.py: how weights are read and shared")
+@lengths.long_form(
+    "models/test_weights.py::test_a_mapped_weight_is_the_one_that_is_read", unkept="two processes share the pages of the embedding"
+)
 def test_two_replicas_have_the_embedding_once(omni_checkpoint: Path) -> None:
     with ExitStack() as replicas:
         connections = [replicas.enter_context(running(load, omni_checkpoint))[0] for _ in range(2)]

@@ -87,7 +87,6 @@ async def test_an_answered_request(steady: RouterAndStages) -> None:
     await none_kept(asked)
 
 
-@lengths.long_form("router/test_memory.py: requests that are taken back at any moment")
 async def test_a_request_that_its_client_takes_back(steady: RouterAndStages) -> None:
     asked = request(PROMPT, thinker=ENDLESS)
     call = steady.stub.Generate(asked, timeout=60)
@@ -114,7 +113,11 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: RouterAndStage
     await none_kept(asked)
 
 
-@lengths.long_form("router/test_memory.py: requests that are taken back at any moment")
+@lengths.long_form(
+    "router/test_memory.py::test_requests_that_are_taken_back_at_any_moment",
+    "router/test_front.py::test_the_clients_deadline_ends_the_work_everywhere",
+    unkept="A request whose time is over leaves nothing in memory.",
+)
 @lengths.rounds(15, 60)
 async def test_requests_whose_time_is_over_at_any_moment(steady: RouterAndStages, seed: int, rounds: int) -> None:
     """Also while their sessions are being opened, and some of them are taken back then; three at a time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omnistage.router.yaml_text import MAX_BYTES, MAX_DEPTH, BadYaml, read_yaml
+from omnistage.router.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, MAX_NODES, BadYaml, read_yaml
 
 
 def read(tmp_path: Path, text: str) -> object:
@@ -28,11 +28,17 @@ BAD = {
     "deep mappings": ("".join(" " * n + "a:\n" for n in range(500)), "values are nested in more than"),
     "a day that there is not": ("a: 2020-99-99", "month must be in 1..12"),
     "an hour that there is not": ("a: 2020-01-01 99:00:00", "hour must be in 0..23"),
-    "a number of a million digits": ("a: " + "9" * 1_000_000, "4300 digits"),
-    "a tag of Python": ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    "a number of many digits": ("a: " + "9" * 100_000, f"line 1: this number has more than {MAX_DIGITS} characters"),
+    "a number in base 16": ("a: 0x" + "f" * 100_000, "this number has more than"),
+    "a number in base 60": ("a: " + "1:" * 100_000 + "1", "this number has more than"),
+    "a tag of Python": ("!!python/object/apply:os.system [ls]", "line 1: tags (!NAME) are not taken"),
+    "a tag that does not fit": ("a: 1\nb: !!bool x", "line 2: tags (!NAME) are not taken"),
+    "a tag of an empty number": ("a: !!int ''", "tags (!NAME) are not taken"),
+    "many keys": ("".join(f"k{number}: 1\n" for number in range(MAX_NODES)), f"these are more than {MAX_NODES} values"),
+    "many empty lists": ("[" + "[]," * MAX_NODES + "]", "line 1: these are more than"),
     "no character": ("a: \x00", "special characters are not allowed"),
     "no UTF-8": ("a: \udcff", "no text in UTF-8"),
-    "much": ("a: " + "x" * MAX_BYTES, "more than 1 MiB"),
+    "much": ("a: " + "x" * MAX_BYTES, "more than 256 KiB"),
 }
 
 

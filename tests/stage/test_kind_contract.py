@@ -154,7 +154,6 @@ def resume_of(served: ServedKind, held: Mapping[str, Sequence[chunk_pb2.Chunk]])
     )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")
 async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_does_not_want_them(seed: int):
     async with local_stage(family_logic("smol", "talker")) as server, stage_stub(server.address) as stub:

@@ -161,7 +161,7 @@ class LoadedVoice:
         return Loaded(self.case, self.logic, SampleRequest(params("code2wav", sample_rate_hz=rate_hz, encoding=FLOAT32), self.inputs))
 
 
-@pytest.fixture(scope="module", params=[pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else []) for case in VOICES])
+@pytest.fixture(scope="module", params=VOICES, ids=str)
 def voice(request: pytest.FixtureRequest) -> Iterator[LoadedVoice]:
     case: Case = request.param
     logic = case.load()

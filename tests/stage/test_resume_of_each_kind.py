@@ -23,7 +23,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 
 HAS_SMOL = find_spec("omnistage.models.smol") is not None and find_spec("torch") is not None
-SMOL = [pytest.mark.slow, pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")]
+SMOL = [pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")]
 
 CUTS = 60
 PROMPT = "How far is it?"
@@ -132,7 +132,6 @@ async def test_a_thinker_that_has_said_all_gives_nothing(family: str):
         assert (await run_logic(logic, params("thinker", PROMPT), start=start)).outputs == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")
 async def test_the_default_thinker_goes_on_at_any_token(seed: int):
     async with loaded("smol", "thinker") as logic:
@@ -179,7 +178,6 @@ async def test_a_talker_that_differs_leaves_one_splice(seed: int):
         assert equal(made.rows("codes"), (codes + DIFFERENCE) % 1024, 17)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")
 async def test_the_default_talker_goes_on_at_any_frame(seed: int):
     rng = random.Random(seed)

@@ -28,9 +28,13 @@ from tools.examples import Example
 from tools.languages import LANGUAGES, build
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(400),
-    lengths.long_form("cli/test_several.py: one address answers and draws", "system/test_default_model.py: what the default model says"),
+    lengths.long_form(
+        "cli/test_several.py::test_one_address_answers_and_draws",
+        "router/test_choice.py::test_one_router_in_front_of_several_chains",
+        "system/test_default_model.py::test_the_words_in_the_sound_are_the_words_on_the_screen",
+        "models/diffusers/test_default_picture.py::test_a_picture_follows_its_prompt",
+    ),
 ]
 
 DRAWN = "a large red circle on a blue background"

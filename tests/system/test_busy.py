@@ -19,10 +19,12 @@ from helpers.servers import all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2_grpc
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.serial,
     lengths.long_form(
-        "router/test_front.py: who finds no place is refused", "host/test_watchdog.py: a thread that waits for others does not hang"
+        "router/test_sharing.py::test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again",
+        "link/test_pulse.py::test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead",
+        "host/test_watchdog.py::test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_hangs",
+        unkept="A hundred questions of one moment are all answered, and no process of a machine whose cores are all busy is given up.",
     ),
 ]
 

@@ -140,8 +140,8 @@ def _metrics(address: str) -> dict[str, float]:
 
 
 @lengths.long_form(
-    "system/test_chain.py: every tensor through shared memory gives the same samples",
-    "connector/test_inline_parts.py: tensors in parts of messages",
+    "connector/test_locality.py::test_without_an_arena_nothing_is_offered",
+    "system/test_full_mount.py::test_a_chain_on_a_full_mount_gives_the_same_samples",
 )
 async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folder: Path, seed: int):
     with variant(folder, ["--inline-limit", "0", "--arena-bytes", "0"]) as running:
@@ -158,7 +158,11 @@ async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folde
             whole(await caller.finish(), seed, "inline", LONG)
 
 
-@lengths.long_form("system/test_chain.py: every tensor through shared memory gives the same samples")
+@lengths.long_form(
+    "system/test_chain.py::test_every_tensor_through_shared_memory_gives_the_same_samples",
+    "connector/test_transport_contract.py::test_sizes_around_every_limit",
+    unkept="A chain that is told nothing sends its large rows through shared memory.",
+)
 async def test_large_rows_go_through_shared_memory_by_default(folder: Path, seed: int):
     """256 KiB a row, far above the limit below which a tensor travels in the message."""
     with variant(folder, options={"width": WIDE}) as running:

@@ -12,13 +12,15 @@ import pytest
 from helpers import lengths
 
 pytestmark = lengths.long_form(
-    "chaos/test_account.py: the account of a run", "system/test_resume.py: kills", "system/test_frozen.py: hangs"
+    "chaos/test_account.py::test_a_wrong_answer_is_seen",
+    "system/test_resume.py::test_a_stage_is_killed",
+    "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
+    unkept="Mixed load is answered rightly while processes of every kind are killed, stopped and started again.",
 )
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seconds", [15, pytest.param(120, marks=pytest.mark.long)])

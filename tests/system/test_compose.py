@@ -28,7 +28,7 @@ from helpers.daemon import Daemon, compose_program
 from helpers.machine import Machine, processes_in
 
 # Beside other tests, though it looks at the whole machine: what the daemon could change there is changed by no other test.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 BASE = "omnistage-test-base"
 READY = "omnistage-test-ready"
@@ -212,8 +212,9 @@ for name in (host, "evil.example"):
 
 
 @lengths.long_form(
-    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
-    "house/test_containers.py: what the compose file and the Dockerfiles say",
+    "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
+    "gateway/test_guard.py::test_other_names_do_not_so_no_name_can_be_bound_to_this_address",
+    unkept="The gateway of the compose file answers at its published port.",
 )
 def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> None:
     """By the names that it has there, and by no other."""
@@ -226,8 +227,8 @@ def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> Non
 
 
 @lengths.long_form(
-    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
-    "house/test_containers.py: what the compose file and the Dockerfiles say",
+    "router/test_names.py::test_replicas_come_and_go_with_the_addresses_of_their_name",
+    "system/test_compose.py::test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back",
 )
 def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:
     found = stack.wait_serving(**TALKERS)["talker"]
@@ -244,8 +245,8 @@ def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -
 
 
 @lengths.long_form(
-    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
-    "house/test_containers.py: what the compose file and the Dockerfiles say",
+    "system/test_compose.py::test_a_question_through_the_published_port_is_answered_in_words_that_can_be_heard",
+    unkept="The client of the compose file reaches the router from inside the network.",
 )
 def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
     printed = stack.compose("run", "--rm", "--no-TTY", "ask", QUESTION["prompt"], "--seed", "1", "--max-tokens", "40", "--json")
@@ -254,8 +255,9 @@ def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
 
 
 @lengths.long_form(
-    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
-    "house/test_containers.py: what the compose file and the Dockerfiles say",
+    "system/test_omni_speech.py::test_text_codes_and_sound_are_those_of_transformers",
+    "house/test_containers.py::test_every_stage_is_built_as_its_kind",
+    unkept="The containers of the profile of Qwen2.5-Omni start and answer.",
 )
 def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: Path) -> None:
     if stack.base == READY:
@@ -292,8 +294,10 @@ def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talk
 
 
 @lengths.long_form(
-    "system/test_compose.py: a question through the published port, a killed Talker, and what make down leaves",
-    "house/test_containers.py: what the compose file and the Dockerfiles say",
+    "system/test_host.py::test_sigterm_lets_a_running_session_end_and_refuses_a_new_one",
+    "router/test_sharing.py::test_a_draining_router_finishes_and_refuses",
+    "gateway/test_disconnect.py::test_a_gateway_that_is_told_to_end_lets_answers_end",
+    "house/test_containers.py::test_a_server_has_time_to_drain_and_comes_back_when_it_dies",
 )
 def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Containers, undisturbed: dict[str, Any]) -> None:
     (router,) = stack.of("router")

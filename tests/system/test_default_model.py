@@ -24,7 +24,7 @@ from omnistage.client.answer import Answer
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
 MAX_TOKENS = 30
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -74,7 +74,8 @@ def sound(answer: Answer) -> np.ndarray:
 
 
 @lengths.long_form(
-    "system/test_chain.py: tensors through shared memory in a toy chain", "system/test_cancel.py: cancels that leave nothing"
+    "system/test_chain.py::test_every_tensor_through_shared_memory_gives_the_same_samples",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
 )
 async def test_every_tensor_through_shared_memory_gives_the_same_samples(alone: AnswersAlone, sharing: servers.ServerProcesses) -> None:
     async with AsyncOmni(address=sharing.address) as omni:
@@ -104,8 +105,9 @@ async def check_heard(answer: Answer) -> None:
 
 
 @lengths.long_form(
-    "system/test_default_model.py: words in the sound are words on the screen",
-    "models/contract/test_contract.py: drawn checks of the default stages, alone and together",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
+    "models/test_code2wav.py::test_sessions_at_once_do_not_touch_each_other",
 )
 async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alone: AnswersAlone) -> None:
     """Bit-equal to what each hears alone: neighbours in a batch change nothing."""
@@ -117,8 +119,8 @@ async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alon
 
 
 @lengths.long_form(
-    "system/test_default_model.py: words in the sound are words on the screen",
-    "models/contract/test_contract.py: drawn checks of the default stages, alone and together",
+    "models/test_smol_thinker.py::test_verbatim_text_comes_out_exactly_and_in_pieces",
+    "models/test_voice.py::test_written_forms_are_heard_as_their_words",
 )
 async def test_say_speaks_exactly_this_text(address: str) -> None:
     text = "The number 42 costs $3.50, said Dr. Smith."
@@ -128,7 +130,11 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
     await check_heard(answer)
 
 
-@lengths.long_form("hostile/test_requests.py: any field of a request", "models/test_voice.py: written forms")
+@lengths.long_form(
+    "router/test_front.py::test_odd_texts_get_an_answer",
+    "models/test_long_prompts.py::test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on",
+    "models/test_talker.py::test_nothing_to_say_ends_properly",
+)
 @pytest.mark.parametrize(
     "text", ["🙂🙂🙂", "word " * 600, "word " * 9000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"]
 )
@@ -144,7 +150,10 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
 
 
 @lengths.long_form(
-    "system/test_chain.py: tensors through shared memory in a toy chain", "system/test_cancel.py: cancels that leave nothing"
+    "system/test_cancel.py::test_cancels_at_random_moments",
+    "engine/test_engine.py::test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one",
+    "models/test_talker.py::test_cancel_at_any_moment_leaves_nothing_queued",
+    "models/test_code2wav.py::test_cancel_at_any_moment_leaves_nothing_queued",
 )
 @lengths.rounds(20, 60)
 async def test_after_cancels_nothing_is_held(sharing: servers.ServerProcesses, seed: int, rounds: int) -> None:

@@ -19,10 +19,12 @@ from omnistage.engine.linear import multiplies_bfloat16
 from omnistage.v1 import omni_pb2
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(400),
     lengths.long_form(
-        "stage/test_resume_of_each_kind.py: the default stages go on at any item", "system/test_resume.py: kills in a toy chain"
+        "stage/test_resume_of_each_kind.py::test_the_default_thinker_goes_on_at_any_token",
+        "stage/test_resume_of_each_kind.py::test_the_default_talker_goes_on_at_any_frame",
+        "models/test_resumed_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
+        "system/test_resume.py::test_a_second_kill_hits_the_resume",
     ),
 ]
 

@@ -22,8 +22,13 @@ from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2
 
 pytestmark = lengths.long_form(
-    "stage/test_resume_of_each_kind.py: a Thinker and a Talker on the engine go on at any item",
-    "engine/test_engine.py: prompts that begin alike",
+    "models/test_arithmetic_models.py::test_text_prompt_rows_and_reply_rows_are_those_of_the_engine",
+    "models/test_arithmetic_models.py::test_speech_starves_until_its_next_row_comes",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
+    "engine/test_engine.py::test_prompts_that_begin_alike_share_pages",
+    "router/test_sharing.py::test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told",
 )
 
 TOKENS = 150

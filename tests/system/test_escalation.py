@@ -34,9 +34,7 @@ TEN_CHUNKS = 10 * 128 * 5 // 2
 """Bytes: a row of a toy Thinker has 32 float32, and a chunk two and a half rows on average."""
 
 
-@lengths.long_form(
-    "link/test_replay.py: what may be dropped", "link/test_chain.py: a log that was cut makes the caller open the stage before again"
-)
+@lengths.long_form("link/test_chain.py::test_a_log_that_was_cut_makes_the_caller_open_the_stage_before_again")
 @lengths.one_or_all("way", INLINE_LIMITS)
 async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: str, seed: int) -> None:
     """Its replacement needs the rows from the first one on. Only a new Thinker session can make them again; the samples are the same."""
@@ -54,7 +52,10 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
             assert "is needed from item 0 and kept from item" in failover.reason
 
 
-@lengths.long_form("link/test_chain.py: a log that was cut makes the caller open the stage before again")
+@lengths.long_form(
+    "stage/test_resume_of_each_kind.py::test_a_talker_that_differs_leaves_one_splice",
+    "link/test_killed_stages.py::test_a_talker_is_killed_and_the_next_one_says_the_rest",
+)
 async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Path, seed: int) -> None:
     """Frames before it are of one Talker, those after it of the other, none is missing or there twice, and the sound is of these frames."""
     options_of = {"talker-1": {"differs": True}}

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from helpers import lengths
 from helpers.ask import WholeAnswer, request
 from helpers.disturbed import DisturbanceStep, ask_through, disturbed, text_chunks
@@ -17,8 +15,6 @@ from helpers.fleet import Fleet, fleet
 from helpers.hanging import HOLD_ON
 from helpers.servers import CHAIN
 from omnistage.v1 import omni_pb2_grpc
-
-pytestmark = pytest.mark.slow
 
 SLOW = {"interval_s": 0.02}
 TOKENS = 100
@@ -49,7 +45,7 @@ def stopped(running: Fleet) -> Iterator[None]:
             running.signal(name, signal.SIGCONT)
 
 
-@lengths.long_form("link/test_pulse.py: a peer that was stopped with everybody is not lost")
+@lengths.long_form("link/test_pulse.py::test_a_listener_that_comes_late_counts_one_tick_and_reads_first")
 async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -> None:
     """A laptop that was closed, a virtual machine that was moved: who was stopped himself has heard nobody, and holds it against nobody."""
     with fleet(tmp_path, replicas=2, options=SLOW) as running:
@@ -63,7 +59,11 @@ async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -
         assert not answer.failovers and not lines_of(running)
 
 
-@lengths.long_form("link/test_silent_peers.py: who is silent and for how long", "host/test_watchdog.py: a thread that waits does not hang")
+@lengths.long_form(
+    "link/test_alone.py::test_it_is_waited_for_on_the_same_stream",
+    "system/test_lost_process.py::test_the_only_replica_is_waited_for_while_it_is_stopped",
+    "host/test_watchdog.py::test_a_call_that_keeps_pythons_lock_makes_nobody_hang",
+)
 @lengths.one_or_all("kind", CHAIN)
 async def test_a_lone_process_whose_python_is_held_for_seconds_is_waited_for(tmp_path: Path, kind: str, seed: int) -> None:
     """By a native call that keeps the lock of the interpreter: no part of the process that is Python goes on, its beats neither."""

@@ -19,11 +19,12 @@ from helpers.moving import frames_of, show_same_frames
 from helpers.servers import stage_flags
 
 pytestmark = [
-    pytest.mark.slow,
     lengths.long_form(
-        "system/test_films_over_http.py: films of a chain of a real model",
-        "models/diffusers/test_wan_model.py: a film goes on from what was kept with the same bits",
-        "system/test_pictures.py: one that is killed in mid picture",
+        "router/test_film_chain.py::test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap",
+        "router/test_film_chain.py::test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sampler_remembers",
+        "models/diffusers/test_wan_model.py::test_a_film_goes_on_from_what_was_kept_with_the_same_bits",
+        "models/diffusers/test_film_files.py::test_who_has_some_of_a_film_gets_the_rest_of_its_file",
+        "models/diffusers/test_stable_audio.py::test_a_sound_goes_on_from_what_was_kept_with_the_same_bits",
     ),
 ]
 

@@ -139,7 +139,11 @@ def test_sound_is_as_long_as_it_was_asked_for(url: str) -> None:
     assert len(samples) == round(0.5 * rate_hz) and np.abs(samples).max() > 0
 
 
-@lengths.long_form("gateway/test_page_in_use.py: the page in use", "models/media/test_film_in_browser.py: a film plays while it grows")
+@lengths.long_form(
+    "gateway/test_videos.py::test_it_is_read_while_it_is_made",
+    "models/media/test_film_in_browser.py::test_a_film_plays_while_it_grows",
+    unkept="The page itself shows a film that grows.",
+)
 @needs_chromium
 async def test_the_page_shows_a_film_that_grows(url: str) -> None:
     async with browser() as context:

@@ -109,7 +109,10 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
         print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
 
 
-@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
+@lengths.long_form(
+    "link/test_silent_peers.py::test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again",
+    "router/test_placement.py::test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when_it_is_used",
+)
 @lengths.one_or_all("way", WAYS)
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(toys: Fleet, kind: str, way: str, seed: int) -> None:
@@ -126,7 +129,10 @@ async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(t
         await no_more_serving(stub, toys.address(freeze.name))
 
 
-@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
+@lengths.long_form(
+    "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
+    "router/test_silent_behind.py::test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer",
+)
 async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> None:
     """Two of three stages, in the middle of the same answer."""
     code2wav = Freeze(toys, "code2wav", "hung")
@@ -144,7 +150,10 @@ async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> N
         assert toys.address(thinker.name) in [failover.lost for failover in answer.failovers]
 
 
-@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
+@lengths.long_form(
+    "system/test_frozen.py::test_a_thinker_whose_session_was_opened_again_elsewhere_gets_aborted",
+    "stage/test_resume.py::test_what_the_older_end_still_sends_reaches_nobody",
+)
 async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Fleet, seed: int) -> None:
     """Its Talker has ended the session, or has it from the other Thinker now: nothing of the sleeper arrives anywhere twice."""
     async with frozen(toys, "thinker") as (stub, freeze):
@@ -156,7 +165,11 @@ async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Flee
         assert "session.bug" not in toys.logs()
 
 
-@lengths.long_form("system/test_frozen.py: a frozen replica of every kind is left, and one that wakes is aborted")
+@lengths.long_form(
+    "stage/test_resume.py::test_what_the_older_end_still_sends_reaches_nobody",
+    "link/test_alone.py::test_it_is_waited_for_on_the_same_stream",
+    unkept="A process that wakes while it is being replaced is not heard.",
+)
 @lengths.one_or_all("third", ["0", "1", "2"])
 async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, third: str, seed: int) -> None:
     """Before anybody misses it, while it is being replaced, or after that."""

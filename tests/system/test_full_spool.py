@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from helpers.mounts import run_on_mount
-
-pytestmark = pytest.mark.slow
 
 STORY = """
     import asyncio

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from benchmarks.asr import recognise, recogniser, word_error_rate
-from helpers.lengths import LONG
+from helpers import lengths
 from helpers.wheels import environment
 from omnistage.models.smol.store import model_directory
 from tools import torch_build, wheels
@@ -25,7 +25,13 @@ PAGE = ROOT / "sdk" / "README.md"
 INSTALL_TIMEOUT_S = 500.0
 STARTS = ("omnistage.cli",)
 
-pytestmark = [*LONG, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.timeout(900),
+    lengths.long_form(
+        "house/test_wheel.py::test_it_holds_every_package_and_only_the_package",
+        unkept="What pip installs of the two wheels, without a checkout, answers and draws.",
+    ),
+]
 
 
 @dataclass(frozen=True)

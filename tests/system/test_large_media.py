@@ -14,8 +14,6 @@ from helpers.servers import ServerProcesses, all_free, omni_stub, stack
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = pytest.mark.slow
-
 MOST_GROWTH = 64 << 20
 """Bytes that a process may need for one turn: 12 MiB in the router and 16 in the stage, the buffers of gRPC, and what Python does not give
 back. Media that were held would be five times that at least."""

@@ -64,7 +64,10 @@ async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) 
         joined(both, rest).check_toy(seed, "hello", TOKENS)
 
 
-@lengths.long_form("router/test_memory.py: a request that is asked again")
+@lengths.long_form(
+    "router/test_sharing.py::test_a_client_that_comes_back_over_another_connection_takes_its_request_over",
+    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
+)
 async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, seed: int) -> None:
     """As when only the connection was lost and the router does not know it yet."""
     async with disturbed(toys) as stub:

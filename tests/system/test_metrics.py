@@ -112,7 +112,10 @@ def said(*sections: str, who: set[str] | None = None) -> dict[str, object]:
 
 
 @lengths.long_form(
-    "gateway/test_gateway_metrics.py: what a gateway shows", "system/test_metrics.py: lost replicas are counted at the router"
+    "system/test_metrics.py::test_stages_that_have_more_show_what_the_page_says_of_them",
+    "system/test_host.py::test_metrics_page_shows_every_family",
+    "cli/test_stack_metrics.py::test_families_of_all_processes_are_merged_and_every_sample_says_whose_it_is",
+    unkept="A router and a launcher show no metric that the page does not describe.",
 )
 async def test_each_process_of_a_stack_shows_what_the_page_says_of_it_and_nothing_else(stack: Launched) -> None:
     async with AsyncOmni(address=stack.address) as omni:
@@ -199,7 +202,6 @@ async def test_tokens_and_batches_are_counted(tmp_path: Path) -> None:
         assert 0 < steps < stepped <= 4 * steps
 
 
-@pytest.mark.slow
 async def test_lost_replicas_are_counted_at_the_router(tmp_path: Path) -> None:
     with fleet(tmp_path, replicas={"talker": 2}, options=SLOW) as running:
         async with disturbed(running) as stub:

@@ -23,9 +23,14 @@ from omnistage.cli.pipelines import layout_for
 from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
 
 pytestmark = lengths.long_form(
-    "system/test_omni_speech.py: the chain of a drawn omni family",
-    "cli/test_files.py: media that the command is given",
-    "models/qwen2_5_omni/test_thinker.py: media of all kinds",
+    "client/test_media.py::test_a_file_is_what_it_was_however_it_is_handed_over",
+    "client/test_media.py::test_samples_arrive_as_they_are",
+    "models/qwen2_5_omni/test_thinker.py::test_what_was_asked_otherwise_is_not_found",
+    "models/qwen2_5_omni/test_thinker.py::test_media_that_cannot_be_read_are_told_and_the_next_is_answered",
+    "cli/test_attached.py::test_media_stand_before_the_words_in_the_order_given",
+    "cli/test_attached.py::test_what_cannot_be_read_is_named_with_its_option",
+    "cli/test_without_talker.py::test_sound_is_refused_with_the_reason",
+    "cli/test_status.py::test_bytes_are_written_for_people",
 )
 
 TOKENS = 6

@@ -40,8 +40,6 @@ from omnistage.client import Omni
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = pytest.mark.slow
-
 KINDS = ("thinker", "talker", "code2wav")
 TOKENS = 60
 MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio_chunks(3), "late": after_text(4)}
@@ -117,8 +115,9 @@ async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, o
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "models/qwen3_omni/test_causal_code2wav.py::test_the_first_sound_needs_one_frame",
+    "models/speech/test_schedule.py::test_who_waits_as_told_never_runs_dry",
+    "stage/test_listener.py::test_sound_that_is_made_late_is_counted",
 )
 async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
     """With the first sound; and the account says whether who waited so had something to play at any time, as it says itself."""
@@ -130,8 +129,9 @@ async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "models/speech/test_trial.py::test_every_form_of_a_speech_has_its_seconds_and_no_more_are_together_than_asked",
+    "stage/test_settings.py::test_the_router_carries_what_its_stages_chose",
+    unkept="Talkers and Code2Wavs of an omni model tell how many of them speak in real time.",
 )
 async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
     async with omni_stub(house.address("router")) as stub:
@@ -141,8 +141,10 @@ async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "system/test_omni_speech.py::test_text_codes_and_sound_are_those_of_transformers",
+    "cli/test_commands.py::test_files",
+    "cli/test_attached.py::test_media_stand_before_the_words_in_the_order_given",
+    "models/qwen2_5_omni/test_code2wav.py::test_voices_differ_and_the_seed_counts",
 )
 def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp_path: Path, seed: int) -> None:
     """The client, and the command with a picture, with words to say and with a voice: the same samples for the same question."""
@@ -165,15 +167,20 @@ def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
+    "models/qwen2_5_omni/test_code2wav.py::test_many_at_once_have_the_bits_that_each_has_alone",
+    "models/qwen3_omni/test_causal_code2wav.py::test_many_at_once_have_the_bits_that_each_has_alone",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
 )
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     await check_eight(house.address("router"), omni_family, seed)
     await all_free([house.address(name) for name in house.stages])
 
 
-@pytest.mark.long
+@lengths.long_form(
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
+    unkept="A whole chain in bfloat16 says at once what it says one after the other.",
+)
 async def test_eight_speak_at_once_in_bfloat16(omni_family: OmniFamily, omni_folder: Path, tmp_path: Path, seed: int) -> None:
     """Code2Wav computes in float32 alone."""
     halves = dict.fromkeys(("thinker", "talker"), ("--dtype", "bfloat16"))
@@ -208,8 +215,13 @@ async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+    "models/qwen2_5_omni/test_thinker.py::test_it_goes_on_after_any_token",
+    "models/qwen2_5_omni/test_talker.py::test_it_goes_on_after_any_code",
+    "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
+    "models/qwen3_omni/test_thinker.py::test_an_answer_goes_on_from_any_place",
+    "models/qwen3_omni/test_talker.py::test_it_goes_on_after_any_frame",
+    "models/qwen3_omni/test_causal_code2wav.py::test_sound_goes_on_at_any_sample_with_the_same_bits",
 )
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
@@ -226,8 +238,8 @@ async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whol
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "system/test_resume.py::test_a_second_kill_hits_the_resume",
+    "link/test_chain.py::test_a_stage_of_each_kind_is_killed_one_after_the_other",
 )
 async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, seed: int) -> None:
     first, second = random.Random(seed).sample(KINDS, 2)
@@ -243,8 +255,8 @@ async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_fam
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
+    "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
 )
 @lengths.one_or_all("kind", KINDS)
 async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, seed: int) -> None:
@@ -272,8 +284,9 @@ def check_sound(omni_family: OmniFamily, answer: WholeAnswer, same: WholeAnswer)
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "models/qwen2_5_omni/test_talker.py::test_an_answer_without_a_word_has_no_speech",
+    "models/qwen3_omni/test_talker.py::test_an_answer_without_a_word_has_no_speech",
+    "router/test_front.py::test_text_alone_uses_the_thinker_alone",
 )
 async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int) -> None:
     """An answer whose only token is its end has nothing to be spoken; text alone asks neither Talker nor Code2Wav."""
@@ -294,8 +307,10 @@ async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_family: OmniFa
 
 
 @lengths.long_form(
-    "system/test_resume.py: every kind of stage is killed in a toy chain",
-    "system/test_omni_speech.py: text, codes and sound of the chain of a drawn family",
+    "models/qwen2_5_omni/test_talker.py::test_what_it_cannot_do_is_told_before_anything_is_read",
+    "models/qwen3_omni/test_talker.py::test_what_it_cannot_do_is_told_before_anything_is_read",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+    "router/test_front.py::test_a_bad_field_is_named",
 )
 async def test_what_cannot_be_is_told_and_the_next_good_request_works(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:

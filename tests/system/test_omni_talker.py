@@ -23,10 +23,14 @@ from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = [
-    pytest.mark.slow,
     lengths.long_form(
-        "system/test_omni_speech.py: the chain of a drawn omni family",
-        "models/qwen2_5_omni/test_talker.py: what its Talker says, goes on and refuses",
+        "models/qwen2_5_omni/test_thinker.py::test_it_goes_on_after_any_token",
+        "models/qwen2_5_omni/test_thinker.py::test_text_that_is_given_has_the_rows_of_an_answer",
+        "models/qwen2_5_omni/test_talker.py::test_it_goes_on_after_any_code",
+        "models/qwen2_5_omni/test_talker.py::test_however_the_rows_come_it_says_the_same",
+        "router/test_omni_chain.py::test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap",
+        "router/test_omni_chain.py::test_prompt_rows_of_megabytes_go_down_in_pieces",
+        "system/test_frozen.py::test_a_frozen_replica_is_left_and_the_answer_goes_on",
     ),
 ]
 

@@ -24,9 +24,13 @@ from omnistage.router.intake import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = [
-    pytest.mark.slow,
     lengths.long_form(
-        "models/qwen2_5_omni/test_thinker.py: what it says alone, together and after a loss", "stage/test_media.py: media that are streamed"
+        "models/qwen2_5_omni/test_thinker.py::test_it_goes_on_after_any_token",
+        "models/qwen2_5_omni/test_thinker.py::test_media_that_are_streamed_are_those_that_are_sent",
+        "models/qwen2_5_omni/test_thinker.py::test_media_that_cannot_be_read_are_told_and_the_next_is_answered",
+        "router/test_converse.py::test_a_thinker_that_is_lost_while_it_is_sent_a_film",
+        "cli/test_attached.py::test_a_film_that_is_larger_than_a_request_is_streamed",
+        "models/contract/test_contract.py::test_contract_of_a_slow_model",
     ),
 ]
 

@@ -18,7 +18,9 @@ from helpers.stage import Stage
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 pytestmark = lengths.long_form(
-    "models/test_revision.py: where answers differ, revisions differ", "router/test_placement.py: another revision does not go on"
+    "models/test_revision.py::test_where_answers_differ_revisions_differ",
+    "stage/test_resume.py::test_a_replica_of_another_revision_does_not_go_on",
+    unkept="A Thinker with the instructions of an older processor has another revision where it answers otherwise.",
 )
 
 TOKENS = 30
@@ -28,7 +30,6 @@ def token_ids(heard: RunAnswer) -> list[int]:
     return [token_id for chunk in heard.of("text") for token_id in chunk.text.token_ids]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_a_thinker_with_other_instructions_does_not_go_on_with_an_answer(tmp_path: Path) -> None:
     asked = params("thinker", "How do plants make food?", max_tokens=TOKENS, ignore_eos=True)

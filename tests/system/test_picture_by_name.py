@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from helpers import lengths
@@ -17,9 +16,12 @@ from helpers.drawings import writable
 from helpers.processes import ProcessFamily
 
 pytestmark = [
-    pytest.mark.slow,
     lengths.long_form(
-        "models/diffusers/test_edited_pictures.py: pictures that are edited", "cli/test_pull.py: a model is served by its name"
+        "models/test_hub.py::test_the_parts_of_a_drawing_model_are_fetched_and_found_again",
+        "models/test_hub.py::test_without_a_hub_the_cache_is_used_and_told",
+        "client/test_drawing.py::test_generate_draws_where_nothing_else_can_be_done",
+        "models/diffusers/test_pipelines.py::test_a_picture_is_that_of_the_pipeline",
+        unkept="A client starts a stack that draws by the name of a checkpoint.",
     ),
 ]
 

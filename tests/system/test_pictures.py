@@ -34,8 +34,6 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
 
-pytestmark = pytest.mark.slow
-
 SIDE = 64
 USUAL = {"width": SIDE, "height": SIDE, "steps": 4, "max_steps": 1000, "max_tokens": 1 << 16}
 EDITED = {"steps": 4, "condition_area": SIDE * SIDE}
@@ -117,8 +115,8 @@ async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "models/diffusers/test_pipelines.py::test_a_picture_is_that_of_the_pipeline",
+    "models/diffusers/test_edited_pictures.py::test_a_photo_of_any_size_is_resized_once_as_the_pipeline_does_it",
 )
 async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Diffusers makes what it edits as large as a million pixels; here it is told to be content with as few as the stage."""
@@ -135,8 +133,8 @@ async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, s
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "models/diffusers/test_model.py::test_eight_at_once_each_get_what_they_get_alone",
+    "models/diffusers/test_model.py::test_previews_are_as_many_and_as_large_as_asked_for",
 )
 async def test_eight_draw_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:
     """Each its own, whatever shares its steps; and what is shown on the way is what was asked for."""
@@ -252,8 +250,9 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, killed_at: 
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "system/test_pictures.py::test_one_is_killed_in_mid_picture",
+    "models/diffusers/test_model.py::test_a_drawing_goes_on_at_the_step_that_was_kept",
+    "models/diffusers/test_pipelines.py::test_pictures_that_join_one_by_one_are_those_drawn_alone",
 )
 async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house: Fleet, seed: int) -> None:
     """Each is what it is alone, to rounding: from there on all share the steps of one process."""
@@ -273,8 +272,9 @@ async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "models/diffusers/test_model.py::test_of_several_results_those_that_somebody_has_are_not_drawn_again",
+    "models/diffusers/test_model.py::test_of_what_was_kept_only_those_pictures_that_are_wanted_go_on",
+    "system/test_pictures.py::test_one_is_killed_in_mid_picture",
 )
 async def test_one_is_killed_after_the_first_of_three_pictures(house: Fleet, seed: int) -> None:
     """That one does not come again, and all three are those of who is not disturbed."""
@@ -386,8 +386,8 @@ async def test_what_cannot_be_drawn_is_told_and_the_next_good_request_works(hous
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "cli/test_several.py::test_one_address_answers_and_draws",
+    "router/test_choice.py::test_a_prompt_is_drawn_where_only_drawing_can_be_meant",
 )
 async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> None:
     """Nobody names a pipeline: what is to be written goes to the one, what is to be drawn to the other, at the same time."""
@@ -450,8 +450,9 @@ async def test_latents_and_pixels_come_in_the_message_however_large(house: Fleet
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "models/diffusers/test_model.py::test_latents_and_pixels_come_on_ports_of_their_own",
+    "client/test_reader.py::test_a_row_that_comes_in_parts_is_put_together_also_after_a_loss",
+    "system/test_pictures.py::test_one_is_killed_in_mid_picture",
 )
 async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet, seed: int) -> None:
     said: dict[str, Any] = {"pipeline": "painter", "seed": seed, "width": LARGE, "height": LARGE, "steps": 2, "results": 3, **OF_ROWS}
@@ -481,8 +482,10 @@ async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet,
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "models/diffusers/test_whole.py::test_a_picture_is_that_of_the_pipeline",
+    "models/diffusers/test_lora.py::test_whole_calls_draw_with_it_too",
+    "models/diffusers/test_own_options.py::test_an_option_that_a_pipeline_cannot_follow_is_not_offered",
+    "router/test_pipeline.py::test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it",
 )
 async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp_path: Path) -> None:
     """By the file that comes along, which promises what every checkpoint can give."""
@@ -512,8 +515,8 @@ async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp
 
 
 @lengths.long_form(
-    "models/diffusers/test_model.py: eight at once, edited pictures, drawings that go on",
-    "system/test_pictures.py: one that is killed in mid picture",
+    "router/test_pipeline.py::test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it",
+    "system/test_pictures.py::test_latents_and_pixels_come_in_the_message_however_large",
 )
 async def test_the_file_that_comes_along_offers_the_rows_of_who_has_them(house: Fleet, seed: int, tmp_path: Path) -> None:
     stages = f"diffusion={house.address('painter-0')}"

@@ -28,10 +28,15 @@ from omnistage.client import Omni
 from omnistage.client.wav import to_pcm16
 
 pytestmark = [
-    pytest.mark.slow,
     lengths.long_form(
-        "system/test_omni_speech.py: the chain of a drawn omni family",
-        "models/qwen3_omni/test_talker.py: frames as Transformers makes them",
+        "system/test_omni_speech.py::test_text_codes_and_sound_are_those_of_transformers",
+        "models/qwen3_omni/test_talker.py::test_greedy_frames_are_those_of_transformers",
+        "models/qwen3_omni/test_causal_code2wav.py::test_every_profile_is_the_sound_of_transformers",
+        "router/test_placement.py::test_a_burst_between_two_reports_is_spread",
+        "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
+        "gateway/test_chat.py::test_text_and_samples_are_those_over_grpc",
+        "gateway/test_chat.py::test_what_an_earlier_sound_said_stands_for_its_id",
+        "system/test_chat_over_http.py::test_a_text_keeps_to_a_schema",
     ),
 ]
 

@@ -21,7 +21,15 @@ from helpers.randomness import SEED
 from helpers.servers import omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
 
-pytestmark = [pytest.mark.slow, lengths.long_form("models/test_team.py: several ranks say what one says and end with one that is killed")]
+pytestmark = [
+    lengths.long_form(
+        "models/test_team.py::test_where_one_is_killed_a_thread_of_the_first_one_ends",
+        "models/test_team.py::test_several_ranks_say_what_one_says",
+        "host/test_watchdog.py::test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing",
+        "system/test_hanging_engine.py::test_an_engine_that_hangs_ends_its_process_and_the_answer_goes_on_elsewhere",
+        unkept="Ranks end with a stage that is killed, and with one that is told to end only after its answers.",
+    )
+]
 
 END_S = 20.0
 BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}

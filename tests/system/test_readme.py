@@ -30,7 +30,7 @@ ELSEWHERE = ("git clone", "make demo", "make up", "make down", "docker compose",
 """`make demo` runs in the long form; containers are those of test_compose.py, wheels those of test_installed.py."""
 WRITES = {"ask": ["geyser.wav"], "say": ["played.wav"], "draw": ["circle.png"]}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
 def blocks(language: str) -> list[str]:
@@ -87,7 +87,11 @@ def folder_of(line: str, omni_checkpoint: Path) -> str:
     return f"{omni_checkpoint} {SHORT_ANSWER}"
 
 
-@lengths.long_form("cli/test_demo.py: make demo", "system/test_installed.py: an installed package serves and answers")
+@lengths.long_form(
+    "system/test_readme.py::test_its_python",
+    "system/test_readme.py::test_what_it_names_is_there",
+    unkept="The commands of the page work as they are typed there, one after the other.",
+)
 def test_its_commands(reader: Path, free_port: int, omni_checkpoint: Path) -> None:
     variables = surroundings(reader, free_port)
     ran = set[str]()

@@ -72,7 +72,9 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
 
 
 @lengths.long_form(
-    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+    "stage/test_resampling.py::test_a_stage_goes_on_at_any_sample",
+    "stage/test_resampling.py::test_it_is_soxr_of_the_whole",
+    "link/test_killed_stages.py::test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs",
 )
 @lengths.one_or_all("rate", ["8000", "16000", "44100"])
 async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
@@ -98,7 +100,8 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str
 
 
 @lengths.long_form(
-    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+    "link/test_killed_stages.py::test_every_replica_is_lost_in_turn_and_each_item_comes_once",
+    "system/test_resume.py::test_a_second_kill_hits_the_resume",
 )
 @lengths.one_or_all("kind", CHAIN)
 async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
@@ -137,7 +140,8 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) 
 
 
 @lengths.long_form(
-    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+    "link/test_chain.py::test_a_stage_of_each_kind_is_killed_one_after_the_other",
+    "link/test_killed_stages.py::test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end",
 )
 async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> None:
     """The second Talker has never seen the memory of the first Thinker, from which the answer began."""
@@ -160,7 +164,8 @@ async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> No
 
 
 @lengths.long_form(
-    "link/test_killed_stages.py: every replica is lost in turn", "system/test_resume.py: one kill of every kind, one during a resume"
+    "system/test_cancel.py::test_cancels_at_random_moments",
+    unkept="A client that goes away while its session is opened elsewhere leaves nothing.",
 )
 @lengths.rounds(1, 3)
 async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rounds: int) -> None:

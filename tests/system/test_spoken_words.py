@@ -31,9 +31,15 @@ from omnistage.client import Alignment, AsyncOmni, AudioChunk, Failover, SpokenW
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(400),
-    lengths.long_form("models/test_alignment.py: words and their places", "cli/test_captions.py: words of the default voice"),
+    lengths.long_form(
+        "models/test_alignment.py::test_every_spoken_word_is_told_with_its_place_in_the_markdown",
+        "models/test_alignment.py::test_words_go_on_at_any_word_with_rows_or_without",
+        "models/test_alignment.py::test_sound_is_the_same_with_words_and_without",
+        "stage/test_kind_contract.py::test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_does_not_want_them",
+        "router/test_request.py::test_what_is_given_on_request_is_given_to_who_names_it",
+        "client/test_reader.py::test_words_come_with_their_text_however_it_was_cut_and_tokens_with_their_times",
+    ),
 ]
 
 ALL = ("text", "audio", "alignment")
@@ -101,7 +107,10 @@ async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: WholeAn
         check_same(answer, whole)
 
 
-@pytest.mark.long
+@lengths.long_form(
+    "models/test_alignment.py::test_words_go_on_at_any_word_with_rows_or_without",
+    "system/test_lost_router.py::test_the_rest_of_an_answer_comes_from_the_next_router",
+)
 async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet, whole: WholeAnswer) -> None:
     """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
     async with omni_stub(house.address("router")) as stub:

@@ -21,7 +21,11 @@ from helpers.disturbed import disturbed
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN
 
-pytestmark = lengths.long_form("system/test_resume.py: kills of every kind", "router/test_places.py: places under load")
+pytestmark = lengths.long_form(
+    "system/test_resume.py::test_a_stage_is_killed",
+    "system/test_resume.py::test_a_second_kill_hits_the_resume",
+    unkept="Many answers at once are right while their processes are killed all the time.",
+)
 
 AT_ONCE = 20
 TOKENS = 60

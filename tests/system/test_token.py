@@ -51,7 +51,10 @@ def test_a_stage_on_loopback_without_a_token_says_that_it_is_open(tmp_path: Path
         assert '"event": "stage.open"' in server.log()
 
 
-@lengths.long_form("system/test_token.py: stages and a router with one token answer, and serve makes one")
+@lengths.long_form(
+    "stage/test_token.py::test_what_is_no_token",
+    unkept="A server whose token file is missing, or is given beside a token, ends and says so without the token.",
+)
 def test_a_token_that_is_none_is_named_and_not_shown(tmp_path: Path):
     blank, binary = tmp_path / "blank", tmp_path / "binary"
     blank.write_text(f"{SECRET} {SECRET}\n")
@@ -98,8 +101,10 @@ async def test_stages_and_a_router_with_one_token_answer(tmp_path: Path, monkeyp
 
 
 @lengths.long_form(
-    "system/test_token.py: stages and a router with one token answer",
-    "client/test_keys.py: no process of a private stack has a key on its command line",
+    "cli/test_environment.py::test_a_server_reads_the_token_that_the_launcher_makes",
+    "stage/test_token.py::test_a_call_without_the_token_is_refused_with_a_typed_error",
+    "system/test_token.py::test_stages_and_a_router_with_one_token_answer",
+    unkept="The token that the launcher makes is on no command line.",
 )
 def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: ProcessFamily, tmp_path: Path):
     """And that nobody else has: a caller from outside is refused by every stage."""

@@ -200,7 +200,8 @@ async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
 
 
 @lengths.long_form(
-    "system/test_tracing.py: a request is one tree of spans", "client/test_private_stack.py: settings reach the stages or are refused"
+    "system/test_tracing.py::test_a_request_is_one_tree_below_the_span_of_its_client",
+    unkept="A launcher gives all of its servers the collector and the inline limit.",
 )
 async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_inline_limit(tmp_path: Path) -> None:
     with collector() as spans:
@@ -219,8 +220,10 @@ async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_in
 # Losses ----------------------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.long_form("system/test_tracing.py: a request is one tree of spans", "system/test_resume.py: a stage of each kind is killed")
-@pytest.mark.slow
+@lengths.long_form(
+    "system/test_resume.py::test_a_stage_is_killed",
+    unkept="A loss is an event of the spans in which it was mended, and is named in the line of its answer.",
+)
 async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, seed: int) -> None:
     """The answer's line in the log names it too. The records of the killed process are gone with it."""
     killed: list[str] = []
@@ -261,8 +264,10 @@ async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, 
 # Collectors that are of no use -----------------------------------------------------------------------------------------------------------
 
 
-@lengths.long_form("system/test_tracing.py: a request is one tree below the span of its client", "host/test_program.py: processes end")
-@pytest.mark.slow
+@lengths.long_form(
+    "host/test_tracing.py::test_a_collector_that_does_not_answer_stops_nobody_and_fills_nothing",
+    unkept="A process gives up its spans at its end, and says so.",
+)
 async def test_processes_end_although_their_collector_never_answers(tmp_path: Path) -> None:
     """Without an error, and by themselves: the log says that spans were given up."""
     with collector(silent=True) as spans:
@@ -276,8 +281,10 @@ async def test_processes_end_although_their_collector_never_answers(tmp_path: Pa
         assert spans.asked.is_set() and not spans.spans
 
 
-@lengths.long_form("system/test_tracing.py: a request is one tree below the span of its client", "host/test_program.py: processes end")
-@pytest.mark.slow
+@lengths.long_form(
+    "host/test_tracing.py::test_a_collector_that_does_not_answer_stops_nobody_and_fills_nothing",
+    unkept="The log of each process tells that there is no collector.",
+)
 async def test_a_collector_that_is_not_there_is_told_and_does_no_harm(tmp_path: Path) -> None:
     with traced(tmp_path, f"http://{take_address()}") as running:
         async with omni_stub(running.address) as stub:

@@ -130,7 +130,10 @@ async def test_old_and_new_answer_together(
         stages.server(name).stop()
 
 
-@lengths.long_form("system/test_version_skew.py: old and new stages and routers answer together")
+@lengths.long_form(
+    "system/test_version_skew.py::test_old_and_new_answer_together",
+    unkept="A client of the last version is answered and draws where other pipelines still start.",
+)
 async def test_the_last_client_asks_a_router_whose_pipelines_answer_draw_and_start(
     stages: Fleet, environments: Mapping[str, Mapping[str, str]], seed: int
 ) -> None:

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 class WaitingPlaces:
     """Up to `places` requests run at once, and max_waiting more may wait. If there are several places, a client holds at most all but one,
     so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a client with a shorter line.
-    full: makes the error of who may not wait, from the number of those who do."""
+    full: makes the error for a refused request from the number of waiting requests."""
 
     def __init__(self, places: int, max_waiting: int, full: Callable[[int], Exception]) -> None:
         self._full = full
         self._free = places
-        self._most_each = max(places - 1, 1)
+        self._max_each = max(places - 1, 1)
         self._max_waiting = max_waiting
         self._held = Counter[Hashable]()  # How many places each client holds.
         self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}  # Waiting requests; the client served longest ago is first.
@@ -70,7 +70,7 @@ class WaitingPlaces:
                 place.set_result(None)
 
     def _may_enter(self, client: Hashable) -> bool:
-        return self._free > 0 and self._held[client] < self._most_each
+        return self._free > 0 and self._held[client] < self._max_each
 
     def _take(self, client: Hashable) -> None:
         self._free -= 1

@@ -14,8 +14,8 @@ from helpers import lengths
 from helpers.contract import CHECKS, Case, Loaded
 from helpers.families import CASES
 
-SLOW = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")]
-DRAWN, DRAWN_MODELS = 2, 10
+SLOW = [pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")]
+DRAWN, DRAWN_MODELS = 1, 10
 """Checks of a model whose weights have to be read, and such models, which are drawn anew in each run; the long form makes all of them."""
 CHECK_OF = {check.__name__.removeprefix("check_"): check for check in CHECKS}
 
@@ -23,7 +23,9 @@ CHECK_OF = {check.__name__.removeprefix("check_"): check for check in CHECKS}
 def asked(slow: bool) -> pytest.MarkDecorator:
     """Gives a test the models that are slow, of which the short form draws some, or those that are not."""
     cases = [pytest.param(case, id=str(case), marks=SLOW if slow else ()) for case in CASES if case.slow == slow]
-    return lengths.drawn_cells(DRAWN_MODELS if slow else len(cases), "loaded", cases, indirect=True, scope="module")
+    if slow:
+        return lengths.drawn_cells(DRAWN_MODELS, "loaded", cases, indirect=True, scope="module")
+    return pytest.mark.parametrize("loaded", cases, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -51,31 +51,39 @@ async def test_a_picture_follows_its_prompt(model: DrawnModel[object], things: s
     assert right["kind"] >= KINDS
 
 
-@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
+@lengths.long_form(
+    "models/diffusers/test_vocabulary.py::test_a_prompt_without_its_words_is_told", unkept="the default model draws whatever is written"
+)
 async def test_words_that_were_never_said_in_training_are_no_error(model: DrawnModel[object]) -> None:
     for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
         drawing = await draw(model, words, steps=2)
         assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
 
 
-@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
+@lengths.long_form(
+    "models/diffusers/test_model.py::test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_once",
+    "models/diffusers/test_vocabulary.py::test_another_size_than_its_own_is_told",
+    unkept="the default model draws in other sizes than its own",
+)
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
 async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: DrawnModel[object], width: int, height: int) -> None:
     drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
     assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
 
 
-@lengths.long_form("models/diffusers/test_default_picture.py: a picture follows its prompt")
+@lengths.long_form(
+    "models/diffusers/test_vocabulary.py::test_a_prompt_without_its_words_is_told", unkept="the default model draws the same of capitals"
+)
 async def test_capitals_are_no_other_words(model: DrawnModel[object]) -> None:
     small, capitals = [(await draw(model, words, seed=1)).pixels for words in ("a red circle on blue", "A Red CIRCLE On BLUE")]
     assert np.array_equal(small, capitals)
 
 
-@lengths.long_form(
-    "models/diffusers/test_default_picture.py: a picture follows its prompt", "models/diffusers/test_model.py: what is no picture is told"
+@pytest.mark.parametrize(
+    ("words", "side", "blank"),
+    [("a white heart", 128, True), pytest.param("a red circle", 512, True, marks=lengths.LONG), ("a red circle", 128, False)],
 )
-async def test_a_blank_picture_is_told(model: DrawnModel[object]) -> None:
+async def test_a_blank_picture_is_told(model: DrawnModel[object], words: str, side: int, blank: bool) -> None:
     """Whatever the words: white on white, or a size at which nothing is drawn."""
-    for words, side, blank in (("a white heart", 128, True), ("a red circle", 512, True), ("a red circle", 128, False)):
-        drawing = await draw(model, words, seed=1, width=side, height=side)
-        assert (BLANK in [piece.text for piece in drawing.pieces if isinstance(piece, Note)]) == blank, words
+    drawing = await draw(model, words, seed=1, width=side, height=side)
+    assert (BLANK in [piece.text for piece in drawing.pieces if isinstance(piece, Note)]) == blank

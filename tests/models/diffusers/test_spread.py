@@ -84,7 +84,6 @@ def drawn(pair: PipelinePair) -> list[torch.Tensor]:
     return [canvas.latents for canvas in pair.drawn(*plans)]
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says, and end with one that is killed")
 @lengths.one_or_all("case", CASES)
 def test_two_ranks_draw_what_one_draws(case: str, seed: int) -> None:
     name, share = CASES[lengths.draw(case, CASES, seed)]
@@ -108,7 +107,7 @@ def test_a_part_has_half_of_the_weights_that_are_cut() -> None:
     assert torch.equal(other.img_mod[1].weight, block.img_mod[1].weight)
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says, and end with one that is killed")
+@lengths.long_form(unkept="a killed rank ends the picture that is being drawn, and a thread")
 @lengths.one_or_all("share", {"weights": "", "tokens": "ulysses"})
 def test_a_rank_that_is_killed_ends_the_picture_and_a_thread(share: str, ended: list[str], seed: int) -> None:
     with pair_of("qwen-image", 2, "ulysses" if lengths.draw(share, {"weights": "", "tokens": "ulysses"}, seed) == "tokens" else "") as made:
@@ -128,7 +127,7 @@ def test_a_rank_that_is_killed_ends_the_picture_and_a_thread(share: str, ended: 
         assert any("RanksApart: rank 1 ended with signal SIGKILL" in told for told in ended)
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says, and end with one that is killed")
+@lengths.long_form(unkept="an error within a pass ends the other rank, and one before it does not")
 @pytest.mark.parametrize("share", ["ulysses", pytest.param("", marks=lengths.LONG)])
 def test_too_few_tokens_to_share_fail_alone_and_an_error_within_a_pass_ends_the_other(
     share: str, ended: list[str], monkeypatch: pytest.MonkeyPatch
@@ -157,7 +156,10 @@ def test_too_few_tokens_to_share_fail_alone_and_an_error_within_a_pass_ends_the_
         assert time.monotonic() - begun < SOON_S
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says, and end with one that is killed")
+@lengths.long_form(
+    "models/diffusers/test_spread.py::test_two_ranks_draw_what_one_draws",
+    unkept="a served model tells its ranks, refuses a step cache and ends them with it",
+)
 async def test_a_model_of_two_ranks_is_served_and_ends_both(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     options = LoadOptions(dtype="float32", tensor_parallel_size=2, family=FAMILY)
     team = team_of(checkpoint("qwen-image"), options)
@@ -202,7 +204,7 @@ def test_what_cannot_be_is_refused(size: int, family: dict[str, Any], told: str)
         load_pictures(checkpoint("qwen-image"), LoadOptions(tensor_parallel_size=size, family=family))
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says, and end with one that is killed")
+@lengths.long_form(unkept="an error of the other rank as it loads is told in its words")
 def test_what_the_other_rank_cannot_load_is_told() -> None:
     options = LoadOptions(dtype="float16", tensor_parallel_size=2, family={**FAMILY, "width": -1})
     team = team_of(checkpoint("qwen-image"), options)

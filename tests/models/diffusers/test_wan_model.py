@@ -88,8 +88,7 @@ async def test_a_folder_of_each_kind_draws_films(kind: str, tmp_path: Path, seed
 
 
 @lengths.long_form(
-    "models/diffusers/test_pipelines.py: pictures that join one by one are those drawn alone",
-    "models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on",
+    "models/diffusers/test_wan.py::test_films_together_are_those_alone", "models/contract/test_contract.py::test_contract_of_a_slow_model"
 )
 async def test_films_that_join_late_are_those_alone(model: Model, experts: Model, seed: int) -> None:
     """Mixed: with guidance and without, in more steps and fewer, with a picture and without."""
@@ -190,7 +189,11 @@ async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, a
     assert made.rows("pixels").shape == (SIDE * SIDE, 3)
 
 
-@lengths.long_form("models/diffusers/test_spread.py: where weights are changes no picture")
+@lengths.long_form(
+    "models/diffusers/test_memory_plan.py::test_a_picture_does_not_depend_on_where_weights_are",
+    "models/diffusers/test_wan.py::test_a_vae_that_is_elsewhere_is_fetched_before_it_decodes",
+    unkept="an embedding by two names is moved as one",
+)
 @lengths.drawn_cells(1, "offload", ["group", "disk"])
 async def test_a_film_does_not_depend_on_where_weights_are(experts: Model, offload: str, seed: int) -> None:
     """Its text encoder has one embedding by two names."""

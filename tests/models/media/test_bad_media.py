@@ -235,7 +235,10 @@ async def test_bytes_damaged_anywhere_are_decoded_or_refused(decoder: MediaDecod
         await getattr(decoder, what)(data)
 
 
-@lengths.long_form("models/media/test_film_file.py: a long film takes no more memory")
+@lengths.long_form(
+    "models/media/test_bad_media.py::test_a_film_of_more_frames_or_larger_ones_than_may_be_is_refused",
+    unkept="all frames of a film may be more than there is memory",
+)
 async def test_a_film_is_never_held_as_a_whole(seed: int) -> None:
     """Neither its file of a gigabyte, which is refused unread, nor its frames, which would be more than there is memory."""
     data = media_files.film(seed, 150, 720, 1280, numbered=True, rate_hz=50, codec="mpeg4")

@@ -123,7 +123,10 @@ async def test_one_that_hangs_is_killed_when_its_time_is_up(picture: bytes, film
         assert decoder.pids != [pid]
 
 
-@lengths.long_form("models/media/test_process.py: one that hangs is killed when its time is up")
+@lengths.long_form(
+    "models/media/test_process.py::test_one_that_hangs_is_killed_when_its_time_is_up",
+    "models/media/test_process.py::test_processor_time_ends_it_even_if_its_parent_does_not",
+)
 async def test_one_that_computes_for_too_long_is_killed_too(picture: bytes, film: bytes) -> None:
     async with decoding(MediaLimits(film_time_s=0.05)) as decoder:
         for _ in range(2):
@@ -329,7 +332,6 @@ async def test_too_many_that_wait_are_told_so(picture: bytes, film: bytes) -> No
         await asyncio.gather(*waiting)
 
 
-@lengths.long_form("models/media/test_process.py: a client leaves a process to others")
 async def test_films_leave_a_process_to_pictures(picture: bytes, film: bytes) -> None:
     """However many there are: none ends before the picture."""
     async with decoding(processes=2) as decoder:

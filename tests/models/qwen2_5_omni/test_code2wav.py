@@ -25,8 +25,6 @@ from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 
-pytestmark = pytest.mark.slow
-
 # Against Transformers --------------------------------------------------------------------------------------------------------------
 
 
@@ -39,9 +37,7 @@ async def test_all_at_once_it_is_the_sound_of_transformers(
     reference, source = WaveReference(omni_checkpoint), random.Random(seed)
     for number in range(seed, seed + rounds):
         longer = (
-            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK))
-            if rounds > 1
-            else (source.randint(121, 16 * BLOCK),)
+            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK)) if rounds > 1 else (source.randint(121, 9 * BLOCK),)
         )
         counts = (source.randint(1, 120), *longer)
         count = counts[number % len(counts)]
@@ -54,7 +50,8 @@ async def test_all_at_once_it_is_the_sound_of_transformers(
 
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py: made at once it is the sound of Transformers, and its bits do not depend on how codes come"
+    "models/qwen2_5_omni/test_code2wav.py::test_a_block_depends_on_no_more_than_its_neighbours",
+    unkept="the sound of each profile is near to the whole",
 )
 async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: FlowCode2Wav, seed: int) -> None:
     """Each block that is looked at ahead makes what is missing much smaller; with random weights a block is worth more than it will be with
@@ -66,7 +63,8 @@ async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: Flow
 
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py: made at once it is the sound of Transformers, and its bits do not depend on how codes come"
+    "models/qwen2_5_omni/test_code2wav.py::test_a_block_depends_on_no_more_than_its_neighbours",
+    "models/qwen2_5_omni/test_code2wav.py::test_a_sample_depends_on_no_more_frames_than_are_kept_for_it",
 )
 async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick: FlowCode2Wav, seed: int) -> None:
     """With two evaluations that is two blocks. The first refresh is behind the end of this speech."""
@@ -113,7 +111,7 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
 async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     source = random.Random(seed)
     profile = lengths.draw(profile, SCHEDULES, seed)
-    codes = drawn(source, source.randint(60, 180))
+    codes = drawn(source, source.randint(50, 110))
     whole = await samples(quick, codes, WaveRequest(seed, profile))
     assert len(whole) == SAMPLES * len(codes)
     sizes: list[Callable[[], int]] = [lambda: 1, lambda: source.randint(0, 40)]
@@ -122,7 +120,10 @@ async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, see
     assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
+@lengths.long_form(
+    "models/qwen2_5_omni/test_code2wav.py::test_sound_goes_on_in_what_would_be_the_next_window",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+)
 @lengths.one_or_all("profile", SCHEDULES)
 @lengths.rounds(1, 20)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:

@@ -21,10 +21,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 
-pytestmark = pytest.mark.slow
 
-
-@lengths.long_form("models/qwen3_omni/test_causal_refusals.py: a code that there is not is refused")
 async def test_a_code_that_there_is_not_is_refused(quick: FlowCode2Wav, seed: int) -> None:
     codes = drawn(random.Random(seed), 60)
     whole = await samples(quick, codes, WaveRequest(seed))
@@ -95,7 +92,10 @@ def test_there_are_as_many_speeches_as_there_is_memory_for(free: int, sessions: 
     assert sessions_of(10, LoadOptions(max_sessions=7), free) == (7, "7")
 
 
-@lengths.long_form("models/test_revision.py: where answers differ, revisions differ")
+@lengths.long_form(
+    "models/test_revision.py::test_a_revision_changes_with_each_of_its_parts",
+    unkept="solver, steps and lookahead change the results that a revision is made of",
+)
 def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, omni_checkpoint: Path) -> None:
     others = (
         loaded(omni_checkpoint, solver="midpoint", steps=1),

@@ -31,11 +31,10 @@ from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Speech
 from omnistage.models.qwen2_5_omni.wave.window import Flow
 
-pytestmark = pytest.mark.slow
-
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+    "models/test_ahead.py::test_two_in_a_row_make_two_ahead",
+    "models/test_ahead.py::test_the_next_is_made_while_one_is_looked_at_and_none_behind_it",
 )
 async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
     """And no more: who does not take its sound holds up who makes the codes."""
@@ -57,9 +56,6 @@ async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav,
             assert came == needed.past
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
-)
 async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
     source, sizes = random.Random(seed), set[tuple[int, ...]]()
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
@@ -74,9 +70,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
-)
+@lengths.long_form("models/qwen2_5_omni/test_code2wav_threads.py::test_what_is_kept_of_a_speech_does_not_grow")
 @pytest.mark.timeout(600)
 @lengths.rounds(24, 300)
 async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
@@ -98,10 +92,6 @@ async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: F
     assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come",
-    "models/qwen2_5_omni/test_code2wav_threads.py: an error of the second thread leaves the window as it was",
-)
 @lengths.rounds(1, 20)
 async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     source = random.Random(seed)
@@ -116,9 +106,7 @@ async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, 
     await other.close()
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
-)
+@lengths.long_form("models/qwen2_5_omni/test_code2wav_threads.py::test_how_many_threads_there_are_changes_no_bit")
 @lengths.rounds(3, 60)
 async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
     """To the last bit only where it is found to be so; so near everywhere."""
@@ -142,8 +130,8 @@ async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path
 
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come",
-    "models/qwen2_5_omni/test_code2wav_threads.py: an error of the second thread leaves the window as it was",
+    "models/qwen2_5_omni/test_code2wav_threads.py::test_how_many_threads_there_are_changes_no_bit",
+    unkept="two threads make a sound of any length to the last bit",
 )
 @lengths.rounds(6, 60)
 async def test_two_threads_make_the_sound_that_one_makes(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
@@ -181,9 +169,7 @@ print("turn 2", flush=True)
 """
 
 
-@lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
-)
+@lengths.long_form(unkept="kernels that a speech has made are kept for the next one")
 def test_the_kernels_of_a_speech_are_there_for_the_next_one(omni_checkpoint: Path) -> None:
     """More of them than the engine has oneDNN keep: each speech would make its own anew, and be late with its first sound."""
     variables = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
@@ -195,7 +181,6 @@ def test_the_kernels_of_a_speech_are_there_for_the_next_one(omni_checkpoint: Pat
     assert first > KEPT_KERNELS and not second
 
 
-@lengths.long_form("models/qwen2_5_omni/test_code2wav.py: the bits do not depend on how codes come")
 async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: FlowCode2Wav, seed: int) -> None:
     """And neither thread is left with the work."""
     codes, worker = drawn(random.Random(seed), 3 * BLOCK), Worker("aside", 1)
@@ -213,7 +198,8 @@ async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: 
 
 
 @lengths.long_form(
-    "models/qwen2_5_omni/test_code2wav_threads.py: how many threads there are changes no bit, and an error of the second leaves its window"
+    "models/steps/test_loop.py::test_what_is_due_first_steps_first_with_others_of_its_key",
+    unkept="a step of a long speech is so short that it holds no listener up",
 )
 @pytest.mark.parametrize("alone", [pytest.param(True, marks=pytest.mark.long), False])
 async def test_who_wants_the_whole_at_once_holds_up_nobody(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, alone: bool) -> None:

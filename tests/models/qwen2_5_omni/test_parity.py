@@ -126,7 +126,10 @@ def _wrong_mask(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention._Tile, "of", wrong)
 
 
-@lengths.long_form("models/qwen2_5_omni/test_parity.py: greedy text is that of Transformers")
+@lengths.long_form(
+    "models/qwen2_5_omni/test_parity.py::test_greedy_text_is_that_of_transformers",
+    unkept="small mistakes would be seen by the comparison with Transformers",
+)
 @pytest.mark.parametrize("mistake", [_wrong_sections, _wrong_penalty, _wrong_mask], ids=lambda mistake: mistake.__name__.strip("_"))
 async def test_a_mistake_would_be_seen(
     mistake: Callable[[pytest.MonkeyPatch], None], omni_checkpoint: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -114,7 +114,11 @@ def check_near(found: RankAnswer, expected: RankAnswer, dtype: str) -> None:
     assert len(found.ids) == len(expected.ids)
 
 
-@lengths.long_form("models/test_team.py: several ranks of a Thinker say what one says")
+@lengths.long_form(
+    "models/test_team.py::test_several_ranks_say_what_one_says",
+    "models/qwen2_5_omni/test_ranks.py::test_the_plan_is_that_of_transformers",
+    unkept="each Thinker of several ranks says what one rank says, and goes on with an answer",
+)
 @lengths.one_or_all("name", CASES)
 async def test_several_ranks_say_what_one_says(name: str, request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> None:
     """They say it at once and when an answer goes on. A drawn token does not depend on the requests beside it. It does not depend on
@@ -159,7 +163,7 @@ def test_a_size_that_does_not_divide_is_refused(family: str, heads: str, request
         load(family, "thinker", LoadOptions(path=folder, tensor_parallel_size=4))
 
 
-@lengths.long_form("models/test_team.py: several ranks say what one says")
+@lengths.long_form("models/test_team.py::test_ranks_of_gpus_have_one_each", unkept="a rank that is left alone while it loads says nothing")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, where more than this can be seen")
 def test_ranks_take_the_first_gpus(omni_checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As far as can be seen without one: nothing is wrong but that."""

@@ -61,7 +61,10 @@ def check_codes(made: list[int], expected: SpokenCodes, what: object) -> None:
     assert made == expected.codes, f"{what}: from {differing[:1]} on"
 
 
-@lengths.long_form("models/qwen2_5_omni/test_speech.py: codes are those of the references")
+@lengths.long_form(
+    "models/qwen2_5_omni/test_speech.py::test_codes_are_those_of_the_references",
+    "models/qwen2_5_omni/test_thinker.py::test_text_that_is_given_has_the_rows_of_an_answer",
+)
 async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:

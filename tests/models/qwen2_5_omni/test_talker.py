@@ -118,7 +118,10 @@ def joined(rows: list[TensorRows]) -> list[TensorRows]:
     return [TensorRows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
+@lengths.long_form(
+    "models/qwen2_5_omni/test_talker.py::test_however_the_rows_come_it_says_the_same",
+    "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
+)
 async def test_beside_others_it_says_what_it_says_alone(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:
@@ -230,7 +233,7 @@ async def test_however_the_rows_come_it_says_the_same(
 
 
 @lengths.drawn_cells(1, "end", ["closed", "cut short", "bad"])
-@lengths.drawn_cells(3, "share", [0.0, 0.3, 1.0])
+@lengths.drawn_cells(2, "share", [0.0, 0.3, 1.0])
 async def test_an_opening_that_does_not_end_leaves_nothing(
     thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, end: str, share: float, seed: int
 ) -> None:
@@ -376,7 +379,7 @@ async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkp
 # Others ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.long_form("engine/test_scheduler.py: fewest placed first")
+@lengths.long_form("engine/test_scheduler.py::test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share")
 async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_batch_size=2))
     rows, ended = await rows_of(thinker, asked(seed)), list[str]()

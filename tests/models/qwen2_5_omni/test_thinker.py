@@ -66,7 +66,10 @@ def tokens_of(pieces: Sequence[TextPiece | TensorRows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
+@lengths.long_form(
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+    "engine/test_engine.py::test_answers_do_not_depend_on_company_order_or_a_break",
+)
 async def test_alone_together_and_elsewhere_it_says_the_same(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     requests = questions(seed)
     together = await asyncio.gather(*(tokens(thinker, request) for request in requests))
@@ -296,7 +299,10 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: Qwen2_5Thinker, om
     assert found < 64
 
 
-@lengths.long_form("models/media/test_process.py: a client leaves a process to others")
+@lengths.long_form(
+    "models/media/test_turns.py::test_a_client_leaves_a_place_to_whoever_comes",
+    "models/encoders/test_queue.py::test_media_take_turns_and_share_passes_only_where_that_is_exact",
+)
 async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qwen2_5Thinker, seed: int) -> None:
     """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
     films = [asyncio.create_task(tokens(thinker, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
@@ -376,7 +382,10 @@ async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Pa
     await thinker.close()
 
 
-@lengths.long_form("models/test_long_prompts.py: a prompt that can never fit is refused")
+@lengths.long_form(
+    "models/qwen2_5_omni/test_loading.py::test_replicas_with_about_as_much_memory_have_the_same_context",
+    unkept="another context is another revision",
+)
 async def test_where_an_answer_ends_elsewhere_it_does_not_go_on(omni_checkpoint: Path, seed: int) -> None:
     """Replicas whose contexts differ, by options or by the memory that is free, have unlike revisions."""
     models = [loaded(omni_checkpoint, family={"context": context, "medium_rows": 64}) for context in (300, 320)]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from helpers import lengths
@@ -22,8 +21,6 @@ from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
 from omnistage.models.qwen3_omni.wave.speech import Speech
 from omnistage.models.qwen3_omni.wave.window import WindowJob
-
-pytestmark = pytest.mark.slow
 
 HEARD = (Profile.LATENCY, Profile.BALANCED, Profile.QUALITY)
 

@@ -14,8 +14,6 @@ from helpers.causal_waves import net_of, norms_in_float64, published_config, ref
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.qwen3_omni.wave.state import WaveState
 
-pytestmark = pytest.mark.slow
-
 KINDS = ("tiny", "other")
 
 

@@ -22,8 +22,6 @@ from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.tiny.qwen3_omni import code2wav as tiny
 
-pytestmark = pytest.mark.slow
-
 
 async def test_a_code_that_there_is_not_is_refused(wave: CausalCode2Wav, seed: int) -> None:
     source = random.Random(seed)

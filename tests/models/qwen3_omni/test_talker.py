@@ -131,7 +131,11 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
 DTYPES = ("bfloat16", "float32")
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
+@lengths.long_form(
+    "models/qwen3_omni/test_predictor.py::test_a_frame_is_the_same_in_any_company",
+    "engine/test_rows.py::test_many_starving_speakers_at_once_give_what_each_gives_alone",
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+)
 @lengths.one_or_all("dtype", DTYPES)
 async def test_beside_others_it_says_what_it_says_alone(reference: TalkerReference, dtype: str, seed: int) -> None:
     """Eight at once, in steps of eight and of three, one greedy and the others drawn."""
@@ -382,7 +386,9 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
 # Other files -------------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.long_form("models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read")
+@lengths.long_form(
+    "models/qwen3_omni/test_thinker_loading.py::test_what_transformers_saves_is_read", unkept="the Talker is read as Transformers saves it"
+)
 async def test_weights_as_transformers_saves_them_say_the_same(
     reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int
 ) -> None:
@@ -454,7 +460,10 @@ MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-@lengths.long_form("models/qwen3_omni/test_talker.py: greedy frames are those of Transformers")
+@lengths.long_form(
+    "models/qwen3_omni/test_talker.py::test_greedy_frames_are_those_of_transformers",
+    unkept="small mistakes would be seen by the comparison with Transformers",
+)
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 async def test_a_talker_that_is_a_little_different_says_something_else(
     reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, name: str, seed: int
@@ -487,7 +496,10 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
     return await asyncio.gather(*heard)
 
 
-@lengths.long_form("models/qwen3_omni/test_talker.py: greedy frames are those of Transformers")
+@lengths.long_form(
+    "engine/test_parts.py::test_experts_of_whom_one_is_shared_are_those_of_transformers",
+    "models/qwen3_omni/test_talker.py::test_greedy_frames_are_those_of_transformers",
+)
 async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")

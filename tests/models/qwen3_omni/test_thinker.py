@@ -80,7 +80,10 @@ async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVE
         return ThinkerAnswer([piece async for piece in pieces])
 
 
-@lengths.long_form("models/contract/test_contract.py: drawn checks of every family, alone and together, from any item on")
+@lengths.long_form(
+    "models/contract/test_contract.py::test_contract_of_a_slow_model",
+    "engine/test_parts.py::test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same",
+)
 @lengths.one_or_all("dtype", DTYPES)
 async def test_alone_together_and_with_nothing_kept_it_says_the_same(dtype: str, qwen3_checkpoint: Path, seed: int) -> None:
     """To the bit, though a step of eight has other experts in use than one of one."""

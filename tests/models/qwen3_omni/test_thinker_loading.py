@@ -154,8 +154,8 @@ def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: s
 
 
 @lengths.long_form(
-    "models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read",
-    "models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers",
+    "models/qwen3_omni/test_thinker_loading.py::test_a_bias_that_the_config_does_not_speak_of_is_named",
+    unkept="biases that the config speaks of are read",
 )
 def test_biases_of_attention_are_there_where_the_config_says_so(copied: Path, qwen3_checkpoint: Path) -> None:
     change(copied / "config.json", lambda values: changed(values, {f"{TEXT}.attention_bias": True}))
@@ -207,7 +207,7 @@ def results(folder: Path) -> list[torch.Tensor]:
     return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
 
 
-@lengths.long_form("models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read")
+@lengths.long_form(unkept="experts may be stored together")
 def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(copied: Path, qwen3_checkpoint: Path) -> None:
     change_weights(copied, together)
     assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
@@ -216,10 +216,7 @@ def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(c
     assert "is [11, 160, 80], and by config.json it is [10, 160, 80]" in refused(copied)
 
 
-@lengths.long_form(
-    "models/qwen3_omni/test_thinker_loading.py: what Transformers saves is read",
-    "models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers",
-)
+@lengths.long_form(unkept="a head counts more than a config that ties it")
 def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qwen3_checkpoint: Path) -> None:
     """As Transformers 5 does it, and as it says itself."""
     change(copied / "config.json", lambda values: values["thinker_config"].update(tie_word_embeddings=True))

@@ -95,7 +95,10 @@ def _wrong_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loading, "read_thinker_config", wrong)
 
 
-@lengths.long_form("models/qwen3_omni/test_thinker_parity.py: greedy text is that of Transformers")
+@lengths.long_form(
+    "models/qwen3_omni/test_thinker_parity.py::test_greedy_text_is_that_of_transformers",
+    unkept="small mistakes would be seen by the comparison with Transformers",
+)
 @lengths.one_or_all("mistake", ["_wrong_axes", "_wrong_layer", "_wrong_weights"])
 async def test_a_mistake_would_be_seen(mistake: str, qwen3_checkpoint: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     makes: Callable[[pytest.MonkeyPatch], None] = globals()[lengths.draw(mistake, ["_wrong_axes", "_wrong_layer", "_wrong_weights"], seed)]

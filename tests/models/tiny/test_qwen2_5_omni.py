@@ -220,7 +220,7 @@ def test_a_dtype_is_that_of_the_thinker_and_the_talker(tmp_path: Path) -> None:
     assert read(tmp_path / "made", "config.json")["torch_dtype"] == "bfloat16"
 
 
-@lengths.long_form("models/tiny/test_qwen2_5_omni.py: tokens are bytes that join to the text")
+@lengths.long_form(unkept="answers of the tiny model differ and do not repeat themselves")
 async def test_answers_differ_from_each_other_and_do_not_repeat_themselves(reference: OmniReference) -> None:
     what = "What is this?"
     pictures = [Media("image/png", media_files.picture(number, 140 + 28 * number, 168)) for number in range(3)]
@@ -253,7 +253,8 @@ def test_the_built_tokenizer_is_read_alike_by_everyone(omni_checkpoint: Path, re
 
 
 @lengths.long_form(
-    "models/tiny/test_qwen2_5_omni.py: the built tokenizer is read alike by everyone", "models/qwen2_5_omni/test_parity.py: greedy text"
+    "models/tiny/test_qwen2_5_omni.py::test_the_built_tokenizer_is_read_alike_by_everyone",
+    unkept="the vocabulary of Qwen has the published ids",
 )
 def test_the_tokenizer_of_qwen_has_omni_s_ids(qwen_checkpoint: Path, qwen_reference: OmniReference, seed: int) -> None:
     same_tokenizers(qwen_checkpoint, qwen_reference.tokenizer, random.Random(seed))
@@ -294,7 +295,8 @@ def test_tokens_are_bytes_that_join_to_the_text(folder: str, request: pytest.Fix
 
 
 @lengths.long_form(
-    "models/tiny/test_qwen2_5_omni.py: the built tokenizer is read alike by everyone", "models/qwen2_5_omni/test_parity.py: greedy text"
+    "models/qwen2_5_omni/test_parity.py::test_greedy_text_is_that_of_transformers",
+    "models/tiny/test_qwen2_5_omni.py::test_tokens_are_bytes_that_join_to_the_text",
 )
 async def test_our_thinker_answers_as_transformers_does_with_all_tokens(qwen_checkpoint: Path, qwen_reference: OmniReference) -> None:
     turns = (Turn("user", (TEXTS[1], Media("image/png", media_files.picture(1)), TEXTS[2])),)
@@ -448,8 +450,9 @@ def test_a_vocabulary_that_cannot_be_had_leaves_nothing(there: bool, tmp_path: P
 
 
 @lengths.long_form(
-    "models/tiny/test_qwen2_5_omni.py: another seed makes other weights and voices only",
-    "models/tiny/test_diffusers.py: the same order gives the same bytes",
+    "models/tiny/test_diffusers.py::test_the_same_order_gives_the_same_bytes",
+    "models/tiny/test_qwen2_5_omni.py::test_another_seed_makes_other_weights_and_voices_only",
+    unkept="the command prints the folder alone, and the modes of the files are those of the folder",
 )
 def test_the_command_makes_the_same_bytes_of_the_same_seed_and_says_where(omni_checkpoint: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"

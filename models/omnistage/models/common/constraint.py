@@ -168,7 +168,7 @@ class Constraints:
     async def _tried(self, constraint: TextConstraint, client: str) -> Grammar:
         """The grammar of a constraint, which was made on trial before. Raises BadRequest or Full."""
         try:
-            async with self._trials.passed(constraint, client) as size_bytes:
+            async with self._trials.tried(constraint, client) as size_bytes:
                 self._trials.check_room(size_bytes)
                 grammar = await self._worker.run(partial(self._grammar, constraint))
                 self._trials.count(grammar, size_bytes)

@@ -22,6 +22,13 @@ _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_l
 """Bounds of one grammar as it is used: it adds some milliseconds to a step in the worst case. They do not bound its making, which
 `grammar_trial` does."""
 
+TRIAL_CPU_S = 0.5
+"""Seconds of processor time that the making of one grammar may take. The largest schemas that people send take a tenth of it."""
+TRIAL_BYTES = 64 << 20
+"""Bytes of address space that it may take."""
+TRIAL_LIMIT_S = 2.0
+"""Seconds by the clock that it may take: on a busy machine, it may get none of the processor."""
+
 _SPACE = " ?"
 _FORCED_CHARACTERS = 128
 """If the text can continue in only one way, the library tokenizes this continuation and uses its first token. Only this many characters are

@@ -26,19 +26,21 @@ from typing import Any, NoReturn
 
 from llguidance import LLTokenizer
 
-from omnistage.models.common.grammar import TokenPieces, UnfitConstraint, check_fits_some, new_matcher, next_mask
+from omnistage.models.common.grammar import (
+    TRIAL_BYTES,
+    TRIAL_CPU_S,
+    TRIAL_LIMIT_S,
+    TokenPieces,
+    UnfitConstraint,
+    check_fits_some,
+    new_matcher,
+    next_mask,
+)
 from omnistage.models.conversation import TextConstraint
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 16
 READY, TAKEN = b"ready", b"taken"
-
-CPU_S = 0.5
-"""Seconds of processor time of one trial. The largest schemas that people send take a tenth of it."""
-MEMORY_BYTES = 64 << 20
-"""Bytes of address space that one trial may take."""
-LIMIT_S = 2.0
-"""Seconds by the clock of one trial: on a busy machine, it may get none of the processor."""
 
 
 class GreedyTokenizer:
@@ -109,11 +111,11 @@ def _try(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConstr
 
 
 def _wait(answer: int, pipe: int) -> dict[str, Any]:
-    """Wait until the fork has answered or ended. Returns what else comes first; empty: nothing."""
+    """Wait for the fork's answer. Returns {} if it came or the fork ended, else why the wait ended."""
     events = select.poll()
     events.register(answer, select.POLLIN)
     events.register(pipe, 0)
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + TRIAL_LIMIT_S
     ready = dict(events.poll(1000 * max(end - time.monotonic(), 0)))
     return {} if answer in ready else {"left": True} if pipe in ready else {"late": True}
 
@@ -122,8 +124,8 @@ def _make(tokenizer: LLTokenizer, vocabulary: TokenPieces, constraint: TextConst
     """Within the fork: limit it, make the grammar, answer and end."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     size, before = _memory_bytes()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, size + MEMORY_BYTES))
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    resource.setrlimit(resource.RLIMIT_AS, (size + TRIAL_BYTES, size + TRIAL_BYTES))
+    signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
     try:
         try:
             matcher = new_matcher(tokenizer, constraint)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import astuple
 from typing import IO, Any
 
-from omnistage.models.common.grammar import TokenPieces, UnfitConstraint
+from omnistage.models.common.grammar import TRIAL_BYTES, TRIAL_CPU_S, TokenPieces, UnfitConstraint
 from omnistage.models.common.helper_process import HelperProcess, NotTaken
 from omnistage.models.conversation import TextConstraint
 from omnistage.models.interface import Full
@@ -22,10 +22,10 @@ from omnistage.models.turns import WaitingPlaces
 MAX_WAITING = 64
 START_LIMIT_S = 15.0
 ANSWER_LIMIT_S = 5.0
-"""Seconds after which the process must have said how a trial ended, which it ends itself after 2 s."""
-MEMORY_BYTES = 256 << 20
+"""Seconds after which the process must have said how a trial ended, which it ends itself after TRIAL_LIMIT_S."""
+ALL_GRAMMARS_BYTES = 256 << 20
 """Bytes that the grammars of all running answers may take together in this process."""
-LEAST_BYTES = 1 << 20
+MIN_GRAMMAR_BYTES = 1 << 20
 """Each grammar counts for so much at least: it grows as it is used."""
 
 
@@ -42,18 +42,18 @@ class GrammarTrials:
         self._sizes: dict[object, int] = {}  # The bytes of each grammar that lives.
 
     @asynccontextmanager
-    async def passed(self, constraint: TextConstraint, client: str) -> AsyncIterator[int]:
+    async def tried(self, constraint: TextConstraint, client: str) -> AsyncIterator[int]:
         """Wait for the client's turn, try the constraint, and hold the turn for the block, in which the caller makes the grammar itself.
         Gives the number of bytes that the grammar takes. Raises UnfitConstraint if it cannot be made within the bounds of a trial, and Full
         if that could not be found out. If the caller is cancelled, the trial ends."""
         async with self._turns.taken(client):
-            yield max(await self._try(constraint), LEAST_BYTES)
+            yield max(await self._try(constraint), MIN_GRAMMAR_BYTES)
 
     def check_room(self, size_bytes: int) -> None:
         """Raises Full if the grammars of running answers and one of this size would take too much memory."""
         held_bytes = sum([*self._sizes.values()])
-        if held_bytes + size_bytes > MEMORY_BYTES:
-            raise Full(f"the grammars of other answers take {held_bytes >> 20} MiB of {MEMORY_BYTES >> 20}: ask again later")
+        if held_bytes + size_bytes > ALL_GRAMMARS_BYTES:
+            raise Full(f"the grammars of other answers take {held_bytes >> 20} MiB of {ALL_GRAMMARS_BYTES >> 20}: ask again later")
 
     def count(self, grammar: object, size_bytes: int) -> None:
         """Count the bytes of a grammar for as long as it lives. It may end on any thread, while this one counts."""
@@ -68,12 +68,12 @@ class GrammarTrials:
     async def start(self) -> None:
         """Start the process, so that the first constraint need not wait for that. Raises Full."""
         async with self._turns.taken(""):
-            with _told():
-                await self._started()
+            with _failures_as_full():
+                await self._live_process()
 
     async def _try(self, constraint: TextConstraint) -> int:
         """The bytes that the grammar takes. Raises UnfitConstraint or Full."""
-        with _told():
+        with _failures_as_full():
             try:
                 outcome = await self._exchange(constraint)
             except NotTaken:  # once more: the process was killed before it took the constraint
@@ -84,16 +84,16 @@ class GrammarTrials:
             case {"unfit": str(reason)}:
                 raise UnfitConstraint(reason)
             case {"ended": int(status)} if status == -signal.SIGPROF:
-                raise UnfitConstraint("its grammar takes more than 0.5 s of a processor: make it simpler")
+                raise UnfitConstraint(f"its grammar takes more than {TRIAL_CPU_S:g} s of a processor: make it simpler")
             case {"ended": int(status)} if status == -signal.SIGABRT:
-                raise UnfitConstraint("its grammar takes more than 64 MiB of memory: make it simpler")
+                raise UnfitConstraint(f"its grammar takes more than {TRIAL_BYTES >> 20} MiB of memory: make it simpler")
             case {"ended": int(status)} if status != -signal.SIGKILL:
                 raise UnfitConstraint("its grammar cannot be made: make it simpler")
         raise Full("the grammar of the constraint was not made in time: ask again later")
 
     async def _exchange(self, constraint: TextConstraint) -> dict[str, Any]:
-        """Have the process try a constraint; how that ended. A process that does not answer is ended. Raises NotTaken."""
-        process = await self._started()
+        """Have the process try a constraint; returns the outcome. A process that does not answer is ended. Raises NotTaken."""
+        process = await self._live_process()
         reading, writing = os.pipe()
         trial = asyncio.create_task(self._send(process, constraint, reading))
         try:
@@ -101,7 +101,10 @@ class GrammarTrials:
         except asyncio.CancelledError:
             os.close(writing)
             writing = -1
-            await asyncio.wait([trial])  # until the process can try the next one
+            # Until the process can try the next constraint, however often this is cancelled.
+            while not trial.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([trial])
             trial.exception()  # Nobody wants to know.
             raise
         finally:
@@ -128,7 +131,7 @@ class GrammarTrials:
         outcome: dict[str, Any] = json.loads(answer)
         return outcome
 
-    async def _started(self) -> HelperProcess:
+    async def _live_process(self) -> HelperProcess:
         """The process, which has the vocabulary. Raises NotTaken."""
         if self._process is not None and not self._process.is_alive():
             await self._retire()
@@ -159,7 +162,7 @@ def _file(content: bytes) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _failures_as_full() -> Iterator[None]:
     """Raises Full where no process could try a constraint, or this one lacks a descriptor."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""A process that works for this one on what strangers send, as its parent sees it. It may die or hang without its parent."""
+"""The parent's side of a child process that reads what strangers send: only the child can crash or hang on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class NotTaken(Exception):
-    """The process ended, or was too slow, before it took what it was sent; that is not to blame. The text says why."""
+    """The child ended or was too slow before it took a request, so the request is not at fault. The text says why."""
 
 
 class HelperProcess:

@@ -23,6 +23,7 @@ from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragm
 os.environ.setdefault("SVT_LOG", "0")
 """Otherwise the encoder of AV1 prints its settings past every log, and errors for a film that is given up."""
 
+REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR)
 RATE_TICKS = 1001
 """Rates are fractions with at most this denominator, as the rates of television are."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
@@ -254,25 +255,26 @@ class _Head(io.RawIOBase):
 
 @contextmanager
 def _same_scheduling() -> Iterator[None]:
-    """Keep the scheduling of all threads of this process. If root runs it, the encoder of AV1 gives its own threads and the calling one the
-    highest priority of real time: they, and whatever the caller starts from then on, would leave no processor to anybody else."""
-    policy, priority, before = os.sched_getscheduler(0), os.sched_getparam(0), _thread_policies()
+    """Let no thread of this process get a priority of real time. If root runs it, the encoder of AV1 gives its own threads and the calling
+    one the highest: they, and whatever the caller starts from then on, would leave no processor to anybody else."""
+    of_caller, before = (os.sched_getscheduler(0), os.sched_getparam(0)), _thread_scheduling()
     try:
         yield
     finally:
-        for thread, changed in _thread_policies().items():
-            if changed != before.get(thread, policy):
+        for thread, (policy, _) in _thread_scheduling().items():
+            earlier_policy, priority = before.get(thread, of_caller)
+            if policy in REAL_TIME and policy != earlier_policy:
                 with suppress(ProcessLookupError):
-                    os.sched_setscheduler(thread, policy, priority)
+                    os.sched_setscheduler(thread, earlier_policy, priority)
 
 
-def _thread_policies() -> dict[int, int]:
-    """The scheduling policy of each thread of this process, by its number."""
-    policies = {}
+def _thread_scheduling() -> dict[int, tuple[int, os.sched_param]]:
+    """The scheduling policy and the priority of each thread of this process, by its number."""
+    scheduling = {}
     for thread in [int(task.name) for task in Path("/proc/self/task").iterdir()]:
         with suppress(ProcessLookupError):  # It has just ended.
-            policies[thread] = os.sched_getscheduler(thread)
-    return policies
+            scheduling[thread] = os.sched_getscheduler(thread), os.sched_getparam(thread)
+    return scheduling
 
 
 def _clock(seconds: Fraction) -> str:
