@@ -52,13 +52,13 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def toy_address() -> Iterator[str]:
+def toy_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router in front of toy stages, for tests of the client and of the command that only ask; it takes a few answers at
     once."""
-    from omnistage.client import Omni  # here, since most tests need no gRPC
+    from helpers import servers  # here, since most tests need no gRPC
 
-    with Omni(pipeline="toy", max_sessions=16) as omni:
-        yield omni.address
+    with servers.toy_address(tmp_path_factory.mktemp("toy"), "toy", "--max-sessions", "16") as address:
+        yield address
 
 
 @pytest.fixture

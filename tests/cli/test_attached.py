@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import servers
 from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.processes import StartedProcess
@@ -19,7 +20,7 @@ from helpers.terminal import CTRL_C, Terminal, words_of
 from omnistage.cli.attached import Attached
 from omnistage.cli.pipelines import layout_for
 from omnistage.cli.speak import Question
-from omnistage.client import Omni, Options, RequestError
+from omnistage.client import Options, RequestError
 from omnistage.client.request import for_conversation
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
@@ -28,10 +29,10 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router whose pipeline sees pictures, hears sound and speaks."""
-    with Omni(pipeline="toy-omni", max_sessions=8) as omni:
-        yield omni.address
+    with servers.toy_address(tmp_path_factory.mktemp("omni"), "toy-omni", "--max-sessions", "8") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

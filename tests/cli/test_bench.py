@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from helpers import lengths
+from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
@@ -120,8 +120,8 @@ def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router that takes one answer at a time, of many seconds."""
     pipeline = tmp_path_factory.mktemp("slow") / "slow.yaml"
     pipeline.write_text(SLOW)
-    with Omni(pipeline=str(pipeline), max_sessions=1) as omni:
-        yield omni.address
+    with servers.toy_address(pipeline.parent, str(pipeline), "--max-sessions", "1") as address:
+        yield address
 
 
 def test_counts_and_figures_are_those_of_the_answers(toy_address: str, tmp_path: Path) -> None:

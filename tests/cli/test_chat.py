@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from helpers import lengths
+from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.processes import StartedProcess
 from helpers.sink import Sink
@@ -30,8 +30,9 @@ UP = b"\x1b[A"
 @pytest.fixture(scope="module")
 def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a router whose answers take as long as `max_tokens` says, 20 tokens and a second of sound in each."""
-    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("slow"), interval_s=0.05, samples_per_frame=1200)) as omni:
-        yield omni.address
+    folder = tmp_path_factory.mktemp("slow")
+    with servers.toy_address(folder, toy_pipeline(folder, interval_s=0.05, samples_per_frame=1200)) as address:
+        yield address
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import typer.main
 from PIL import Image
 from typer.testing import CliRunner
 
-from helpers import lengths, media_files
+from helpers import lengths, media_files, servers
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.peer import PlayingPeer, listening
@@ -57,10 +57,10 @@ stages:
 
 
 @pytest.fixture(scope="module")
-def film_address() -> Iterator[str]:
+def film_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router in front of a toy that draws."""
-    with Omni(pipeline="toy-film") as omni:
-        yield omni.address
+    with servers.toy_address(tmp_path_factory.mktemp("film"), "toy-film") as address:
+        yield address
 
 
 def draw(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:

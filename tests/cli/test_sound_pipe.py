@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
+import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,31 +16,24 @@ import numpy as np
 import pytest
 import soundfile
 
+from helpers import servers
 from helpers.processes import StartedProcess
 from helpers.terminal import Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 
-NEARLY_FULL_BYTES = 56_000
-"""A pipe holds 64 KiB."""
-
 
 @pytest.fixture(scope="module")
 def loud_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a router whose answers have far more sound than a pipe holds."""
-    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("loud"), interval_s=0.02, samples_per_frame=4800)) as omni:
-        yield omni.address
+    folder = tmp_path_factory.mktemp("loud")
+    with servers.toy_address(folder, toy_pipeline(folder, interval_s=0.02, samples_per_frame=4800)) as address:
+        yield address
 
 
 def ask(address: str, *words: str) -> StartedProcess[bytes]:
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--seed", "1", "--out", "-", "--address", address, *words]
     return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def waiting_bytes(pipe: int) -> int:
-    """Number of bytes that nobody has read yet."""
-    count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
-    return count
 
 
 def samples(data: bytes) -> tuple[np.ndarray, int]:
@@ -141,19 +132,21 @@ def test_a_file_called_dash_is_not_written(toy_address: str, tmp_path: Path, mon
 
 
 def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.ndarray) -> None:
-    """A program beside it may have set the pipe so. It takes only a part of a piece whenever it is nearly full."""
+    """A program beside it may have set the pipe so. A full one from which a little was read takes only a part of the next piece."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     words = ["--seed", "1", "--out", "-", "--address", loud_address, "--max-tokens", "40"]
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", *words]
     with StartedProcess(command, stdout=writing, stderr=subprocess.DEVNULL) as asking, os.fdopen(reading, "rb", buffering=0) as pipe:
-        os.close(writing)
+        room = select.poll()
+        room.register(writing, select.POLLOUT)
         data, deadline = b"", time.monotonic() + 60
         for _ in range(10):
-            while waiting_bytes(reading) < NEARLY_FULL_BYTES:
+            while room.poll(0):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
             data += pipe.read(5000)
+        os.close(writing)
         while piece := pipe.read(1 << 16):
             data += piece
         assert asking.wait(60) == 0

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import lengths
+from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.terminal import Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.screen import DIM, PLAIN
-from omnistage.client import Omni
 from omnistage.models.toy import formulas
 
 THINKS = 6
@@ -24,8 +23,9 @@ ASKED = ("ask", "Hi", "--seed", "1", "--address")
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router in front of a Thinker that thinks."""
-    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("thinking"), thinks=THINKS), max_sessions=4) as omni:
-        yield omni.address
+    folder = tmp_path_factory.mktemp("thinking")
+    with servers.toy_address(folder, toy_pipeline(folder, thinks=THINKS), "--max-sessions", "4") as address:
+        yield address
 
 
 def test_a_terminal_shows_it_dim_above_the_answer(thinking: str) -> None:
@@ -57,9 +57,9 @@ def test_what_is_cut_within_it_says_so(thinking: str) -> None:
 
 
 def test_what_ends_within_it_by_itself_says_so(tmp_path: Path) -> None:
-    with Omni(pipeline=toy_pipeline(tmp_path, length=4, thinks=THINKS)) as omni:
-        done = omnistage(*ASKED, omni.address)
-        told = json.loads(omnistage(*ASKED, omni.address, "--json").stdout)
+    with servers.toy_address(tmp_path, toy_pipeline(tmp_path, length=4, thinks=THINKS)) as address:
+        done = omnistage(*ASKED, address)
+        told = json.loads(omnistage(*ASKED, address, "--json").stdout)
     assert (done.stdout, done.returncode, told["finish_reason"], told["text"]) == ("", 0, "stop", "")
     assert "ended while it was still thinking: there is no answer yet\n" in done.stderr
 

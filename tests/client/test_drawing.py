@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import servers
 from helpers.doorkeeper import Doorkeeper
 from helpers.media_files import picture
 from helpers.ports import take_address
@@ -31,8 +32,8 @@ SYSTEM, TURN = {"role": "system", "content": "Be brief."}, {"role": "user", "con
 
 
 @pytest.fixture(scope="module")
-def film() -> Iterator[Omni]:
-    with Omni(pipeline="toy-film") as omni:
+def film(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
+    with servers.toy_address(tmp_path_factory.mktemp("film"), "toy-film") as address, Omni(address=address) as omni:
         yield omni
 
 

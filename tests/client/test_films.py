@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import servers
 from helpers.media_files import picture
 from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, DeadlineError, Done, Film, Omni, Progress, RequestError, VideoDelta
 from omnistage.client.request import for_prompt
@@ -25,8 +26,8 @@ OF_SOUND: dict[str, Any] = {"seconds": SECONDS, "steps": STEPS, "seed": SEED}
 
 
 @pytest.fixture(scope="module")
-def maker() -> Iterator[Omni]:
-    with Omni(pipeline="toy-film") as omni:
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
+    with servers.toy_address(tmp_path_factory.mktemp("film"), "toy-film") as address, Omni(address=address) as omni:
         yield omni
 
 

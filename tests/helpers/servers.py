@@ -225,6 +225,17 @@ def stack(
             server.stop()
 
 
+@contextmanager
+def toy_address(folder: Path, pipeline: str, *router_args: str) -> Iterator[str]:
+    """HOST:PORT of a router in front of the stages of a toy pipeline, as `omnistage serve` would start them. folder: of the logs. pipeline:
+    a name or a file."""
+    stages = {stage.kind: stage for stage in load_pipeline(pipeline).stages}
+    (family,) = {stage.family for stage in stages.values()}
+    options = {kind: stage.options for kind, stage in stages.items()}
+    with stack(folder, kinds=[*stages], pipeline=pipeline, family=family, options_of=options, router_args=router_args) as running:
+        yield running.address
+
+
 # In the test's own event loop ----------------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,8 @@ TALKERS = {"talker": 2}
 BUILD_TIMEOUT_S = 900.0
 IMPORT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0
+COMPOSE_TIMEOUT_S = 300.0
+"""Also for containers of large models that become ready on a busy machine."""
 KILLS = 3
 
 QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
@@ -60,7 +62,7 @@ class Containers:
     base: str
 
     def compose(self, *arguments: str) -> str:
-        return self.daemon.run(compose_program(), *arguments)
+        return self.daemon.run(compose_program(), *arguments, timeout_s=COMPOSE_TIMEOUT_S)
 
     def make(self, target: str, arguments: str, timeout_s: float) -> str:
         asked = (f"COMPOSE={compose_program()}", f"ARGS={arguments}")

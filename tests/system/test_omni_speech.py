@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,20 +47,32 @@ MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio
 PROFILES = ("latency", "balanced", "quality", "offline")
 
 
+def omni_fleet(logs: Path, family: OmniFamily, checkpoint: Path, *, replicas: int, can_hang: bool) -> AbstractContextManager[Fleet]:
+    """The chain of a family. can_hang: as in `fleet`."""
+    return fleet(
+        logs,
+        replicas=replicas,
+        kinds=KINDS,
+        pipeline=family.pipeline(logs),
+        family=family.name,
+        options_of=family.options_of,
+        stage_args=["--checkpoint", str(checkpoint), "--dtype", "float32"],
+        args_of=family.args_of,
+        can_hang=can_hang,
+    )
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily, omni_folder: Path) -> Iterator[Fleet]:
+    """One of each kind."""
+    with omni_fleet(tmp_path_factory.mktemp("chain"), omni_family, omni_folder, replicas=1, can_hang=False) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily, omni_folder: Path) -> Iterator[Fleet]:
     """Two of each kind."""
-    folder = tmp_path_factory.mktemp("house")
-    with fleet(
-        folder,
-        kinds=KINDS,
-        pipeline=omni_family.pipeline(folder),
-        family=omni_family.name,
-        options_of=omni_family.options_of,
-        stage_args=["--checkpoint", str(omni_folder), "--dtype", "float32"],
-        args_of=omni_family.args_of,
-        can_hang=True,
-    ) as running:
+    with omni_fleet(tmp_path_factory.mktemp("house"), omni_family, omni_folder, replicas=2, can_hang=True) as running:
         yield running
 
 
@@ -91,25 +104,25 @@ def brief(omni_family: OmniFamily, seed: int) -> omni_pb2.GenerateRequest:
 
 @lengths.rounds(1, 6)
 async def test_text_codes_and_sound_are_those_of_transformers(
-    house: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int, rounds: int
+    chain: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int, rounds: int
 ) -> None:
     source, answers = random.Random(seed), ANSWERS[omni_family.name](omni_folder)
-    async with omni_stub(house.address("router")) as stub:
+    async with omni_stub(chain.address("router")) as stub:
         for case in source.sample(list(CASES), rounds):
             print(case)
             expected = await answers.expected(case, omni_family.frames[1], source)
             await expected.check(stub, omni_family)
 
 
-async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
-    async with omni_stub(house.address("router")) as stub:
+async def test_the_first_sound_comes_while_text_is_being_written(chain: Fleet, omni_family: OmniFamily, seed: int) -> None:
+    async with omni_stub(chain.address("router")) as stub:
         answer, heard_at = WholeAnswer(), None
-        async for event in stub.Generate(question(omni_family, seed, tokens=800, frames=60), timeout=60):
+        async for event in stub.Generate(question(omni_family, seed, tokens=400, frames=60), timeout=60):
             answer.take(event)
             if heard_at is None and answer.of("audio"):
                 heard_at = len(answer.tokens())
         answer.check_whole()
-        assert heard_at is not None and heard_at < 800 == len(answer.tokens())
+        assert heard_at is not None and heard_at < 400 == len(answer.tokens())
         assert len(answer.of("audio")[0].audio.data) == 2 * omni_family.samples(omni_family.first)
         assert len(answer.samples()) == omni_family.samples(60)
 
