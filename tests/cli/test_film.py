@@ -9,12 +9,13 @@ import subprocess
 import sys
 import wave
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers import lengths
+from helpers import lengths, servers
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
@@ -43,18 +44,24 @@ defaults:
 """
 
 
+def diffusers_stack(logs: Path, model: str) -> AbstractContextManager[servers.ServerProcesses]:
+    """A small checkpoint with random weights, served. model: a kind of `helpers.drawings.checkpoint`."""
+    words = ("--checkpoint", str(checkpoint(model)))
+    return servers.stack(logs, kinds=["diffusion"], pipeline="diffusers", family="diffusers", stage_args=words)
+
+
 @pytest.fixture(scope="module")
-def film_address() -> Iterator[str]:
+def film_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a router in front of a small Wan."""
-    with Omni(model_path=checkpoint("wan2.2-ti2v")) as omni:
-        yield omni.address
+    with diffusers_stack(tmp_path_factory.mktemp("wan"), "wan2.2-ti2v") as running:
+        yield running.address
 
 
 @pytest.fixture(scope="module")
-def sound_address() -> Iterator[str]:
+def sound_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same of a small Stable Audio."""
-    with Omni(model_path=checkpoint("stable-audio")) as omni:
-        yield omni.address
+    with diffusers_stack(tmp_path_factory.mktemp("stable"), "stable-audio") as running:
+        yield running.address
 
 
 def names(folder: Path) -> list[str]:
