@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway import fetching, film_jobs, guard, port
+from omnistage.gateway import fetching, film_jobs, guard, held, port
 from omnistage.gateway.body import MAX_KEYS
 from omnistage.gateway.chat_schema import MAX_CHOICES, MAX_STOPS, MAX_TEXTS
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
@@ -43,7 +43,9 @@ def _default(setting: str) -> Any:
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
-_BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
+_BODIES = f"{held.BODIES_BYTES >> 20} MiB; {held.HOST_SHARE:g} of that from one host"
+_READ = f"all bodies that are being read, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them"
+_RESERVE = f"{held.SMALL_BODIES_BYTES >> 20} MiB more; {held.HOST_SHARE:g} of that from one host"
 _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its waiting answer"
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
@@ -72,7 +74,8 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | characters of each text field, and of all messages together | {MAX_TEXT_CHARACTERS:,} | 400 |
 | parts of all messages together | {MAX_PARTS:,} | 400 |
 | texts in `stop`; texts in `choice`; entries of `metadata` | {MAX_STOPS}; {MAX_TEXTS:,}; {MAX_METADATA} | 400 |
-| all bodies that are read or worked on, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them | {_BODIES} | 503, `OVERLOADED` |
+| {_READ}; of requests that wait for answers, texts and media alone | {_BODIES} | 503, `OVERLOADED` |
+| the same of requests with at most {held.SMALL_BYTES >> 10} KiB, once that is taken | {_RESERVE} | 503, `OVERLOADED` |
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
 | text of an error | {ERROR_CHARACTERS:,} characters | cut |

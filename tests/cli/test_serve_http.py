@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
@@ -21,6 +23,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
+from helpers.waiting import until
 from omnistage.cli.announcement import open_page
 from omnistage.cli.checks import check
 from omnistage.cli.idleness import count_requests
@@ -100,6 +103,32 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamil
         assert server.wait(LIMIT_S) == 0
     assert '"http.done"' in (logs / "gateway.log").read_text()
     assert family.pids() == []
+
+
+def test_films_outlive_the_gateway_of_a_stack_and_go_with_the_stack(
+    family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serve("toy-film", "--http", "127.0.0.1:0") as server:
+        videos = f"{told(server, 'page: ').split()[0]}/v1/videos"
+
+        def shown(url: str, **body: Any) -> dict[str, Any]:
+            video: dict[str, Any] = json.loads("".join(opened(url, **body)))
+            return video
+
+        name = shown(videos, prompt="a cat", frames=11, steps=1, seed=1)["id"]
+        asyncio.run(until(lambda: shown(f"{videos}/{name}")["status"] == "completed"))
+        (folder,) = tmp_path.glob("omnistage-films-*")
+        (file,) = folder.glob(f"{name}.*")
+        film = file.read_bytes()
+        (pid,) = (pid for pid in family.pids() if b"omnistage.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        assert told(server, "restarted ").startswith("gateway ")
+        assert shown(f"{videos}/{name}")["status"] == "completed"
+        assert file.read_bytes() == film
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0
+    assert [*tmp_path.glob("omnistage-films-*")] == []
 
 
 @lengths.long_form(

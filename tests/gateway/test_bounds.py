@@ -19,8 +19,9 @@ from helpers import servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.waiting import until
+from omnistage.gateway import held
 from omnistage.gateway.answering import as_event
-from omnistage.gateway.guard import HttpGuard
+from omnistage.gateway.held import HeldMemory
 from omnistage.gateway.port import READ_BYTES
 
 MIB = 1 << 20
@@ -391,16 +392,17 @@ async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.ServerProcess
 async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
     toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omnistage.gateway.guard.BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(held, "SMALL_BODIES_BYTES", 0)
     half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
     taken: list[int] = []
-    take = HttpGuard._take
+    take = HeldMemory.take
 
-    def noting(self: HttpGuard, host: str, size: int) -> None:
-        take(self, host, size)
-        taken.append(size)
+    def noting(self: HeldMemory, size_bytes: int) -> None:
+        take(self, size_bytes)
+        taken.append(size_bytes)
 
-    monkeypatch.setattr(HttpGuard, "_take", noting)
+    monkeypatch.setattr(HeldMemory, "take", noting)
     async with local_gateway(toy.address) as (url, door):
         with connected(url) as holder:
             await asyncio.to_thread(holder.sendall, half)

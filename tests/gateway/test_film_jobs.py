@@ -393,6 +393,27 @@ async def test_without_a_folder_nothing_is_left(
     assert not temporary(tmp_path)
 
 
+async def test_what_a_killed_gateway_leaves_goes_with_the_next_one(
+    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of others stay: one that runs, one that has just begun, one that a stack has made for its gateway."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    others = [tmp_path / f"omnistage-films-{name}" for name in ("newborn_", "0123456789ab")]
+    for other in others:
+        other.mkdir()
+    (others[1] / ".lock").touch()
+    with gateway(film_maker.address, tmp_path) as running, gateway(film_maker.address, tmp_path) as killed:
+        before = {*temporary(tmp_path)} - {*others}
+        assert len(before) == 2
+        killed.process.kill()
+        killed.wait()
+        with gateway(film_maker.address, tmp_path):
+            after = {*temporary(tmp_path)} - {*others}
+            assert len(after) == 2 and len(after & before) == 1
+        assert running.alive
+    assert {*temporary(tmp_path)} == {*others}
+
+
 def test_a_folder_of_another_version_is_left_alone(tmp_path: Path) -> None:
     Store(str(tmp_path)).close()
     with sqlite3.connect(tmp_path / DATABASE) as database:

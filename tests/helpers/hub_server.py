@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,8 +88,8 @@ class HubServer:
     """A hub. It records the requests, and says what it has by name and how it fails.
 
     cut: files that end too early, by path: after how many bytes, each once. stall: the same, but the connection stays, and silent. damaged:
-    files that come with other bytes. is_nonsense: the server answers with a page that no hub has. status: the status of all answers; 0: as
-    they are."""
+    files that come with other bytes. page: what the server answers in place of all answers; None: as they are. drips: that page comes byte
+    by byte. status: the status of all answers; 0: as they are."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -97,7 +97,8 @@ class HubServer:
         self.cut: dict[str, int] = {}
         self.stall: dict[str, int] = {}
         self.damaged: set[str] = set()
-        self.is_nonsense = False
+        self.page: bytes | None = None
+        self.drips = False
         self.status = 0
         self.over = threading.Event()
         self.endpoint = ""
@@ -151,16 +152,18 @@ for text in sys.argv[1:]:
 variables once."""
 
 
-def fetching(environment: Mapping[str, str], *names: str) -> StartedProcess[str]:
-    """That program. environment: in place of all variables that steer huggingface_hub."""
+def fetching(environment: Mapping[str, str], *names: str, list_limit_s: float | None = None) -> StartedProcess[str]:
+    """That program. environment: in place of all variables that steer huggingface_hub. list_limit_s: as in `fetched`."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    command = [sys.executable, "-c", FETCHING, *names]
+    limit = "" if list_limit_s is None else f"import omnistage.models.hub; omnistage.models.hub.LIST_LIMIT_S = {list_limit_s}\n"
+    command = [sys.executable, "-c", limit + FETCHING, *names]
     return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**others, **environment})
 
 
-def fetched(environment: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
-    """Fetches each name, and returns what the program tells of it. The program writes nothing to stderr."""
-    with fetching(environment, *names) as run:
+def fetched(environment: Mapping[str, str], *names: str, list_limit_s: float | None = None) -> list[dict[str, Any]]:
+    """Fetches each name, and returns what the program tells of it. The program writes nothing to stderr. list_limit_s: in place of
+    LIST_LIMIT_S."""
+    with fetching(environment, *names, list_limit_s=list_limit_s) as run:
         out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     return [json.loads(line) for line in out.splitlines()]
@@ -197,8 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
         if route == "stored":
             return self._stored(found["sha256"])
         self._note(found.get("path", f"api {route}"))
-        if hub.is_nonsense:
-            return self._send(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
+        if hub.page is not None:
+            return self._drip(hub.page) if hub.drips else self._send(200, hub.page, {"Content-Type": "text/html"})
         if hub.status:
             return self._refuse(hub.status, "")
         repository = hub.repositories.get(found["name"])
@@ -253,6 +256,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _token(self) -> str:
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
+    def _drip(self, body: bytes) -> None:
+        """A byte every tenth of a second, until the client or the test has ended."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with suppress(ConnectionError):
+            for value in body:
+                self.wfile.write(bytes([value]))
+                if self.server.hub.over.wait(0.1):
+                    return
 
     def _json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

@@ -51,7 +51,7 @@ def long_marks(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def faults(files: dict[str, _TestFile]) -> list[str]:
-    """What is wrong with the marks of these files, a line each. files: by path in tests/."""
+    """The faults of the marks in these files, a line each. files: by path in tests/."""
     return [
         f"{path}: {name or 'the file'}: {fault}"
         for path, file in files.items()
@@ -62,7 +62,7 @@ def faults(files: dict[str, _TestFile]) -> list[str]:
 
 
 def _faults_of(mark: ast.expr, files: dict[str, _TestFile]) -> Iterator[str]:
-    """What is wrong with one mark."""
+    """The faults of one mark."""
     if not isinstance(mark, ast.Call) or not ast.unparse(mark.func).endswith("long_form"):
         yield "write lengths.long_form(...) with the tests that keep its claim"
         return

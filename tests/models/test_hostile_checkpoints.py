@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import random
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -470,3 +473,30 @@ def test_voices_have_the_numbers_that_they_say(omni: Path, tmp_path: Path, kind:
     how(folder / "spk_dict.pt")
     with pytest.raises(BadCheckpoint, match=r"spk_dict\.pt"):
         load("qwen2_5_omni", kind, LoadOptions(path=folder))
+
+
+ENDLESS: dict[str, Callable[[Path], None]] = {
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a hole of a terabyte": lambda path: _make_hole(path, 1 << 40),
+}
+
+
+def _make_hole(path: Path, size_bytes: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+
+
+@pytest.mark.parametrize("how", ENDLESS)
+@pytest.mark.parametrize("part", ["thinker of qwen", "vae"])
+def test_a_file_that_never_ends_is_refused_by_name(part: str, how: str, omni: Path, tmp_path: Path, seed: int) -> None:
+    """Whatever file it is, and whoever reads it: our code, or a library that reads a tokenizer."""
+    folder = linked(omni, tmp_path / "copy") if part == "thinker of qwen" else writable("z-image", tmp_path / "copy")
+    files = sorted(path for path in folder.rglob("*.json") if path.is_file())
+    path = random.Random(seed).choice(files)
+    print(path)
+    path.unlink()
+    ENDLESS[how](path)
+    family, kind = ("qwen2_5_omni", "thinker") if part == "thinker of qwen" else ("diffusers", "diffusion")
+    with pytest.raises(BadCheckpoint, match=re.escape(str(path))):
+        load(family, kind, LoadOptions(folder))

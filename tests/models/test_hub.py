@@ -341,15 +341,18 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
         yield Cached(hub, home, commit, said["folder"])
 
 
-@pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "down"])
+@pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "deep", "drips", "down"])
 def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int, why: str) -> None:
     environment = cached.hub.environment(cached.home)
     if why == "closed":
         environment["HF_ENDPOINT"] = f"http://127.0.0.1:{free_port}"
     elif why == "offline":
         environment["HF_HUB_OFFLINE"] = "1"
-    cached.hub.is_nonsense, cached.hub.status = why == "nonsense", 503 if why == "down" else 0
-    branch, pinned, other = fetched(environment, "org/words", f"org/words@{cached.commit}", "org/other")
+    pages = {"nonsense": b"<html>Please log in</html>", "deep": b"[" * 100_000, "drips": b" " * 100_000}
+    cached.hub.page, cached.hub.drips = pages.get(why), why == "drips"
+    cached.hub.status = 503 if why == "down" else 0
+    names = ("org/words", f"org/words@{cached.commit}", "org/other")
+    branch, pinned, other = fetched(environment, *names, list_limit_s=2.0 if why == "drips" else None)
     assert branch["folder"] == pinned["folder"] == cached.folder
     assert [plan["is_unasked"] for said in (branch, pinned) for plan in said["plans"]] == [why != "offline", False]
     assert other["error"] == "HubUnreachable" and "\n" not in other["text"]
@@ -357,6 +360,8 @@ def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int
         "closed": f"the hub at {environment['HF_ENDPOINT']} is not reached, and the cache has not all of org/other@main: check the network",
         "offline": f"org/other@main is not in the cache {cached.home}/hub, and HF_HUB_OFFLINE forbids to fetch it: unset it once",
         "nonsense": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "deep": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "drips": f"{cached.hub.endpoint} has not told its files after 2 s: try again later",
         "down": "the hub answers with status 503 for org/other@main: try again later",
     }[why] in other["text"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import structlog
 
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.held import size_of
 from omnistage.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger(__name__)
@@ -27,7 +29,7 @@ MOST_CHARACTERS = 128
 class HttpAccount:
     """The account of one request. endpoint: its route, without the parts that differ from call to call. client: the client's name in logs.
     client_request_id: the client's own name for the request; None: it gave none. at_end: functions to call when the request has ended; they
-    free what it held."""
+    free what it held. on_copied: called whenever the client library has copied what an answer needs, with the bytes of that copy."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -40,6 +42,7 @@ class HttpAccount:
         self.message: str | None = None
         self.field: str | None = None
         self.at_end: list[Callable[[], None]] = []
+        self.on_copied: Callable[[int], None] = lambda copied_bytes: None
         self._begun = time.perf_counter()
         self._first_byte_s: float | None = None
         self._ttft_s: float | None = None
@@ -69,7 +72,14 @@ class HttpAccount:
             case _:
                 pass
 
-    async def followed(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    def ask(self, stream: Callable[..., AsyncGenerator[Event, None]], *arguments: Any, **options: Any) -> AsyncGenerator[Event, None]:
+        """The events of `stream(*arguments, **options)`, a method of the client library, which copies what it is given; each event is
+        noted. From now on the request holds these copies in place of its body. Raises ApiError if there is no room for them."""
+        events = stream(*arguments, **options)
+        self.on_copied(size_of(arguments) + size_of(options))
+        return self._noted(events)
+
+    async def _noted(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """Yield the same events and note each of them; closing this generator closes `events`."""
         try:
             async for event in events:

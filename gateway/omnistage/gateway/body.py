@@ -73,6 +73,10 @@ def _voice_name(given: object) -> object:
     return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
 
 
+def _dropped(_: object) -> None:
+    """None, whatever is given: nothing holds it while the answer is made."""
+
+
 def _not_called(given: object) -> object:
     """None for "none" and "auto", which change no answer because there are no tools; any other value unchanged."""
     return None if given in ("none", "auto") else given
@@ -88,7 +92,7 @@ def value_of_json(given: object) -> object:
 
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])]
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED), AfterValidator(seed_of)]
-Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
+Ignored = Annotated[Any, Field(description="Taken, and means nothing here."), BeforeValidator(_dropped)]
 Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
 PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(value_of_json), Field(max_length=MOST_OPTIONS)]
 ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]

@@ -56,12 +56,13 @@ async def _ask_all(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: s
     """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     fetch = door.fetcher.of(visitor.account)
     turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
+    asked.messages.clear()  # The turns have what was in them, and go with this call.
     voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
     given = [options_of(asked, pipeline, voice, number) for number in range(asked.n or 1)]
     calls = [door.options(visitor, **one) for one in given]
     for number, call in enumerate(calls[1:], 1):
         call["request_id"] += f"-{number}"
-    return [visitor.account.followed(visitor.omni.stream_chat(turns, **call)) for call in calls]
+    return [visitor.account.ask(visitor.omni.stream_chat, turns, **call) for call in calls]
 
 
 def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def routes(door: Door) -> APIRouter:
         )
         with in_words_of(FIELDS):
             outputs = ["audio", "progress"] if asked.stream_format == "sse" else ["audio"]
-            events = visitor.account.followed(visitor.omni.stream_sound(asked.prompt, outputs=outputs, **options))
+            events = visitor.account.ask(visitor.omni.stream_sound, asked.prompt, outputs=outputs, **options)
         if asked.stream_format == "sse":
             return await stream_response(request, _events(events, asked.response_format), FIELDS)
         media_type = MEDIA_TYPES[asked.response_format]

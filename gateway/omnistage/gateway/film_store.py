@@ -7,9 +7,11 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sqlite3
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -40,6 +42,10 @@ ENDS = {media_type: ending.removeprefix(".") for ending, media_type in MEDIA_TYP
 """The suffix of a file, by its media type."""
 GROWING, BEGINNING = "part", "picture"
 """Suffixes of a job's other files: the growing film, and the picture that it begins with."""
+
+OWN_PREFIX = "omnistage-films-"
+_OWN = re.compile(re.escape(OWN_PREFIX) + "[a-z0-9_]{8}")
+"""Names of the folders that gateways make for themselves."""
 
 _NAME = re.compile(r"video_[A-Za-z0-9_-]{32}")
 
@@ -103,7 +109,9 @@ class Store:
     def __init__(self, folder: str) -> None:
         """folder: if empty, a new one, which `close` deletes. Raises StartError."""
         self._lock = threading.Lock()
-        self._own = None if folder else tempfile.TemporaryDirectory(prefix="omnistage-films-")
+        if not folder:
+            _sweep(Path(tempfile.gettempdir()))
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix=OWN_PREFIX)
         self.folder = Path(self._own.name if self._own else folder)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -222,6 +230,16 @@ def _hold(folder: Path) -> int:
         os.close(held)
         raise
     return held
+
+
+def _sweep(parent: Path) -> None:
+    """Remove folders of gateways of this user that were killed."""
+    for folder in parent.glob(f"{OWN_PREFIX}*"):
+        with suppress(OSError):  # Another gateway has it, or removes it, or has just made it and not locked it yet.
+            if _OWN.fullmatch(folder.name) and folder.lstat().st_uid == os.geteuid() and (folder / LOCK).is_file():
+                lock = _hold(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
 def open_private(path: Path, mode: str) -> FileIO:

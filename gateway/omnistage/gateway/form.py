@@ -42,7 +42,7 @@ def is_form(request: Request) -> bool:
 
 async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | str]]:
     """The names and values of a form, in order: the bytes of files, and texts. Raises ApiError."""
-    pieces = _pieces(await request.body())
+    pieces = _pieces(b"".join([piece async for piece in request.stream()]))  # `request.body` would hold it to the end of the request.
     parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
     try:
         form = await parser.parse()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,10 +15,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omnistage.gateway import held
 from omnistage.gateway.account import ANSWERS, HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of, network
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.held import HeldMemory, Ledger
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback
 
@@ -29,12 +30,6 @@ log = structlog.get_logger(__name__)
 
 BODY_LIMIT_S = 60.0
 """Seconds in which a body must arrive."""
-
-BODIES_BYTES = 256 << 20
-"""The most bytes of memory for all bodies that are being read or worked on, with their values as objects of Python."""
-
-BODIES_SHARE = 0.75
-"""The largest part of `BODIES_BYTES` for one host, or one IPv6 network."""
 
 MAX_PARTS = 262_144
 """The most characters of JSON's syntax in a body, because each may become an object. The largest allowed conversation needs a tenth of
@@ -82,7 +77,7 @@ class HttpGuard:
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         self._app = self._readable(app)
-        self._held_bytes: Counter[str] = Counter()
+        self._ledger, self._reserve = Ledger(held.BODIES_BYTES), Ledger(held.SMALL_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,6 +97,7 @@ class HttpGuard:
                 with self._held(request.headers, network(host)) as body:
                     again = await body.read(receive)
                     scope["state"]["json"] = body.json
+                    account.on_copied = body.give_up
                     await self._app(scope, again, answer.send)
             except ApiError as error:
                 if answer.has_begun:
@@ -185,37 +181,30 @@ class HttpGuard:
 
     @contextmanager
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """Yield the body, not yet read; its memory is counted in `BODIES_BYTES` until the block ends. host: the client for which bytes are
-        counted. Raises ApiError."""
+        """Yield the body, not yet read; its memory is counted until the block ends. host: the client for which it is counted. Raises
+        ApiError."""
         limit = self._door.settings.max_message_bytes
         length = headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdecimal() else 0
         if size > limit:
             raise _too_large(limit)
         kind = headers.get("content-type", "").partition(";")[0].lower()
-        body = _Body(limit, is_json=not kind.strip() or "json" in kind, take=lambda size: self._take(host, size))
+        is_small = bool(length) and size <= held.SMALL_BYTES
+        memory = HeldMemory([self._ledger, self._reserve] if is_small else [self._ledger], host)
         try:
-            yield body
+            yield _Body(limit, memory, is_json=not kind.strip() or "json" in kind)
         finally:
-            self._held_bytes[host] -= body.taken
-            if not self._held_bytes[host]:
-                del self._held_bytes[host]
-
-    def _take(self, host: str, size: int) -> None:
-        """Count more bytes for a host. Raises ApiError if there is no room for them."""
-        if self._held_bytes.total() + size > BODIES_BYTES or self._held_bytes[host] + size > BODIES_SHARE * BODIES_BYTES:
-            raise ApiError(503, "too many large requests are being read", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
-        self._held_bytes[host] += size
+            memory.free()
 
 
 class _Body:
-    """Reads and measures a body before anything parses it. most: its largest allowed size in bytes. taken: bytes of memory that were
-    counted for it. json: its parsed value; None: it is no JSON."""
+    """Reads and measures a body before anything parses it. max_bytes: its largest allowed size. memory: counts what the request holds.
+    json: its parsed value; None: it is no JSON."""
 
-    def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
-        """take: called with a number of further bytes of memory that the body needs; raises ApiError if there is no room."""
-        self._max_bytes, self._is_json, self._take_of_all = most, is_json, take
-        self.taken = 0
+    def __init__(self, max_bytes: int, memory: HeldMemory, *, is_json: bool) -> None:
+        self._max_bytes, self._memory, self._is_json = max_bytes, memory, is_json
+        self._messages: list[Message] = []
+        self._is_copied = False
         self.json: Any = None
 
     async def read(self, receive: Receive) -> Receive:
@@ -236,7 +225,7 @@ class _Body:
             size += len(piece)
             if size > self._max_bytes:
                 raise _too_large(self._max_bytes)
-            self._take(len(piece))
+            self._memory.take(len(piece))
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)
@@ -244,18 +233,25 @@ class _Body:
             parts = await _look_at(_parts, body)
             if parts > MAX_PARTS:
                 raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
-            self._take(parts * PART_BYTES)
+            self._memory.take(parts * PART_BYTES)
             self.json = await _look_at(_parse_json, body)
-        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._messages.append({"type": "http.request", "body": body, "more_body": False})
 
         async def again() -> Message:
-            return whole.pop() if whole else await receive()
+            return self._messages.pop() if self._messages else await receive()
 
         return again
 
-    def _take(self, size: int) -> None:
-        self._take_of_all(size)
-        self.taken += size
+    def give_up(self, copied_bytes: int) -> None:
+        """Forget the body, of which everything that the answer needs was copied, and count the bytes of the copy. Each further call counts
+        the bytes of one more copy. Raises ApiError if there is no room for them."""
+        if not self._is_copied:
+            self._is_copied = True
+            self._memory.free()
+            self._messages.clear()
+            if isinstance(self.json, dict):
+                self.json.clear()  # Whoever refers to it has no more use for its values.
+        self._memory.take(copied_bytes)
 
 
 class _Answer:

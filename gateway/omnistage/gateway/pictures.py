@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, ExpiringCache
 from omnistage.gateway.offer import DRAW
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, guides_of, read_edit
+from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, read_edit, take_guides
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 from omnistage.gateway.usage import picture_usage
 
@@ -74,7 +74,7 @@ def routes(door: Door) -> APIRouter:
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
         """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
-        return await _answer_drawing(door, files, request, asked, guides_of(asked))
+        return await _answer_drawing(door, files, request, asked, take_guides(asked))
 
     @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
     async def edits(request: Request) -> Response:
@@ -104,16 +104,40 @@ async def _answer_drawing(
     files: ExpiringCache[_PictureFile],
     request: Request,
     asked: PictureRequest,
-    guides: Mapping[str, bytes | str],
+    guides: dict[str, bytes | str],
     edit: Edit | None = None,
 ) -> Response:
     """Draw, and answer with the whole or as a stream. files: keeps pictures for URLs. guides: by field, the mask and the control image, as
     bytes or URLs. edit: has the pictures to draw from; None: there are none."""
     _check(asked)
+    fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
+    pictures = edit.pictures if edit else []
+    events = await _ask(door, request, asked, fields, pictures, guides)
+    pictures.clear()  # The client library has copied them, and nobody needs them any more.
+    guides.clear()
+    if asked.stream:
+        return await stream_response(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
+    with in_words_of(fields):
+        answer = await unless_gone(request, collect_whole(events))
+    if _wants_url(asked):
+        _check_size(answer)
+        return _response(answer, asked, _keeper(files, request))
+    return await asyncio.to_thread(_response, answer, asked)  # Megabytes in base64 take a while.
+
+
+async def _ask(
+    door: Door,
+    request: Request,
+    asked: PictureRequest,
+    fields: Mapping[str, str],
+    pictures: Sequence[bytes | str],
+    guides: Mapping[str, bytes | str],
+) -> AsyncGenerator[Event, None]:
+    """The events of a drawing; the router is asked when the first of them is read. fields: as in `of_omni`. pictures, guides: see
+    `_answer_drawing`."""
     visitor = visitor_of(request)
-    given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
+    given = {f"images[{n}]": picture for n, picture in enumerate(pictures)}
     media = await unless_gone(request, fetch_pictures({**given, **guides}, door.fetcher.of(visitor.account)))
-    pictures, others = media[: len(given)], media[len(given) :]
     width, height = asked.sides
     options = door.options(
         visitor,
@@ -128,19 +152,10 @@ async def _answer_drawing(
         sigmas=asked.sigmas,
         strength=asked.strength,
         **asked.drawn,
-        **{GUIDES[name]: picture for name, picture in zip(guides, others, strict=True)},
+        **{GUIDES[name]: picture for name, picture in zip(guides, media[len(given) :], strict=True)},
     )
-    fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     with in_words_of(fields):
-        events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
-    if asked.stream:
-        return await stream_response(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
-    with in_words_of(fields):
-        answer = await unless_gone(request, collect_whole(events))
-    if _wants_url(asked):
-        _check_size(answer)
-        return _response(answer, asked, _keeper(files, request))
-    return await asyncio.to_thread(_response, answer, asked)  # Megabytes in base64 take a while.
+        return visitor.account.ask(visitor.omni.stream_draw, asked.prompt, images=media[: len(given)], **options)
 
 
 def _check(asked: PictureRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -25,9 +25,9 @@ class Edit:
     the body. guides: further pictures, by their fields."""
 
     asked: PictureRequest
-    pictures: Sequence[bytes | str]
+    pictures: list[bytes | str]
     field: str
-    guides: Mapping[str, bytes | str]
+    guides: dict[str, bytes | str]
 
 
 async def read_edit(request: Request) -> Edit:
@@ -35,12 +35,14 @@ async def read_edit(request: Request) -> Edit:
     if is_form(request):
         return await _of_form(request)
     asked = validate_body(EditRequest, request.scope["state"]["json"])
-    return Edit(asked, [url_of(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images", guides_of(asked))
+    pictures: list[bytes | str] = [url_of(reference, f"images[{n}]") for n, reference in enumerate(asked.images)]
+    asked.images.clear()
+    return Edit(asked, pictures, "images", take_guides(asked))
 
 
 async def _of_form(request: Request) -> Edit:
     """The edit in a form. Raises ApiError, RequestValidationError."""
-    pictures, guides, fields = list[bytes](), dict[str, bytes | str](), dict[str, str]()
+    pictures, guides, fields = list[bytes | str](), dict[str, bytes | str](), dict[str, str]()
     for name, value in await form_of(request, MOST_GIVEN + len(GUIDES)):
         if name in GUIDES and name not in guides and isinstance(value, bytes):
             guides[name] = value
@@ -55,10 +57,13 @@ async def _of_form(request: Request) -> Edit:
     return Edit(validate_body(PictureRequest, fields), pictures, "image", guides)
 
 
-def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
-    """The guides of a body in JSON: URLs, by field. Raises ApiError."""
+def take_guides(asked: PictureRequest) -> dict[str, bytes | str]:
+    """Take the guides out of a body in JSON: URLs, by field. Raises ApiError."""
     references: dict[str, PictureReference | None] = {name: getattr(asked, name, None) for name in GUIDES}
-    return {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
+    guides: dict[str, bytes | str] = {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
+    for name in guides:
+        setattr(asked, name, None)
+    return guides
 
 
 def url_of(reference: PictureReference, where: str) -> str:

@@ -73,7 +73,9 @@ async def _ask(door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: 
         json_schema=asked.kept_to,
         **({"logprobs": True, "top_logprobs": asked.top_logprobs} if asked.tells_logprobs else {}),
     )
-    return visitor.account.followed(visitor.omni.stream_chat(fetched, **options))
+    asked.input.clear()  # The library copies the turns, and nothing else holds what was in them.
+    turns.clear()
+    return visitor.account.ask(visitor.omni.stream_chat, fetched, **options)
 
 
 async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def routes(door: Door) -> APIRouter:
             sample_rate_hz=rate_hz,
         )
         with in_words_of(FIELDS):
-            events = visitor.account.followed(visitor.omni.stream_say(asked.input, **options))
+            events = visitor.account.ask(visitor.omni.stream_say, asked.input, **options)
         if asked.stream_format == "sse":
             return await stream_response(request, _events(events, asked.response_format), FIELDS)
         media_type = MEDIA_TYPES[asked.response_format]

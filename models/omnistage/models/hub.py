@@ -16,11 +16,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from omnistage.models.common.checkpoint import json_object
 from omnistage.models.common.lock import hold_lock
@@ -50,6 +52,8 @@ from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
+T = TypeVar("T")
+
 WANTED = (
     "*.safetensors",
     "*.json",
@@ -68,6 +72,9 @@ NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ANSWER_LIMIT_S = 10.0
+"""Seconds in which the next bytes of an answer must come."""
+LIST_LIMIT_S = 60.0
+"""Seconds in which the whole list of files must come."""
 
 
 class HubError(FetchError):
@@ -190,7 +197,10 @@ def _use_cached(folder: Path, plan: FetchPlan, check: Callable[[Path], object], 
 def _list_files(name: HubName) -> tuple[str, list[RemoteFile]]:
     """(the commit that a name stands for, its wanted files). Raises HubError."""
     with _as_hub_errors(name), _of_a_hub():
-        listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
+        listing = _within(
+            LIST_LIMIT_S,
+            lambda: HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S),
+        )
         if listing.sha is None or not COMMIT.fullmatch(listing.sha):
             raise ValueError(f"{listing.sha!r} is no commit")
         return listing.sha, [_remote(file) for file in listing.siblings or () if _is_wanted(file.rfilename)]
@@ -208,6 +218,24 @@ def _remote(file: RepoSibling) -> RemoteFile:
     return remote
 
 
+def _within(limit_s: float, ask: Callable[[], T]) -> T:
+    """The result of `ask`, which runs on a thread: nothing else ends an answer that comes byte by byte. Raises HubUnreachable after the
+    limit, and what `ask` raises."""
+    result: Future[T] = Future()
+
+    def answer() -> None:
+        try:
+            result.set_result(ask())
+        except BaseException as error:  # The thread that waits raises it.
+            result.set_exception(error)
+
+    Thread(target=answer, name="hub", daemon=True).start()
+    try:
+        return result.result(limit_s)
+    except TimeoutError:
+        raise HubUnreachable(f"{constants.ENDPOINT} has not told its files after {limit_s:g} s: try again later") from None
+
+
 @contextmanager
 def _of_a_hub() -> Iterator[None]:
     """While the context is open, turns errors caused by senseless answers of the hub into HubUnreachable."""
@@ -215,7 +243,7 @@ def _of_a_hub() -> Iterator[None]:
         yield
     except (OSError, HubError):
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise HubUnreachable(f"{constants.ENDPOINT} does not answer as a hub does: check HF_ENDPOINT") from error
 
 

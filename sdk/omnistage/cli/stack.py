@@ -33,6 +33,8 @@ from omnistage.models.common.owned import OwnFolder, sweep
 KEPT_PORT = ("--kept-port", "true")
 """Arguments by which a server knows that `Ports` keeps its port."""
 
+VIDEO_FOLDER = "OMNISTAGE_VIDEO_FOLDER"
+"""The variable with the folder in which a gateway keeps films."""
 HTTP_PORT_TRIES = 20
 """How many ports the gateway tries, from its own on, if they are taken. After a restart it listens at the same port as before."""
 
@@ -87,6 +89,7 @@ class Stack:
         self._tell_owner = tell
         self._owns_folder = log_folder is None and not verbose
         self._own_folder: OwnFolder | None = None
+        self._film_folder: OwnFolder | None = None
         self.log_folder = log_folder
         self._stages: list[Servers] = []
         self._fronts: list[Servers] = []
@@ -114,6 +117,8 @@ class Stack:
             self.log_folder = self._own_folder.path
         else:
             sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
+        if self._layout.servers.http and not self._environment.get(VIDEO_FOLDER):
+            self._film_folder = OwnFolder("films")
         try:
             await self._start()
         except BaseException as error:
@@ -217,6 +222,8 @@ class Stack:
             self._lifeline = None
         if self._own_folder is not None:
             self._own_folder.keep() if self._failed else self._own_folder.remove()
+        if self._film_folder is not None:
+            self._film_folder.remove()
 
     @property
     def _all(self) -> list[Servers]:
@@ -310,9 +317,15 @@ class Stack:
     def _child(
         self, name: str, kind: str, arguments: Sequence[str], address: str, bound: bounds.Bounds, metrics_address: str = ANY_PORT
     ) -> Child:
-        """The object of one process. A gateway calls no stage, so it does not get their token."""
-        log, variables = self._log(name), without_token(self._environment) if kind == GATEWAY else self._environment
+        """The object of one process."""
+        log, variables = self._log(name), self._gateway_environment() if kind == GATEWAY else self._environment
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
+
+    def _gateway_environment(self) -> dict[str, str]:
+        """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
+        the user names one: if it is killed, the next one goes on with them."""
+        folder = {VIDEO_FOLDER: str(self._film_folder.path)} if self._film_folder is not None else {}
+        return {**without_token(self._environment), **folder}
 
     async def _begin(self, pipeline: str) -> None:
         """Start a pipeline while the stack runs: wait until the processes of pipelines that are out have ended, fetch the models, and start

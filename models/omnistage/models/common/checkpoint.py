@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -114,7 +115,9 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint if one of these files is missing in a folder of the checkpoint. A file of INSTEAD may be replaced by others."""
+    """Raises BadCheckpoint if one of these files is missing in a folder of the checkpoint, or if any file could be read without an end. A
+    file of INSTEAD may be replaced by others."""
+    _check_sizes(checkpoint)
     place = checkpoint / folder
     for name in files:
         lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
@@ -123,6 +126,20 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             raise BadCheckpoint(
                 f"{place / name} is missing: give the whole folder of a checkpoint, or none for the family's own default{instead}"
             )
+
+
+def _check_sizes(checkpoint: Path) -> None:
+    """Raises BadCheckpoint for a device or a pipe among the files of a checkpoint, which libraries would read for ever, and for JSON that
+    is too large."""
+    for path in (*checkpoint.glob("*"), *checkpoint.glob("*/*")):
+        try:
+            file = path.stat()
+        except OSError:  # Whoever needs it tells that it is missing.
+            continue
+        if not stat.S_ISREG(file.st_mode) and not stat.S_ISDIR(file.st_mode):
+            raise BadCheckpoint(f"{path} is no file but a device or a pipe: take it out of the checkpoint")
+        if path.suffix == ".json" and file.st_size > LARGEST_JSON:
+            raise BadCheckpoint(f"{path} has {file.st_size} bytes, and {LARGEST_JSON} are the most that such a file may have")
 
 
 def checkpoint_name(checkpoint: Path) -> str:
