@@ -1,4 +1,4 @@
-"""What requests hold: a body counts until it was copied, small ones have a reserve, and nothing is counted at the end."""
+"""A body counts until it was copied, small ones have a reserve, and nothing is counted at the end."""
 
 from __future__ import annotations
 

@@ -402,10 +402,6 @@ def test_the_table_of_the_repository_has_all_files_of_tests_but_a_few_new_ones_a
     assert len(files - measured) <= 5, "write the table anew: make test, then make test-costs ARGS=--write"
 
 
-def test_a_whole_run_of_the_short_form_takes_at_most_two_thousand_seconds_of_a_processor() -> None:
-    assert costs.short_cpu_s(costs.read(costs.TABLE)) <= 2000
-
-
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = {"b.py": Cost(2.25, 1.0, 2, 0), "a.py": Cost(10.0, 20.0, 5, 3)}
     (tmp_path / "costs.json").write_text(costs.text_of(table, whole=True))

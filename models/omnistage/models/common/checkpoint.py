@@ -117,7 +117,6 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
     """Raises BadCheckpoint if one of these files is missing in a folder of the checkpoint, or if any file could be read without an end. A
     file of INSTEAD may be replaced by others."""
-    _check_sizes(checkpoint)
     place = checkpoint / folder
     for name in files:
         lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
@@ -126,6 +125,7 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             raise BadCheckpoint(
                 f"{place / name} is missing: give the whole folder of a checkpoint, or none for the family's own default{instead}"
             )
+    _check_sizes(checkpoint)
 
 
 def _check_sizes(checkpoint: Path) -> None:
