@@ -18,10 +18,7 @@ from benchmarks.processes import peak_bytes
 from helpers import servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
-from helpers.waiting import until
-from omnistage.gateway import held
 from omnistage.gateway.answering import as_event
-from omnistage.gateway.held import HeldMemory
 from omnistage.gateway.port import READ_BYTES
 
 MIB = 1 << 20
@@ -387,33 +384,6 @@ async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.ServerProcess
         told = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": "10"}) + b"{")
         assert (told.status, told.error["code"]) == (408, "timeout")
         assert await asyncio.to_thread(is_answered, url)
-
-
-async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
-    toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
-    monkeypatch.setattr(held, "SMALL_BODIES_BYTES", 0)
-    half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
-    taken: list[int] = []
-    take = HeldMemory.take
-
-    def noting(self: HeldMemory, size_bytes: int) -> None:
-        take(self, size_bytes)
-        taken.append(size_bytes)
-
-    monkeypatch.setattr(HeldMemory, "take", noting)
-    async with local_gateway(toy.address) as (url, door):
-        with connected(url) as holder:
-            await asyncio.to_thread(holder.sendall, half)
-            await until(lambda: sum(taken) == 2 * MIB - 64 * 1024)
-            told = await asyncio.to_thread(answer, url, half)
-            assert (told.status, told.error["reason"], told.header("retry-after")) == (503, "OVERLOADED", "1")
-            assert await asyncio.to_thread(is_answered, url, "127.0.0.2")
-            assert await asyncio.to_thread(is_answered, url), "small ones still have room"
-        await until(lambda: door.running == 0)
-        told = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": str(MIB)}) + b" " * MIB)
-        assert told.status == 400, "what the others held is free again"
 
 
 def test_a_gateway_does_not_start_with_fewer_descriptors_than_it_needs(toy: servers.ServerProcesses, tmp_path: Path) -> None:

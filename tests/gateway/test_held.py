@@ -135,6 +135,26 @@ async def test_each_of_several_answers_has_its_copy_of_the_media(slow: servers.S
     await all_free([*slow.addresses.values()])
 
 
+async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
+    toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(held, "SMALL_BODIES_BYTES", 0)
+    half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
+    async with local_gateway(toy.address) as (url, door):
+        with connected(url) as holder:
+            await asyncio.to_thread(holder.sendall, half)
+            await until(lambda: sum(taken) == 2 * MIB - 64 * 1024)
+            refused = await asyncio.to_thread(answer, url, half)
+            assert (refused.status, refused.error["reason"], refused.header("retry-after")) == (503, "OVERLOADED", "1")
+            for host in HOSTS[:2]:
+                small = await asyncio.to_thread(answer, url, post(), source=host)
+                assert small.status == 200, "small ones still have room"
+        await until(lambda: door.running == 0)
+        refused = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": str(MIB)}) + b" " * MIB)
+        assert refused.status == 400, "what the others held is free again"
+
+
 async def test_small_requests_have_a_reserve(toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hosts hold all that requests may take, with bodies that do not end."""
     monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)

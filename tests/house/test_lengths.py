@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-LONG_MARKS = ("lengths.long_form", "lengths.LONG", "mark.long")
-"""Ends of the expressions that make a test long."""
+LONG_MARKS = ("long_form", "LONG", "long")
+"""Last names of the expressions that make a test long."""
 
 
 @dataclass
@@ -42,11 +42,16 @@ def read(text: str) -> _TestFile:
 
 def long_marks(node: ast.expr) -> Iterator[ast.expr]:
     """The marks of the long form in a decorator or in a list of marks, but not those of single cells of a parametrized test."""
-    if isinstance(node, ast.List | ast.Tuple):
-        for element in node.elts:
-            yield from long_marks(element)
+    match node:
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            for element in elements:
+                yield from long_marks(element)
+        case ast.Starred(value=several):
+            yield from long_marks(several)
+        case _:
+            pass
     name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
-    if name.endswith(LONG_MARKS):
+    if name.rpartition(".")[2] in LONG_MARKS:
         yield node
 
 
@@ -89,6 +94,7 @@ def test_each_long_test_names_short_tests_that_keep_its_claim() -> None:
         ("@lengths.long_form(unkept='an hour of load')", None),
         ("@lengths.long_form()", "name the tests that keep its claim"),
         ("@pytest.mark.long", "write lengths.long_form"),
+        ("@LONG", "write lengths.long_form"),
         ("@lengths.long_form('a.py::test_gone')", "there is no test a.py::test_gone"),
         ("@lengths.long_form('b.py::test_short')", "there is no test b.py::test_short"),
         ("@lengths.long_form('a.py::test_long')", "a.py::test_long is long itself"),
@@ -101,6 +107,6 @@ def test_a_mark_that_keeps_no_claim_is_seen(marks: str, fault: str | None) -> No
 
 
 def test_no_test_of_a_long_file_keeps_a_claim() -> None:
-    long = read("pytestmark = [lengths.long_form('b.py::test_it'), pytest.mark.serial]\ndef test_it(): pass")
+    long = read("pytestmark = [*[lengths.long_form('b.py::test_it')], pytest.mark.serial]\ndef test_it(): pass")
     other = read("@lengths.long_form('a.py::test_it')\ndef test_other(): pass\ndef test_it(): pass")
     assert faults({"a.py": long, "b.py": other}) == ["b.py: test_other: a.py::test_it is long itself"]

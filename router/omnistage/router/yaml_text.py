@@ -62,5 +62,5 @@ def read_yaml(path: Path) -> Any:
         raise BadYaml(f"this is no YAML: {place}{error.problem}") from None
     except yaml.reader.ReaderError as error:
         raise BadYaml("this is no text in UTF-8" if "utf-8" in error.encoding.lower() else f"this is no YAML: {error.reason}") from None
-    except (ValueError, yaml.YAMLError) as error:  # also a date that there is not
+    except (ValueError, OverflowError, yaml.YAMLError) as error:  # also a date that there is not
         raise BadYaml(f"this is no YAML: {' '.join(str(error).split())[:200]}") from None

@@ -117,9 +117,9 @@ class Stack:
             self.log_folder = self._own_folder.path
         else:
             sweep(Path(tempfile.gettempdir()))  # Removes folders that killed stacks left behind, as making an OwnFolder does.
-        if self._layout.servers.http and not self._environment.get(VIDEO_FOLDER):
-            self._film_folder = OwnFolder("films")
         try:
+            if self._layout.servers.http and not self._environment.get(VIDEO_FOLDER):
+                self._film_folder = OwnFolder("films")
             await self._start()
         except BaseException as error:
             self._failed = self._failed or isinstance(error, StackError)

@@ -37,7 +37,9 @@ async def test_all_at_once_it_is_the_sound_of_transformers(
     reference, source = WaveReference(omni_checkpoint), random.Random(seed)
     for number in range(seed, seed + rounds):
         longer = (
-            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK)) if rounds > 1 else (source.randint(121, 13 * BLOCK),)
+            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK))
+            if rounds > 1
+            else (source.randint(121, 13 * BLOCK),)
         )
         counts = (source.randint(1, 120), *longer)
         count = counts[number % len(counts)]
