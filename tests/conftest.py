@@ -17,7 +17,7 @@ from helpers.processes import MARK, ProcessFamily
 from omnistage.models.devices import check_possible
 from omnistage.models.errors import LoadError
 
-pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness", "helpers.surroundings")
+pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness", "helpers.surroundings", "helpers.sharing")
 
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

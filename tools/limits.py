@@ -21,16 +21,16 @@ from omnistage.gateway.settings import GatewaySettings
 from omnistage.gateway.transcripts import TRANSCRIPTS_BYTES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
+from omnistage.host.places import HOST_SHARE, MAX_WAITING, MAX_WAITING_EACH, MAX_WAITING_OF_HOST
 from omnistage.models.media import hidden_work
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
-from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
+from omnistage.router.gate import MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
 from omnistage.router.intake import ALL_REPLAY_BYTES, REPLAY_BYTES, WINDOW
-from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
-from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
+from omnistage.router.turns import MAX_LARGE, TURN_LIMIT_S
 from omnistage.wire import limits
 from omnistage.wire.channel import HANDSHAKE_LIMIT_MS, IDLE_LIMIT_MS, MAX_CONNECTIONS
 from omnistage.wire.decoding import FIELDS_AT_ONCE
@@ -43,12 +43,19 @@ def _default(setting: str) -> Any:
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
-_BODIES = f"{held.BODIES_BYTES >> 20} MiB; {held.HOST_SHARE:g} of that from one host"
+_BODIES = f"{held.BODIES_BYTES >> 20} MiB; {HOST_SHARE:g} of that from one host"
 _READ = f"all bodies that are being read, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them"
-_RESERVE = f"{held.SMALL_BODIES_BYTES >> 20} MiB more; {held.HOST_SHARE:g} of that from one host"
+_RESERVE = f"{held.SMALL_BODIES_BYTES >> 20} MiB more; {HOST_SHARE:g} of that from one host"
 _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its waiting answer"
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
+
+_FOR_HOST = f"{HOST_SHARE:g} of them for one host"
+_OF_HOST = f"{HOST_SHARE:g} of what the others leave"
+_OF_FILMS = f"{_OF_HOST}; the host with the fewest running films is next, and there the client"
+_OLDEST = "the oldest of those who hold the most go first"
+_TURN_EACH = "a turn each; the client served longest ago is next"
+_TURNS = "hosts take turns, and so do the clients of a host"
 
 _AHEAD = "chunks that a client of Converse may be ahead of the first stage, on all ports of a turn together"
 
@@ -62,7 +69,7 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 
 | what | most | beyond it |
 |---|---|---|
-| connections at once | as above; at most {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
+| connections at once | as above; at most {HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
 | head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
 | time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
 | time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
@@ -83,7 +90,7 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; together they may be as large as a body | 400 |
 | fetched media of all requests together | {fetching.REQUESTS} times the size of a body | 503, `OVERLOADED` |
 | pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest are deleted |
-| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them for a client | 503, `OVERLOADED` |
+| films that wait or are being made | `--video-jobs`, {_default("video_jobs")}; {_FOR_HOST} | 503, `OVERLOADED` |
 | films that are made at once | `--video-runs`, {_default("video_runs")} | the others wait |
 | bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest are deleted |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
@@ -103,7 +110,7 @@ elements of every repeated field, and stops when there is one too many: millions
 and parsing would turn them into a GB of objects. The request is then refused with `BAD_REQUEST` and the name of the
 field; a message of a running session is refused with `PROTOCOL`. If a message has up to {FIELDS_AT_ONCE:,} fields, the event loop
 itself walks over them, in about a millisecond. Larger messages go to a thread, one at a time. At a router the clients
-take turns there: {MAX_LARGE} large requests may wait for at most {TURN_LIMIT_S:g} s, at most {LARGE_SHARE:g} of them from one client;
+take turns there, host by host: {MAX_LARGE} large requests may wait for at most {TURN_LIMIT_S:g} s, {HOST_SHARE:g} of them from one host;
 further ones get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 
 ## Sizes
@@ -117,8 +124,8 @@ further ones get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | characters that the model takes | perhaps fewer: the default Thinker takes 65,536, because its context has 8,192 tokens |
 | calls of any kind at once at a router | {limits.MAX_CALLS:,}; gRPC answers a further one with RESOURCE_EXHAUSTED and without details |
-| calls at once that are no health checks | {MAX_OPEN:,}, at most {CALLS_SHARE:g} of them from one client; a further one is `OVERLOADED` |
-| health checks (`Check`) at once, and as many `Watch` calls | {MAX_HEALTH:,}, at most {CALLS_SHARE:g} of them from one client |
+| calls at once that are no health checks | {MAX_OPEN:,}, at most {HOST_SHARE:g} of them from one host; a further one is `OVERLOADED` |
+| health checks (`Check`) at once, and as many `Watch` calls | {MAX_HEALTH:,}, at most {HOST_SHARE:g} of them from one host |
 | time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
 | {_AHEAD} | {WINDOW}, but at least 2 for each port |
 | streamed media that a router keeps to send them again | {REPLAY_BYTES >> 20} MiB for each turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
@@ -147,20 +154,22 @@ and processes that decode. So a server goes on serving earlier connections even 
 
 A place is the right to one running answer. A router has `--max-sessions` places; without that option it has as many as
 the stage with the fewest sessions takes (the sum of `max_sessions` of its replicas). A replica that several pipelines
-share counts once. `router/places.py` decides which client gets a place:
+share counts once. `host/places.py` decides which client gets a place:
 
-- The metadata key `x-api-key` tells clients apart; without it their host does, or the network of 64 bits for IPv6. The
-  router checks no keys: if strangers can reach it, put a gateway before it that checks them. All clients behind one
-  gateway that passes no keys on are one client. `api_key=`, `as_client(key)` or `--api-key` give a key
+- A client is a host, or the network of 64 bits for IPv6, and there the value of the metadata key `x-api-key`. The router
+  checks no keys, so a host that invents keys gets no more places by it. A router believes the gateway of its own stack,
+  which shows a token ([security.md](security.md#who-speaks-for-other-hosts)), for which host it calls; all clients
+  behind any other proxy are of one host. `api_key=`, `as_client(key)` or `--api-key` give a key
   ([client.md](client.md#who-asks)); it is no login.
-- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second client the same share of the
-  places that are left, and so on. A client that holds no place gets any free one. `Omni` starts its private stack with
-  a share of 1.
-- If all places are taken, a client that holds less than an equal share may wait for at most {WAIT_S:g} s, with at most
-  {MAX_WAITING_EACH} requests; {MAX_WAITING} requests of all clients together may wait. A place that becomes free goes to the waiting client
-  that holds the fewest places; among equals, to the one that has waited longest. So if a client holds no place and N
-  requests wait before its own, it gets a place after at most N others have become free. All other requests get
-  `OVERLOADED` at once, with a delay.
+- One host holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second host the same share of the
+  places that are left, and so on. A host that holds no place gets any free one. The same holds for the clients of a
+  host. `Omni` starts its private stack with a share of 1.
+- If all places are taken, or the host has its share, a client may wait that holds less than an equal share of its
+  host's equal share: at most {WAIT_S:g} s, with at most {MAX_WAITING_EACH} requests. At most {MAX_WAITING_OF_HOST}
+  requests of one host may wait, and {MAX_WAITING} of all together. A place that becomes free goes to the client whose
+  host holds the fewest places, there to the client that holds the fewest, and among equals to the one that has waited
+  longest. So if a host holds no place and N requests wait before its own, it gets a place after at most N others have
+  become free. All other requests get `OVERLOADED` at once, with a delay.
 - If a client leaves its answer unread for {STALLED_S:g} s while another client waits, it loses the answer (`CLIENT_STALLED`). If no
   other client waits, it loses the answer after `--stall-limit` ({_default("stall_limit"):g} s by default).
 
@@ -168,6 +177,28 @@ A request with a `request_id` replaces the older call with the same id and gets 
 come from the same client. That is so if both have the same `x-api-key`. Without a key it is so if both came over the
 same connection, or if the id has at least {SECRET_ID_CHARACTERS} characters, because no stranger can guess such an id (the Python client
 sends a random UUID).
+
+## What one client gets in all
+
+Nobody checks keys yet. So whatever a stranger could take by inventing keys is shared among hosts first. The work for those
+who hold a place is shared among clients.
+
+| what is shared | by | what one gets | decided in |
+|---|---|---|---|
+| connections, memory of requests and of unread answers, media that are fetched | host | {_OF_HOST} | `gateway/port.py`, `gateway/held.py` |
+| films that wait or are being made | host, client | {_OF_FILMS} | `gateway/film_jobs.py` |
+| open calls of a router ({MAX_OPEN}) | host, client | {HOST_SHARE:g} of what the others leave | `router/gate.py`, `host/places.py` |
+| reading of large requests ({MAX_LARGE} may wait) | host, client | {HOST_SHARE:g} of what the others leave; {_TURNS} | `router/turns.py` |
+| places for answers | host, client | `--client-share` of what the others leave | `host/places.py` |
+| tokenizing, decoding of media and trials of grammars in a stage | client | {_TURN_EACH} | `models/turns.py` |
+| memory of grammars | host | {_OF_HOST} | `models/common/grammar_trial.py` |
+| memory of the decoders of films | nobody | the drawing that has waited longest is next | `models/steps/session.py` |
+| room for finished films | host, client | {_OLDEST} | `gateway/film_jobs.py` |
+| room for media that are streamed to a Thinker | host | {_OF_HOST} | `models/common/spool.py` |
+| room to repeat a turn of a conversation after a loss | host, client | {_OF_HOST} | `router/front.py` |
+| room for pictures and sounds of earlier answers | host | {_OLDEST} | `gateway/kept.py`, `gateway/transcripts.py` |
+| rows of a model's next pass | client | the client with the fewest sessions in it is next | `engine/scheduler.py` |
+| steps of drawings | client | an equal part of the time (weighted fair queueing) | `models/steps/fair.py` |
 
 ## Counts
 

@@ -78,6 +78,7 @@ READ: Mapping[str, Collection[str]] = {
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
     "tests/helpers/chromium.sh": ("tests/helpers/browser.py",),
     "tests/models/qwen2_5_omni/saved/*.json": ("tests/helpers/saved_versions.py",),
+    "tests/models/published/*.json": ("tests/helpers/published.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
     ORDER: ("tests/house/test_suite.py",),
     "*.py": ("tests/house/test_imports.py", _SENTENCES, _TREE),

@@ -32,7 +32,6 @@ from omnistage.cli import drawing
 from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
-from omnistage.cli.picture_name import new_name, slug
 from omnistage.cli.targets import Need, target_for
 from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import Omni
@@ -169,36 +168,6 @@ def test_calls_at_once_with_one_prompt_write_a_file_each(film_address: str, tmp_
         assert [call.wait(100) for call in calls] == [0, 0, 0]
     assert names(tmp_path) == ["red-circle-2.png", "red-circle-3.png", "red-circle.png"]
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 3
-
-
-def test_a_name_is_held_until_its_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with new_name("A hill", ".png", [Path()]) as first, new_name("a HILL!", ".png", [Path()]) as second:
-        assert (first, second) == (Path("hill.png"), Path("hill-2.png"))
-    assert names(tmp_path) == []
-    with new_name("A hill", ".png", [Path()]) as again:
-        assert again == first
-
-
-@pytest.mark.parametrize(
-    ("prompt", "named"),
-    [
-        ("A photo of a cat wearing a hat", "photo-of-a-cat-wearing-a-hat"),
-        ("a photo of the cat that is wearing a hat", "photo-of-the-cat-that-is"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("-rf *", "rf"),
-        ("The", "the"),
-        ("🙂 \x1b[2J\u202e", "2j"),
-        ("🙂", "picture"),
-        ("Grüße, Œuvre", "grüße-œuvre"),
-        ("हिन्दी में", "हिन्दी-में"),
-        ("火山" * 40, "火山" * 7),
-        ("x" * 300, "x" * 28),
-        ("CON\x00\nnul", "con-nul"),
-    ],
-)
-def test_names_of_prompts_are_short_and_of_letters(prompt: str, named: str) -> None:
-    assert slug(prompt) == named
 
 
 def test_a_folder_where_nothing_can_be_written_is_told_before_anything_is_drawn(film_address: str) -> None:

@@ -10,7 +10,7 @@ from omnistage.cli import environment
 from omnistage.client.key import VARIABLE as KEY_VARIABLE
 from omnistage.host.settings import ServerSettings
 from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
-from omnistage.wire.token import VARIABLE
+from omnistage.wire.token import GATEWAY_VARIABLE, VARIABLE
 
 
 def test_a_server_reads_the_token_that_the_launcher_makes() -> None:
@@ -29,13 +29,19 @@ def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:
     assert environment.with_token(given) == given
 
 
-def test_who_calls_no_stage_has_no_token() -> None:
-    assert environment.without_token({**environment.with_token({"HOME": "/root"}), FILE_VARIABLE: "file"}) == {"HOME": "/root"}
+def test_a_gateway_has_its_own_token_and_not_that_of_the_stages(tmp_path: Path) -> None:
+    token, file = new_token(), tmp_path / "token"
+    assert make_file(file, token)
+    expected = {"HOME": "/root", GATEWAY_VARIABLE: token.for_gateway().secret}
+    foreign = {"HOME": "/root", f"{GATEWAY_VARIABLE}_FILE": "of another stack"}
+    assert environment.for_gateway({**foreign, VARIABLE: token.secret}) == expected
+    assert environment.for_gateway({**foreign, FILE_VARIABLE: str(file)}) == expected
+    assert token.secret not in str(expected)
 
 
 def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
-    assert make_file(file)
+    assert make_file(file, new_token())
     monkeypatch.setenv(FILE_VARIABLE, str(file))
     found = environment.with_token({FILE_VARIABLE: str(file)})
     read = read_token(ServerSettings().token_file, found)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from helpers.busy import busy_cores
 from helpers.hanging import ENDING, HOLD
 from helpers.ports import take_address
 from helpers.servers import stage_stub
+from helpers.waiting import until
 from omnistage.cli import liveness
 from omnistage.cli.child import Child
 from omnistage.cli.keeper import Keeper
@@ -82,6 +85,32 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
         assert await server.described() == server.child.pid != held
         events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
         assert "thread.wedged" not in events and events.count("server.ready") == 2
+
+
+def was_replaced(child: Child, pid: int) -> bool:
+    return child.pid != pid
+
+
+async def test_a_process_that_is_stopped_while_it_starts_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is continued soon is left alone."""
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.2)
+    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
+        for is_continued in (False, True):
+            running = server.child.pid
+            os.kill(running, signal.SIGKILL)
+            assert (await server.told.get())[0] == "lost"
+            await until(partial(was_replaced, server.child, running))
+            os.kill(server.child.pid, signal.SIGSTOP)
+            if is_continued:
+                await asyncio.sleep(2 * liveness.PERIOD_S)
+                os.kill(server.child.pid, signal.SIGCONT)
+            else:
+                failure = "talker was stopped by a signal for 1.2 s while it started and was killed"
+                assert await server.told.get() == ("failed", failure)
+            assert (await server.told.get())[0] == "restarted"
+            assert await server.described() == server.child.pid
 
 
 @lengths.long_form(

@@ -25,6 +25,7 @@ from helpers.peer import PlayingPeer, Wire, listening
 from helpers.processes import ProcessFamily
 from helpers.servers import all_free, family_logic, local_chain, local_router, local_stage
 from helpers.toy_pipeline import toy_pipeline
+from helpers.waiting import until
 from omnistage.cli.main import app
 from omnistage.client import (
     AsyncOmni,
@@ -105,19 +106,23 @@ async def test_an_answer_that_goes_on_is_the_same_clients() -> None:
 
 
 async def test_two_views_share_a_connection_and_nothing_else(lines: list[MutableMapping[str, Any]]) -> None:
-    """One of them has taken all that one client may have, half of the places: the other has its own share."""
+    """One of them has taken all that a client may have, half of the places, and is refused. Others of its host wait, and are next."""
     async with local_chain() as stages, local_router(addresses_of(stages), max_sessions=4, client_share=0.5) as router:
         wire = Wire(router.address)
         wire.connect()
         async with AsyncOmni(address=wire.address, max_retries=0) as omni, AsyncExitStack() as running:
             greedy, other = omni.as_client(SECRET), omni.as_client(OTHER)
-            for _ in range(2):
-                stream = await running.enter_async_context(aclosing(greedy.stream("long", **LONG)))
+            streams = [await running.enter_async_context(aclosing(greedy.stream("long", **LONG))) for _ in range(2)]
+            for stream in streams:
                 await anext(stream)
             with pytest.raises(OverloadedError) as refused:
                 await greedy.generate("Hi")
             assert SECRET not in repr(refused.value) + refused.value.message + refused.value.hint + repr(refused.value.metadata)
-            answers = await asyncio.gather(other.generate("Hi", seed=1, request_id="same"), omni.generate("Hi", seed=1, request_id="same"))
+            answering = asyncio.gather(other.generate("Hi", seed=1, request_id="same"), omni.generate("Hi", seed=1, request_id="same"))
+            await until(lambda: router.registry.get_sample_value("omnistage_router_waiting") == 2)
+            for stream in streams:
+                await stream.aclose()
+            answers = await answering
             assert answers[0].text == answers[1].text, "one request id of two clients is two requests"
             assert wire.taken == 1
         await wire.disconnect()

@@ -140,8 +140,7 @@ def test_a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files
         os.kill(process.pid, signal.SIGKILL)
         process.join()  # not with a timeout: that waits for a pipe which the forked child keeps open
         assert np.array_equal(view.array, payload(3))
-        assert len(names(arena)) > 1
-        assert sweep() >= 1
+        sweep()  # Any server on this machine may have swept before it.
         assert names(arena) == []
         assert np.array_equal(view.array, payload(3))
 

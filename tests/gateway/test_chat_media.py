@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -70,6 +71,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     with web(tmp_path_factory.mktemp("web")) as one:
         one.lay("/cat.png", png(PICTURE), "image/png")
         one.lay("/large.png", png(PICTURE) + bytes(MIB), "image/png")
+        one.lay("/film.mp4", FILM, "video/mp4")
         one.send_on("/moved.png", "/cat.png")
         one.send_on("/elsewhere.png", f"https://localhost:{one.port}/cat.png")
         one.send_on("/plain.png", f"http://127.0.0.1:{one.port}/cat.png")
@@ -108,8 +110,9 @@ def trusting(authority: Path) -> Iterator[None]:
         yield
 
 
-def asked(client: openai.OpenAI, *parts: Any, model: str = "toy-omni") -> str | None:
-    answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": list(parts)}], seed=3)
+def asked(client: openai.OpenAI, *parts: Any, model: str = "toy-omni", **options: Any) -> str | None:
+    messages: list[Any] = [{"role": "user", "content": list(parts)}]
+    answer = client.chat.completions.create(model=model, messages=messages, seed=3, extra_body=options)
     return answer.choices[0].message.content
 
 
@@ -132,9 +135,39 @@ def test_media_of_every_kind_are_seen_and_heard(client: openai.OpenAI) -> None:
     assert asked(client, *parts) == said("See ", PICTURE, SOUND, SOUND, "?")
 
 
-def test_a_film_is_seen(client: openai.OpenAI) -> None:
-    film = {"type": "video_url", "video_url": {"url": data_url(FILM, "video/mp4")}}
-    assert asked(client, film) != asked(client, {"type": "video_url", "video_url": {"url": data_url(FILM + b"x", "video/mp4")}})
+@pytest.mark.parametrize("place", ["at a data: URL", "at a host"])
+def test_a_film_is_seen_and_heard_where_that_is_said(client: openai.OpenAI, there: Web, place: str) -> None:
+    url = data_url(FILM, "video/mp4") if place == "at a data: URL" else f"https://127.0.0.1:{there.port}/film.mp4"
+    digest = hashlib.sha256(FILM).digest()
+    seen, heard = (said(formulas.film(digest, use_audio=use_audio)) for use_audio in (False, True))
+    part: dict[str, Any] = {"type": "video_url"}
+    for silent in (url, {"url": url}, {"url": url, "use_audio": None}, {"url": url, "use_audio": False}):
+        assert asked(client, {**part, "video_url": silent}) == seen
+    assert asked(client, {**part, "video_url": url, "use_audio": True}) == heard
+    assert asked(client, {**part, "video_url": {"url": url, "use_audio": True}}) == heard
+    every_film: dict[str, Any] = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    assert asked(client, {**part, "video_url": {"url": url}}, **every_film) == heard
+    assert asked(client, {**part, "video_url": {"url": url, "use_audio": False}}, **every_film) == seen
+    both = said(formulas.film(digest), "and", formulas.film(digest, use_audio=True))
+    assert asked(client, {**part, "video_url": url, "use_audio": False}, text("and"), {**part, "video_url": url}, **every_film) == both
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "param"),
+    [
+        ({"use_audio": 1}, {}, "messages[0].content[0].use_audio"),
+        ({"use_audio": "true"}, {"mm_processor_kwargs": {"use_audio_in_video": True}}, "messages[0].content[0].use_audio"),
+        ({"video_url": {"url": data_url(FILM, "video/mp4"), "use_audio": True}, "use_audio": True}, {}, "messages[0].content[0].use_audio"),
+        ({}, {"mm_processor_kwargs": {"use_audio_in_video": "perhaps"}}, "mm_processor_kwargs.use_audio_in_video"),
+        ({}, {"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs.fps"),
+    ],
+)
+def test_what_is_said_wrongly_about_the_sound_of_a_film_is_named(
+    client: openai.OpenAI, fields: dict[str, Any], options: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked(client, {"type": "video_url", "video_url": data_url(FILM, "video/mp4"), **fields}, **options)
+    assert caught.value.param == param
 
 
 def test_a_response_sees_pictures(client: openai.OpenAI) -> None:

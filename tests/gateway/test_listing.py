@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -71,7 +72,7 @@ def test_a_model_that_is_not_there_is_told_which_are(client: openai.OpenAI) -> N
 async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.ServerProcesses) -> None:
     """And a pipeline's own name is always its own."""
     asked = [("tts-1", "alloy"), ("mine", "bob"), ("toy", "bob"), ("tts-1-hd", "alloy"), ("tts-1", "ash"), ("elsewhere", "alloy")]
-    names = {"model_names": "mine=toy, toy=none, elsewhere=none, tts-1-hd=-", "voice_names": "bob=toy,ash=-"}
+    names: dict[str, Any] = {"model_names": "mine=toy, toy=none, elsewhere=none, tts-1-hd=-", "voice_names": "bob=toy,ash=-"}
     async with local_gateway(toy.address, **names) as (url, _), httpx2.AsyncClient(base_url=url, timeout=60) as client:
         spoken = [
             await client.post("/v1/audio/speech", json={"model": model, "voice": voice, "input": "Hello", "response_format": "pcm"})

@@ -54,7 +54,7 @@ def _is_left_out(path: Path, config: pytest.Config) -> bool:
             return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
-    return asks_for_serial and path.match("test_*.py") and not _says_serial(path)
+    return asks_for_serial and not any(map(_says_serial, path.rglob("test_*.py") if path.is_dir() else [path]))
 
 
 def _moved(config: pytest.Config) -> set[Path]:

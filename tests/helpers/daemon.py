@@ -11,10 +11,12 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -155,17 +157,21 @@ class Daemon:
 
     def lay(self, name: str, files: Iterable[tuple[Path, str]]) -> None:
         """Put files into the layer of an image that no container has yet, as hard links where the disk is the same: a tar of gigabytes
-        would be read, hashed and written. Nobody writes to a layer, but to one above it."""
+        would be read, hashed and written. Nobody writes to a layer, but to one above it. A file that only its owner can read is copied,
+        because containers have another user."""
         layer = Path(self.docker("image", "inspect", "--format", "{{.GraphDriver.Data.UpperDir}}", name).strip())
         if not layer.exists():  # It is in memory that the daemon alone sees.
             layer = Path(f"/proc/{self.pid}/root", layer.relative_to("/"))
         for path, place in files:
             target = layer / place
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(path, target, follow_symlinks=False)
-            except OSError:  # Another disk, or memory.
-                shutil.copy2(path, target, follow_symlinks=False)
+            if path.is_symlink() or path.stat().st_mode & stat.S_IROTH:
+                with suppress(OSError):  # Another disk, or memory.
+                    os.link(path, target, follow_symlinks=False)
+                    continue
+            shutil.copy2(path, target, follow_symlinks=False)
+            if not target.is_symlink():
+                target.chmod(0o644)
 
     def inspect(self, container: str, template: str) -> str:
         return self.docker("inspect", "--format", template, container).strip()

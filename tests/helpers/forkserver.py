@@ -1,4 +1,10 @@
-"""The process that forks programs for tests: `python -m helpers.forkserver DESCRIPTOR PROGRAM...`. `helpers/program.py` asks it."""
+"""The process that forks programs for tests: `python -m helpers.forkserver DESCRIPTORS PROGRAM...`. `helpers/program.py` asks it.
+
+The workers of one run share such processes, so that torch and the models are imported once a run. The process that starts the workers has a
+fork server without programs, which starts the shared ones when a worker asks for the first time:
+
+    pytest --starts--> fork server --starts--> fork server of some programs  <--fork, reap-- workers
+"""
 
 from __future__ import annotations
 
@@ -11,58 +17,118 @@ import json
 import os
 import pkgutil
 import runpy
+import selectors
 import signal
 import socket
+import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
+
+from helpers.forks import start
 
 BEGUN = dict(os.environ)
 
 
-def serve(connection: socket.socket) -> None:
-    """Fork, and tell of children how they ended, until nobody asks any more."""
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 1024, 16)
+class Server:
+    """Forks programs for whoever is connected, and tells how they ended. connection: of the process that started this one; this one ends
+    with it. listener: takes further processes; None: nobody else is served."""
+
+    def __init__(self, connection: socket.socket, listener: socket.socket | None) -> None:
+        self._connection = connection
+        self._listener = listener
+        self._open = selectors.DefaultSelector()
+        self._shared = dict[str, tuple[str, socket.socket, subprocess.Popen[bytes]]]()
+        self._numbers = itertools.count()
+        self._ended = dict[int, dict[str, Any]]()
+
+    def run(self) -> None:
+        """Answer one message after the other until the process that started this one closes its connection."""
+        self._open.register(self._connection, selectors.EVENT_READ)
+        if self._listener is not None:
+            self._open.register(self._listener, selectors.EVENT_READ)
+        while self._connection.fileno() >= 0:
+            for key, _ in self._open.select():
+                if key.fileobj is self._listener:
+                    self._open.register(self._listener.accept()[0], selectors.EVENT_READ)
+                else:
+                    self._answer(cast("socket.socket", key.fileobj))
+        for _, connection, process in self._shared.values():
+            connection.close()
+            process.kill()  # It may be in the middle of imports.
+            process.wait()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(connection, 1024, 16)
+        except ConnectionResetError:  # A killed process had asked, and did not wait.
+            message = b""
         if not message:
+            self._open.unregister(connection)
+            connection.close()
             return
-        asked = json.loads(message)
+        asked, given = json.loads(message), descriptors[1:]
+        for content in descriptors[:1]:
+            asked |= json.loads(os.pread(content, os.fstat(content).st_size, 0))
+            os.close(content)
+        try:
+            answer = self._result(asked)
+        except Exception as error:  # The programs of the other workers go on.
+            answer = {"error": repr(error)}
+        if answer.get("pid") == 0:
+            self._leave()
+            _become(asked, given)
+        for descriptor in given:
+            os.close(descriptor)
+        with suppress(ConnectionError):  # It has just been killed.
+            connection.send(json.dumps({**answer, "number": asked["number"]}).encode())
+
+    def _result(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer; {"pid": 0} in a forked process."""
+        if "share" in asked:
+            return {"path": self._share(asked["share"], asked["turn"])}
         if "reap" in asked:
-            _, status, used = os.wait4(asked["reap"], 0)
-            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status), "cpu_s": used.ru_utime + used.ru_stime}
-        else:
-            answer = _fork(connection, descriptors)
-        connection.send(json.dumps(answer).encode())
+            return self._reap(asked["reap"])
+        _import_once(asked["imports"])
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        if threads > 1:
+            raise RuntimeError(f"it has {threads} threads, and what they hold a child would hold for ever")
+        pid = os.fork()
+        self._ended.pop(pid, None)
+        return {"pid": pid}
+
+    def _reap(self, pid: int) -> dict[str, Any]:
+        """How a process has ended. A caller that was interrupted before the answer asks again."""
+        if pid not in self._ended:
+            _, status, used = os.wait4(pid, 0)
+            self._ended[pid] = {"code": os.waitstatus_to_exitcode(status), "cpu_s": used.ru_utime + used.ru_stime}
+        return self._ended[pid]
+
+    def _leave(self) -> None:
+        """Close in a forked process what belongs to this server."""
+        for key in list(self._open.get_map().values()):
+            os.close(cast("socket.socket", key.fileobj).detach())
+        self._open.close()
+
+    def _share(self, programs: Sequence[str], turn: int) -> str:
+        """The path of the socket of a server of its own for these programs, the same for all that ask."""
+        assert self._listener is not None
+        key = " ".join([*programs, str(turn)])
+        if key not in self._shared or self._shared[key][2].poll() is not None:
+            path = f"{self._listener.getsockname()}{next(self._numbers)}"
+            connection, process = start(programs, path, dict(os.environ))
+            self._shared[key] = (path, connection, process)
+        return self._shared[key][0]
 
 
-def _fork(connection: socket.socket, descriptors: list[int]) -> dict[str, Any]:
-    content, *given = descriptors
-    asked = json.loads(os.pread(content, os.fstat(content).st_size, 0))
-    os.close(content)
-    _import_for(asked["words"])
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    pid = os.fork() if threads == 1 else -1
-    if pid == 0:
-        os.close(connection.detach())
-        _become(asked, given)
-    for descriptor in given:
-        os.close(descriptor)
-    return {"pid": pid} if pid > 0 else {"error": f"it has {threads} threads, and what they hold a child would hold for ever"}
-
-
-def _import_for(words: Sequence[str]) -> None:
-    """Imports once what a model of the family needs."""
-    if "--family" not in words:
-        return
-    from omnistage.models.registry import FAMILIES
-
-    named = {word for before, word in itertools.pairwise(words) if before == "--family"} & FAMILIES.keys()
-    for name in named:
-        for entry in FAMILIES[name].models.values():
-            importlib.import_module(entry.loader.partition(":")[0])
-    if named:
+def _import_once(modules: Sequence[str]) -> None:
+    """Import what the program would import, unless an earlier one had it imported."""
+    if missing := [name for name in modules if name not in sys.modules]:
+        for name in missing:
+            importlib.import_module(name)
         gc.freeze()  # No child looks through all of this again.
 
 
@@ -114,13 +180,14 @@ def _import(name: str) -> None:
 
 
 def main() -> None:
-    connection, *programs = sys.argv[1:]
+    numbers, *programs = sys.argv[1:]
     for name in programs:
         _import(name)
     gc.freeze()
     # Ctrl-C is for the tests, which end this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(socket.socket(fileno=int(connection)))
+    connection, *listener = (socket.socket(fileno=int(number)) for number in numbers.split(","))
+    Server(connection, listener[0] if listener else None).run()
 
 
 if __name__ == "__main__":

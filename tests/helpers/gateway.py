@@ -13,6 +13,7 @@ from omnistage.gateway.door import Door
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.port import HttpListener
 from omnistage.gateway.settings import GatewaySettings
+from omnistage.wire.token import Token
 
 STARTS = ("omnistage.gateway",)
 
@@ -26,10 +27,10 @@ def gateway(router: str, log_folder: Path, *flags: str) -> Iterator[ServerProces
 
 
 @asynccontextmanager
-async def local_gateway(router: str, **settings: Any) -> AsyncIterator[tuple[str, Door]]:
-    """One in the event loop of the test, where its limits can be others; its URL."""
+async def local_gateway(router: str, token: Token | None = None, **settings: Any) -> AsyncIterator[tuple[str, Door]]:
+    """One in the event loop of the test, where its limits can be others; its URL. token: that it shows to the router."""
     given = GatewaySettings(address="127.0.0.1:0", router=router, **settings)
-    door = Door(given, GatewayMetrics())
+    door = Door(given, GatewayMetrics(), token)
     listener = HttpListener(given, new_app(door), door)
     address = listener.bind()
     await door.open()

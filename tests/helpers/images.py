@@ -1,5 +1,5 @@
 """Base images made on this machine, for builds without network: Debian with Python, and the wheels that the images install. In the cheap
-one the packages of the environment of these tests are there already, and set-up finds them."""
+one the packages of the environment of these tests and the default model are there already, and set-up finds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.smol.store import THINKER, VOICE
+from omnistage.models.smol.store import THINKER, VOICE, model_directory
 from tools import setup, torch_build
 
 RELEASE, PYTHON = "bookworm", "3.11"
@@ -92,12 +92,16 @@ def write_image(stream: IO[bytes], *, environment: bool = False) -> None:
 
 def files(wheels: Path, *, environment: bool = False) -> Iterator[tuple[Path, str]]:
     """The files of this machine that are laid into an image, and their paths there. environment: adds the packages of this environment that
-    images with torch install, where they would install them."""
+    images with torch install, where they would install them, and the default model, which their stack would fetch and convert."""
     for wheel in wheels.iterdir():
         yield wheel, f"wheels/{wheel.name}"
     if environment:
         for path, name in _installed():
             yield path, f"{ENVIRONMENT}/lib/python{PYTHON}/site-packages/{name}"
+        model = model_directory()
+        for path in model.rglob("*"):
+            if path.is_file():
+                yield path, f"cache/{path.relative_to(model.parent)}"
 
 
 @contextmanager
@@ -138,7 +142,7 @@ def _takes_layers(folder: Path) -> bool:
 def _digest() -> str:
     """Names all that the base images are made of."""
     models = [f"{package.name} {package.version}" for package in (THINKER, VOICE)]
-    digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {metadata.version('torch')} {models} {sys.version}".encode())
+    digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {metadata.version('torch')} {models} {model_directory().name} {sys.version}".encode())
     for path in (Path(__file__), *(setup.list_of(name) for name in ("build", "core", *EXTRAS))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -127,13 +127,9 @@ class OmniReference:
         waves = [sound.samples for sound in _in_order(turns, films, sounds)]
         lengths = []
         if waves:
-            # Behind the longest one a second of silence is as good as the minutes that the processor adds, and takes less time.
-            most = max(map(len, waves)) + RATE_HZ
-            made = self._sounds(
-                waves, sampling_rate=RATE_HZ, padding="max_length", max_length=most, return_attention_mask=True, return_tensors="pt"
-            )
-            inputs |= {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
-            lengths = [self.sound_rows(frames) for frames in made["attention_mask"].sum(-1).tolist()]
+            features, mask = self.spectrograms(waves)
+            inputs |= {"input_features": features, "feature_attention_mask": mask}
+            lengths = [self.sound_rows(frames) for frames in mask.sum(-1).tolist()]
         if films:
             vision = self._config.vision
             grids = [grid_of(film.frames, vision) for film in films]
@@ -172,6 +168,15 @@ class OmniReference:
         ]
         text: str = self.tokenizer.apply_chat_template(content, tokenize=False, add_generation_prompt=True)
         return text
+
+    def spectrograms(self, waves: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Spectrograms of all sounds, [sounds, bins, frames], and which frames each of them has, [sounds, frames]."""
+        # Behind the longest one a second of silence is as good as the minutes that the processor adds, and takes less time.
+        most = max(map(len, waves)) + RATE_HZ
+        made = self._sounds(
+            waves, sampling_rate=RATE_HZ, padding="max_length", max_length=most, return_attention_mask=True, return_tensors="pt"
+        )
+        return made["input_features"], made["attention_mask"]
 
     def sound_rows(self, frames: int) -> int:
         """The rows of a sound with so many frames of a spectrogram."""

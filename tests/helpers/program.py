@@ -20,11 +20,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import surroundings
+from helpers import forks, surroundings
 from helpers.processes import FORKED, StartedProcess
 
 STARTS = ()
@@ -38,7 +39,7 @@ END_S = 10.0
 class Program:
     """A program to run: `python -m MODULE WORDS`. streams: descriptors of ours that become its first three. passed: further ones, which
     keep their numbers. folder: in which it runs, ours by default. terminal: a descriptor of the terminal that becomes its own, as that of a
-    person who types it."""
+    person who types it. imports: modules that its fork server imports for this and later programs."""
 
     module: str
     words: Sequence[str]
@@ -47,6 +48,7 @@ class Program:
     passed: Sequence[int] = ()
     folder: Path | None = None
     terminal: int | None = None
+    imports: Sequence[str] = ()
 
 
 class ForkServerLost(Exception):
@@ -102,17 +104,15 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process of `helpers/forkserver.py`, and what to tell it. It ends with the process that started it. programs: packages that
-    `python -m` runs. lost: nothing more can be asked of it."""
+    """A process of `helpers/forkserver.py`, and what to tell it. connection: to it. process: the same if this process started it; it ends
+    with this one then. lost: nothing more can be asked of it."""
 
-    def __init__(self, programs: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self.lost = False
         self._lock = threading.Lock()
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", "helpers.forkserver", str(theirs.fileno()), *programs]
-            path = os.pathsep.join(filter(None, [surroundings.TESTS, variables.get("PYTHONPATH")]))
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**variables, "PYTHONPATH": path})
+        self._numbers = itertools.count()
+        self._ours = connection
+        self._process = process
         atexit.register(self.close)
 
     def fork(self, program: Program) -> ForkedProcess:
@@ -120,6 +120,7 @@ class ForkServer:
         asked = {
             "module": program.module,
             "words": list(program.words),
+            "imports": list(program.imports),
             "variables": dict(program.variables),
             "folder": str(program.folder or Path.cwd()),
             "passed": list(program.passed),
@@ -129,7 +130,7 @@ class ForkServer:
         content = os.memfd_create("request")  # Longer than a packet may be.
         try:
             os.pwrite(content, json.dumps(asked).encode(), 0)
-            answer = self._ask({"fork": True}, [content, *program.streams, *program.passed, *terminal])
+            answer = self._ask({}, [content, *program.streams, *program.passed, *terminal])
         finally:
             os.close(content)
         FORKED.count += 1
@@ -141,24 +142,51 @@ class ForkServer:
         FORKED.cpu_s += ended["cpu_s"]
         return int(ended["code"])
 
+    def share(self, programs: Sequence[str], turn: int) -> ForkServer:
+        """The server for these programs that all processes share which ask this one. Raises ForkServerLost."""
+        return connect(self._ask({"share": programs, "turn": turn}, [])["path"])
+
     def close(self) -> None:
         self._ours.close()
-        self._process.wait(END_S)
+        if self._process is not None:
+            self._process.wait(END_S)
 
     def _ask(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         with self._lock:
+            number = next(self._numbers)
             try:
-                socket.send_fds(self._ours, [json.dumps(message).encode()], descriptors)
-                told: dict[str, Any] = json.loads(self._ours.recv(4096) or b'{"error": "it has ended"}')
+                socket.send_fds(self._ours, [json.dumps({**message, "number": number}).encode()], descriptors)
+                answer = self._receive()
+                # The time of a test was over between an earlier question and its answer: that answer is nobody's any more.
+                while answer.get("number", number) != number:
+                    answer = self._receive()
             except OSError as error:
-                told = {"error": str(error)}
-            except BaseException:  # The time of a test is over between question and answer: that answer is nobody's any more.
-                self.lost = True
-                raise
-        if "error" in told:
+                answer = {"error": str(error)}
+        if "error" in answer:
             self.lost = True
-            raise ForkServerLost(told["error"])
-        return told
+            raise ForkServerLost(answer["error"])
+        return answer
+
+    def _receive(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._ours.recv(4096) or b'{"error": "it has ended"}')
+        return answer
+
+
+def connect(path: str) -> ForkServer:
+    """The fork server that listens at a path. Raises OSError if none does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return ForkServer(connection, None)
+
+
+def begin(programs: Sequence[str], variables: Mapping[str, str], path: str = "") -> ForkServer:
+    """Start a fork server of this process. path: where others find it; empty: nowhere."""
+    search_path = os.pathsep.join(filter(None, [surroundings.TESTS, variables.get("PYTHONPATH")]))
+    return ForkServer(*forks.start(programs, path, {**variables, "PYTHONPATH": search_path}))
 
 
 _servers: dict[tuple[int, Sequence[str], int], ForkServer] = {}
@@ -167,17 +195,29 @@ _turns = itertools.cycle(range(SEEDS))
 _lock = threading.Lock()
 
 
+def _server(key: tuple[int, Sequence[str], int], variables: Mapping[str, str]) -> ForkServer:
+    """The fork server of a key of `_servers`: the shared one of this run; if there is none or it was lost, one of this process."""
+    if key not in _servers and (path := surroundings.shared_path()):
+        with suppress(OSError, ForkServerLost):
+            root = connect(path)
+            try:
+                _servers[key] = root.share(key[1], key[2])
+            finally:
+                root.close()
+    if key not in _servers or _servers[key].lost:
+        _servers[key] = begin(key[1], variables)
+    return _servers[key]
+
+
 def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) -> ForkedProcess | StartedProcess[bytes]:
     """Start a program, forked where that is the same as a Python of its own. starts: the programs of which this is one, which one fork
     server has. under: a command that runs it."""
     begun = surroundings.begun()
     if not under and begun is not None and surroundings.are_usual(program.variables):
         with _lock:
-            key = (os.getpid(), starts, next(_turns) if len(starts) > 1 else 0)
-            if key not in _servers or _servers[key].lost:
-                _servers[key] = ForkServer(starts, begun)
+            server = _server((os.getpid(), starts, next(_turns) if len(starts) > 1 else 0), begun)
         try:
-            return _servers[key].fork(program)
+            return server.fork(program)
         except ForkServerLost:
             pass  # A Python of its own says what is wrong, if it is the program.
     return _start_python(program, under)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor, _get_feat_extract_output_lengths
 
-from helpers.omni_reference import OmniReference
+from helpers.omni_reference import RATE_HZ, OmniReference
 from omnistage.models.qwen3_omni.config import read_thinker_config
 
 
@@ -19,6 +22,15 @@ class Qwen3Reference(OmniReference):
     whole_of: ClassVar[Any] = Qwen3OmniMoeForConditionalGeneration
     config_of = read_thinker_config
     loading: ClassVar = {"enable_audio_output": False}
+
+    def spectrograms(self, waves: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """See OmniReference. Each sound is prepared alone, because the processor fills sounds up to the longest one of a request."""
+        made = [
+            self._sounds(wave, sampling_rate=RATE_HZ, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt")
+            for wave in waves
+        ]
+        features = pad_sequence([one["input_features"][0].T for one in made], batch_first=True).mT
+        return features, pad_sequence([one["attention_mask"][0] for one in made], batch_first=True)
 
     def sound_rows(self, frames: int) -> int:
         return int(_get_feat_extract_output_lengths(frames, self._config.audio.chunk // 2))

@@ -14,10 +14,12 @@ import itertools
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Conversation = list[dict[str, Any]]
 
@@ -96,27 +98,39 @@ def save(source: Path, folder: Path, variant: str) -> None:
 
 
 def ids(processor: Any, conversation: Conversation) -> list[int]:
-    """The ids of a prompt."""
+    """The ids of a prompt, with media that are black and silent."""
+    made = inputs(processor, conversation, blank)["input_ids"]
+    return list(made[0] if isinstance(made[0], list) else made)
+
+
+def blank(part: dict[str, Any], kind: str) -> NDArray[Any]:
+    """Black pixels or silent samples."""
+    size = part[kind]
+    return np.zeros(size if isinstance(size, int) else (*size, 3), np.float32)
+
+
+def inputs(processor: Any, conversation: Conversation, medium: Callable[[dict[str, Any], str], NDArray[Any]], **options: Any) -> Any:
+    """All that a processor makes of a conversation. medium: gives the pixels or samples of a part; its second argument is the part's key.
+    options: go to the processor."""
     import transformers
 
     said = [{"role": turn["role"], "content": [content(part) for part in turn["parts"]]} for turn in conversation]
     text = processor.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     parts = [part for turn in conversation for part in turn["parts"] if not isinstance(part, str)]
     films, heard = [part for part in parts if "video" in part], [part for part in parts if "sound" in part or "audio" in part]
-    given: dict[str, Any] = {
-        "images": [np.zeros((*part["image"], 3), np.uint8) for part in parts if "image" in part],
-        "videos": [np.zeros((*part["video"], 3), np.uint8) for part in films],
-        "audio": [np.zeros(part.get("sound", part.get("audio")), np.float32) for part in heard],
+    media: dict[str, Any] = {
+        "images": [medium(part, "image").astype(np.uint8) for part in parts if "image" in part],
+        "videos": [medium(part, "video").astype(np.uint8) for part in films],
+        "audio": [medium(part, "sound" if "sound" in part else "audio") for part in heard],
     }
-    given = {name: media for name, media in given.items() if media}
+    options |= {name: listed for name, listed in media.items() if listed}
     if any("sound" in part for part in films):
         if transformers.__version__.startswith("4."):
-            given["use_audio_in_video"] = True
+            options["use_audio_in_video"] = True
         else:
-            given["load_audio_from_video"] = True
-            given["audio_from_video_indices"] = [films.index(part) if "video" in part else None for part in heard]
-    made = processor(text=text, **given)["input_ids"]
-    return list(made[0] if isinstance(made[0], list) else made)
+            options["load_audio_from_video"] = True
+            options["audio_from_video_indices"] = [films.index(part) if "video" in part else None for part in heard]
+    return processor(text=text, **options)
 
 
 def content(part: Any) -> dict[str, Any]:
@@ -130,8 +144,12 @@ def counted(token_ids: list[int]) -> list[Any]:
     return [token_id if count == 1 else [token_id, count] for token_id, count in runs]
 
 
-if __name__ == "__main__":
-    # Processors of films want torchvision, and call nothing of it that is compiled. This part of it is for what is, and fails beside a
-    # torch that it was not built for.
+def without_compiled_torchvision() -> None:
+    """Let torchvision be imported beside a torch that it was not built for. Processors of films call nothing of it that is compiled; the
+    module that is left out here is for what is."""
     sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
+
+
+if __name__ == "__main__":
+    without_compiled_torchvision()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

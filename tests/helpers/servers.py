@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import select
@@ -27,7 +28,7 @@ from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.grpc_server import GrpcService
 from omnistage.host.settings import ServerSettings
 from omnistage.models.options import LoadOptions
-from omnistage.models.registry import load
+from omnistage.models.registry import FAMILIES, load
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.server import RouterServer
@@ -73,6 +74,12 @@ class NotReady(RuntimeError):
         self.log = log
 
 
+def _loaders(flags: Sequence[str]) -> list[str]:
+    """The modules that load the models of the family that is named, if it is one: they import torch and more."""
+    names = {word for before, word in itertools.pairwise(flags) if before == "--family"} & FAMILIES.keys()
+    return sorted({entry.loader.partition(":")[0] for name in names for entry in FAMILIES[name].models.values()})
+
+
 class ServerProcess:
     """One server process, from its start to its end. Use it as a context manager; a failing test shows the end of its log."""
 
@@ -88,7 +95,8 @@ class ServerProcess:
         with self.log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             words = [*flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
             streams = (nothing.fileno(), log.fileno(), log.fileno())
-            self.process = start(Program(module, words, variables, streams, (ready, lifeline)), starts)
+            program = Program(module, words, variables, streams, (ready, lifeline), imports=_loaders(flags))
+            self.process = start(program, starts)
         os.close(ready)
         os.close(lifeline)
         self._told = False

@@ -7,6 +7,8 @@ family of processes has surroundings of its own; its processes are found by a va
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -26,11 +28,13 @@ PYTESTS = "PYTEST_CURRENT_TEST"
 @dataclass
 class _Surroundings:
     """begun: the variables when the run of tests began; none outside of tests. set_since: those that libraries have set since then.
-    inherited: the limits of the process before the test."""
+    inherited: the limits of the process before the test. shared_path: of the socket where this process finds the fork servers of the whole
+    run; empty if it must start its own."""
 
     begun: Mapping[str, str] | None = None
     set_since: Mapping[str, str] = field(default_factory=dict)
     inherited: Sequence[str] = ()
+    shared_path: str = ""
 
 
 _ours = _Surroundings()
@@ -64,6 +68,22 @@ def pytest_runtest_setup() -> None:
 def begun() -> Mapping[str, str] | None:
     """The variables of the run; None where no program can be as usual."""
     return _ours.begun
+
+
+def shared_path() -> str:
+    """The path of the socket where this process finds the fork servers of the whole run; empty if it must start its own."""
+    return _ours.shared_path
+
+
+def set_shared_path(path: str, surroundings: str) -> None:
+    """Use the fork servers behind this socket if they began in the surroundings of this process. surroundings: `as_begun` there."""
+    if surroundings == as_begun():
+        _ours.shared_path = path
+
+
+def as_begun() -> str:
+    """A digest of the surroundings in which the run began, for comparison with those of another process."""
+    return hashlib.sha256(json.dumps([_fixed(_ours.begun or {}), list(_inherited())], sort_keys=True).encode()).hexdigest()
 
 
 def usual_variables() -> dict[str, str]:

@@ -22,10 +22,12 @@ def frames(seed: int = SEED, count: int = FRAMES, *, shown: int = 0, steps: int 
     return formulas.latent_after(begun, formulas.steer(PROMPT, "", film.GUIDANCE, shown), steps).astype(np.uint8).tobytes()
 
 
-def ask(url: str, key: str = "ann", **body: Any) -> httpx2.Response:
-    """For a film, in JSON. body: beside `ASKED`, or in its place; None: without it."""
+def ask(url: str, key: str = "ann", host: str = "127.0.0.1", **body: Any) -> httpx2.Response:
+    """For a film, in JSON. host: address on loopback that the request comes from. body: beside `ASKED`, or in its place; None: without
+    it."""
     asked = {name: value for name, value in {**ASKED, **body}.items() if value is not None}
-    return httpx2.post(f"{url}/v1/videos", json=asked, headers=by(key))
+    with httpx2.Client(transport=httpx2.HTTPTransport(local_address=host)) as client:
+        return client.post(f"{url}/v1/videos", json=asked, headers=by(key))
 
 
 def get(url: str, path: str = "", key: str = "ann", **headers: str) -> httpx2.Response:

@@ -17,6 +17,7 @@ from helpers.servers import CLIENT_OPTIONS, ServerProcesses, omni_stub, stack
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2_grpc
 from omnistage.wire.limits import MAX_CALLS
+from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 WATCH = "/grpc.health.v1.Health/Watch"
 GENERATE = "/omnistage.v1.OmniService/Generate"
@@ -27,14 +28,21 @@ METHODS = {path.rpartition("/")[2]: path for path in (GENERATE, LIST_MODELS, REF
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
+TOKEN = Token("s" * 32)
+ELSEWHERE = [(GATEWAY_KEY, TOKEN.for_gateway().secret), (GATEWAY_HOST, "elsewhere")]
+"""Metadata of a gateway's call for a client of another host."""
+
+
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
-    with stack(tmp_path_factory.mktemp("calls")) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNISTAGE_TOKEN", TOKEN.secret)
+        with stack(tmp_path_factory.mktemp("calls")) as running:
+            yield running
 
 
 @lengths.one_or_all("name", METHODS)
-async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: ServerProcesses, name: str, seed: int):
+async def test_idle_calls_of_one_host_are_not_all_calls_of_a_router(standing: ServerProcesses, name: str, seed: int):
     """The first message never comes, but that of a watch."""
     method = METHODS[lengths.draw(name, METHODS, seed)]
     async with (
@@ -52,7 +60,7 @@ async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: 
         await until(lambda: sum(call.done() for call in calls) >= 100)  # It has as many as it takes.
         checked = await health.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert checked.status == health_pb2.HealthCheckResponse.SERVING
-        (await ask(other, request("hm", 3), metadata=[("x-api-key", "other")])).check_toy(3, "hm")
+        (await ask(other, request("hm", 3), metadata=ELSEWHERE)).check_toy(3, "hm")
         assert not all(call.done() for call in calls)
         mine = omni_pb2_grpc.OmniServiceStub(channel)
         if method != WATCH:

@@ -18,7 +18,7 @@ from omnistage.engine.constraint import Walk
 from omnistage.models.common.constraint import Constraints
 from omnistage.models.common.grammar import FORMS
 from omnistage.models.common.thought import Marks
-from omnistage.models.conversation import TextConstraint, Turn
+from omnistage.models.conversation import ConstraintForm, TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest
 
 END, OTHER_END, TURN = 600, 601, 602
@@ -259,7 +259,7 @@ async def test_a_walk_begins_anywhere_in_an_answer(constraints: Constraints, see
     ],
     ids=lambda value: value[:20],
 )
-async def test_what_cannot_be_is_refused_with_a_short_reason(constraints: Constraints, form: str, text: str) -> None:
+async def test_what_cannot_be_is_refused_with_a_short_reason(constraints: Constraints, form: ConstraintForm, text: str) -> None:
     with pytest.raises(BadRequest) as refused:
         await grammar(constraints, TextConstraint(form, text))
     assert refused.value.field == f"thinker.constraint.{form}"

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, Full, TextRequest
 
 END = 256
+TRIES = 5
 SLOWEST = TextConstraint(
     "json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f".*a.{{{number}}}b.*"} for number in range(20)]})
 )
@@ -50,6 +52,14 @@ async def grammar(constraints: Constraints, constraint: TextConstraint, client: 
     result = await constraints.of(TextRequest((Turn("user", ("x",)),), 1, constraint=constraint, client=client))
     assert result is not None
     return result
+
+
+async def grammar_in_time(constraints: Constraints, constraint: TextConstraint) -> Constraint:
+    """On a busy machine half a second of a processor can take longer than a trial may, and the client is told to ask again."""
+    for _ in range(TRIES - 1):
+        with suppress(Full):
+            return await grammar(constraints, constraint)
+    return await grammar(constraints, constraint)
 
 
 def pid(constraints: Constraints) -> int:
@@ -115,17 +125,18 @@ async def test_whatever_is_slow_or_large_is_refused_by_its_field_or_has_a_gramma
         kind = [*SLOW][(seed + number) % len(SLOW)]
         constraint = SLOW[kind](chance)
         try:
-            await grammar(constraints, constraint)
+            await grammar_in_time(constraints, constraint)
         except BadRequest as error:
             assert error.field == f"thinker.constraint.{constraint.form}" and error.description, kind
             refused += 1
-        assert (await grammar(constraints, GOOD)).begin().allowed().any()
+        assert (await grammar_in_time(constraints, GOOD)).begin().allowed().any()
     assert refused, "nothing was slow"
 
 
-async def test_nobody_waits_for_the_constraints_of_another_client(constraints: Constraints) -> None:
+@pytest.mark.parametrize("name", ["evil", "evil/{}"], ids=["a client", "a host that invents keys"])
+async def test_nobody_waits_for_the_constraints_of_another(constraints: Constraints, name: str) -> None:
     """At most for the one that is being tried."""
-    slow = [asyncio.create_task(grammar(constraints, SLOWEST, "evil")) for _ in range(20)]
+    slow = [asyncio.create_task(grammar(constraints, SLOWEST, name.format(number))) for number in range(20)]
     await asyncio.sleep(0)
     await grammar(constraints, GOOD, "honest")
     assert sum(task.done() for task in slow) <= 2
@@ -187,9 +198,20 @@ async def test_a_stage_starts_without_it(constraints: Constraints, monkeypatch: 
 
 async def test_grammars_of_running_answers_have_a_bound_together(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_trial, "ALL_GRAMMARS_BYTES", 3 * MIN_GRAMMAR_BYTES)
-    walks = [(await grammar(constraints, GOOD)).begin() for _ in range(3)]
-    with pytest.raises(Full, match="grammars of other answers take"):
-        await grammar(constraints, GOOD)
+    walks = [(await grammar(constraints, GOOD, f"client {number}")).begin() for number in range(3)]
+    with pytest.raises(Full, match="grammars of running answers take"):
+        await grammar(constraints, GOOD, "late")
     del walks[0]
     gc.collect()
-    await grammar(constraints, GOOD)
+    await grammar(constraints, GOOD, "late")
+
+
+async def test_a_host_leaves_room_for_the_grammars_of_others(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trial, "ALL_GRAMMARS_BYTES", 8 * MIN_GRAMMAR_BYTES)
+    walks = [(await grammar(constraints, GOOD, f"greedy/{number}")).begin() for number in range(6)]
+    with pytest.raises(Full, match="grammars of running answers take 96 MiB of 128"):
+        await grammar(constraints, GOOD, "greedy/new")
+    walks += [(await grammar(constraints, GOOD, name)).begin() for name in ("one", "other")]
+    del walks[:6]
+    gc.collect()
+    assert await grammar(constraints, GOOD, "greedy")

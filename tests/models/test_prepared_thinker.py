@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ class Hanging(SmolThinker):
 
     go: threading.Event
     asked = 0
+    clients: list[str]
 
     def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> PreparedAnswer:
         self.asked += 1
+        self.clients.append(request.client)
         assert self.go.wait(60)
         return super()._tokenized(request, grammar)
 
@@ -36,7 +39,7 @@ async def thinker(default_model: Path) -> AsyncIterator[Hanging]:
     model = load_thinker(default_model / "thinker", LoadOptions(kv_cache_bytes=384 << 20))
     model.__class__ = Hanging
     assert isinstance(model, Hanging)
-    model.go = threading.Event()
+    model.go, model.clients = threading.Event(), []
     yield model
     model.go.set()
     await model.close()
@@ -74,6 +77,15 @@ async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(thinker: H
     thinker.go.set()
     assert len(await asyncio.gather(*asked[:3])) == 3
     assert thinker.load().queued == 0
+
+
+async def test_many_texts_of_one_client_hold_up_one_of_another_client_by_one(thinker: Hanging) -> None:
+    clients = ["greedy"] * 5 + ["honest", "greedy", "honest"]
+    asked = [asyncio.create_task(thinker.prepare(replace(ask("Hello!"), client=client))) for client in clients]
+    await until(lambda: thinker.load().queued == len(clients) - 1)
+    thinker.go.set()
+    await asyncio.gather(*asked)
+    assert thinker.clients == ["greedy", "honest"] * 2 + ["greedy"] * 4
 
 
 async def test_a_prompt_that_was_computed_before_is_told(thinker: Hanging) -> None:

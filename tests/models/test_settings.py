@@ -122,7 +122,8 @@ async def test_a_step_has_no_more_rows_than_was_said(default_model: Path, monkey
     assert most[BLOCK] == BLOCK < most[0]
 
 
-async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path) -> None:
+async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smol, "PackedDecoder", SizedDecoder)
     saved = []
     for enable_cache in (True, False):
         async with loaded(default_model, enable_cache=enable_cache, max_batch_tokens=BLOCK) as model:

@@ -103,12 +103,15 @@ async def test_media_that_end_early_are_told():
             await files.take_all(arriving([Piece("media0", 0, True, b"all")]))
 
 
-async def test_all_media_of_a_process_are_bounded_together():
+async def test_all_media_of_a_process_are_bounded_together_and_a_host_leaves_some():
     spool = Spool(1000)
-    async with spool.files(FILMS, most) as files, spool.files(FILMS, most) as others:
+    mine = spool.files(FILMS, most, "host/one"), spool.files(FILMS, most, "host/two")
+    async with mine[0] as files, mine[1] as more, spool.files(FILMS, most, "other/one") as others:
         await files.take(Piece("media0", 0, False, bytes(600)))
         with pytest.raises(Full):
             await others.take(Piece("media0", 0, False, bytes(401)))
+        with pytest.raises(Full):
+            await more.take(Piece("media0", 0, False, bytes(151)))
         await others.take(Piece("media0", 0, False, bytes(400)))
     assert spool.held_bytes == 0
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from helpers import fetching, lengths
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import fetch_folder, verify
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 from omnistage.models.smol.store import STAGES, model_directory
 
@@ -58,6 +60,20 @@ def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
     again = fetching.NotedProgress()
     assert fetch_folder(fetching.recipe(index, "r1"), cache, again) == root
     assert again.told == []
+
+
+def test_others_can_read_what_a_library_writes_for_its_own_user_alone(tmp_path: Path, index: str) -> None:
+    recipe = fetching.recipe(index, "r1")
+
+    def build(sources: Path, out: Path, progress: ShowProgress) -> None:
+        recipe.build(sources, out, progress)
+        for path in out.rglob("*.bin"):
+            path.chmod(0o600)
+
+    root = fetch_folder(replace(recipe, build=build), tmp_path / "cache")
+    (tmp_path / "new").touch()
+    expected = (tmp_path / "new").stat().st_mode
+    assert {path.stat().st_mode for path in root.rglob("*") if path.is_file()} == {expected}
 
 
 def test_two_runs_at_once_build_one_folder(tmp_path: Path, index: str) -> None:

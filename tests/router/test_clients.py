@@ -9,23 +9,35 @@ from dataclasses import dataclass
 import pytest
 from grpc.aio import Metadata
 
-from omnistage.router.clients import client_of, client_text, name_of, request_of, scope_of
+from omnistage.host.places import Client
+from omnistage.router.clients import Callers, client_text, name_of, request_of, scope_of
+from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 
 @dataclass(frozen=True)
 class FactsOfCall:
     address: str
     key: str = ""
+    proof: str | bytes = ""
+    host: str | bytes = ""
 
     def peer(self) -> str:
         return self.address
 
     def invocation_metadata(self) -> Metadata:
-        return Metadata(("other", "x"), *([("x-api-key", self.key)] if self.key else []))
+        given = {"x-api-key": self.key, GATEWAY_KEY: self.proof, GATEWAY_HOST: self.host}
+        return Metadata(("other", "x"), *((name, value) for name, value in given.items() if value))
 
 
 ONE, SAME_HOST, OTHER_HOST = "ipv4:10.0.0.1:1000", "ipv4:10.0.0.1:1001", "ipv4:10.0.0.2:1000"
+OF_STACK = Token("s" * 32)
+PROOF = OF_STACK.for_gateway().secret
 UUID = "322e3fe2cf6c4976a0f411505a32621c"
+
+
+def client_of(call: FactsOfCall) -> Client:
+    """As a router finds it that has a token."""
+    return Callers(OF_STACK.for_gateway()).client_of(call)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +53,29 @@ UUID = "322e3fe2cf6c4976a0f411505a32621c"
         (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall(ONE), True),
         (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
         (FactsOfCall("unix:"), FactsOfCall("unix:"), True),
-        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(SAME_HOST, "a"), True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), False),
         (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), False),
         (FactsOfCall(ONE, "a"), FactsOfCall(ONE), False),
+        (FactsOfCall(ONE, "a", PROOF, "one"), FactsOfCall(OTHER_HOST, "a", PROOF, "one"), True),
+        (FactsOfCall(ONE, "a", PROOF, "one"), FactsOfCall(ONE, "a", PROOF, "other"), False),
+        (FactsOfCall(ONE, "a", PROOF, "10.0.0.1"), FactsOfCall(ONE, "a"), False),
     ],
 )
-def test_places_are_counted_by_key_or_else_by_host(first: FactsOfCall, second: FactsOfCall, same: bool):
+def test_places_are_counted_by_host_and_there_by_key(first: FactsOfCall, second: FactsOfCall, same: bool):
     assert (client_of(first) == client_of(second)) == same
+
+
+@pytest.mark.parametrize("callers", [Callers(OF_STACK.for_gateway()), Callers()], ids=["with a token", "without"])
+@pytest.mark.parametrize("host", ["elsewhere", "10.0.0.9", b"\xff", "gateway:one", "x" * 4000])
+@pytest.mark.parametrize("proof", ["", "guessed" * 4, OF_STACK.secret, PROOF[:-1], PROOF.upper(), PROOF.encode() + b"\xff", "\u20ac" * 16])
+def test_a_host_that_is_named_without_proof_counts_for_nothing(callers: Callers, host: str | bytes, proof: str | bytes) -> None:
+    for key in ("", "a"):
+        assert callers.client_of(FactsOfCall(ONE, key, proof, host)) == callers.client_of(FactsOfCall(ONE, key))
+
+
+def test_a_router_without_a_token_believes_no_gateway() -> None:
+    assert Callers().client_of(FactsOfCall(ONE, "a", PROOF, "one")) == Callers().client_of(FactsOfCall(ONE, "a"))
 
 
 def test_the_key_itself_is_kept_nowhere():
@@ -103,7 +131,8 @@ def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
         )
         == 4
     )
-    assert len(one) == 16 and "10.0.0.1" not in one
+    assert len(one) == 33 and "10.0.0.1" not in one
+    assert name_of(client_of(FactsOfCall(ONE, "key"))).partition("/")[0] == one.partition("/")[0], "the host is the same"
 
 
 def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
@@ -120,6 +149,6 @@ def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
-    program = "from omnistage.router.clients import name_of; print(name_of(('host', '10.0.0.1')))"
+    program = "from omnistage.router.clients import Client, name_of; print(name_of(Client('10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert len(other) == 16 and other != name_of(client_of(FactsOfCall(ONE)))
+    assert len(other) == 33 and other != name_of(client_of(FactsOfCall(ONE)))

@@ -366,7 +366,7 @@ async def test_deadline_and_trace_reach_every_stage():
 PICTURES = [
     ({"prompt": ""}, "diffusion.prompt"),
     ({"prompt": " "}, "diffusion.prompt"),
-    ({"prompt": "x" * 20_001}, "diffusion.prompt"),
+    ({"prompt": "x" * 32_001}, "diffusion.prompt"),
     ({"prompt": "x", "results": 9}, "diffusion.results"),
     ({"prompt": "x", "previews": 17}, "diffusion.previews"),
     ({"prompt": "x", "steps": 1001}, "diffusion.steps"),

@@ -1,4 +1,4 @@
-"""Memory for what clients stream: bounded for a turn, and for all turns together."""
+"""Memory for what clients stream: bounded for a turn."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ import weakref
 
 from helpers.link import link_by, opening, route_to
 from helpers.waiting import until_collected
-from omnistage.router.intake import REPLAY_BYTES, WINDOW, Intake, ReplayRoom
+from omnistage.router.intake import WINDOW, Intake
 from omnistage.v1 import stage_pb2
-
-
-def test_what_is_kept_for_replays_is_bounded_together() -> None:
-    """A client that comes when all memory is taken keeps nothing: its turn ends where its stage is lost."""
-    room = ReplayRoom(REPLAY_BYTES * 5 // 2)
-    given = [room.take() for _ in range(4)]
-    assert given == [REPLAY_BYTES, REPLAY_BYTES, REPLAY_BYTES // 2, 0]
-    room.give_back(given[0])
-    assert (room.take(), room.take()) == (REPLAY_BYTES, 0)
 
 
 def test_ports_share_the_window_of_a_turn() -> None:

@@ -17,6 +17,7 @@ from helpers.converse import ConverseStream
 from helpers.servers import all_free, local_chain, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import stage_pb2
+from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
@@ -64,15 +65,35 @@ async def started(stack: RouterAndStages, key: str = "", request_id: str = "") -
     return call
 
 
+OF_STACK = Token("s" * 32)
+PROOF = OF_STACK.for_gateway().secret
+
+
+def behind(host: str, key: str = "", proof: str = PROOF) -> list[tuple[str, str]]:
+    """Metadata of a gateway's call for a client of this host."""
+    return [*(by(key) if key else ()), (GATEWAY_KEY, proof), (GATEWAY_HOST, host)]
+
+
+@pytest.mark.parametrize("stack", [{"max_sessions": 4, "token": OF_STACK}], indirect=True)
+async def test_one_host_cannot_hold_all_places_whatever_keys_it_invents(stack: RouterAndStages):
+    running = [await started(stack, f"greedy-{number}") for number in range(3)]
+    forged = [by("greedy-0"), by("greedy-3"), behind("other", proof=OF_STACK.secret), behind("other", "key", "guessed" * 4)]
+    for refusal in await asyncio.gather(*(refused(stack.stub, good(), metadata=metadata) for metadata in forged)):
+        assert refusal.reason == "OVERLOADED" and refusal.retry_delay_s
+    for metadata in (behind("other"), behind("third", "greedy-0"), behind("fourth", "mine")):
+        (await ask(stack.stub, good(), metadata=metadata)).check_toy(5, "good")
+    for call in running:
+        call.cancel()
+    await all_free(stack.addresses)
+
+
 @pytest.mark.parametrize("stack", [{"max_sessions": 4}], indirect=True)
-async def test_one_client_cannot_hold_all_places(stack: RouterAndStages):
+async def test_who_shares_a_host_with_a_greedy_client_gets_its_next_place(stack: RouterAndStages):
     running = [await started(stack, "greedy") for _ in range(3)]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await started(stack, "greedy")
-    told = refusal_of(raised.value)
-    assert told.reason == "OVERLOADED" and told.retry_delay_s
-    (await ask(stack.stub, good(), metadata=by("other"))).check_toy(5, "good")
-    (await ask(stack.stub, good())).check_toy(5, "good")  # Without a key it is its host that counts.
+    waiting = asyncio.create_task(ask(stack.stub, good(), metadata=by("other")))
+    await until(lambda: stack.router.registry.get_sample_value("omnistage_router_waiting") == 1)
+    running.pop().cancel()
+    (await waiting).check_toy(5, "good")
     for call in running:
         call.cancel()
     await all_free(stack.addresses)

@@ -10,6 +10,7 @@ import pytest
 from helpers.ask import request
 from helpers.link import ENDED, Behaviour, bare_peer, says
 from helpers.servers import toy_logic
+from omnistage.host.places import Client
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.answer import AnswerLimits, Generation
@@ -51,7 +52,7 @@ async def answer(placement: Placement, channels: Channels, heard: list[omni_pb2.
 
     pipeline = load_pipeline("toy")
     descriptions: dict[str, stage_pb2.DescribeResponse] = {stage.kind: toy_logic(stage.kind).description for stage in pipeline.stages}
-    async with Admission(lambda: 1, 1).place("client") as place:
+    async with Admission(lambda: 1, 1).place(Client("client")) as place:
         limits = AnswerLimits(time.monotonic() + 30, 30)
         valid = validate(request("hello", 3), {"toy": pipeline})
         await Generation(valid, descriptions, placement, channels, hear, limits, (), place, Tally()).run()

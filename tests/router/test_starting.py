@@ -73,7 +73,10 @@ async def test_a_pipeline_that_starts_later_and_is_lost_again() -> None:
             lost = await refused(stub, DRAWN)
             assert lost.reason == "STAGE_LOST", "it is served; its stage is away"
             (await ask(stub, good())).check_toy(5, "good")
-            assert await listed(stub) == (["toy", "toy-picture"], [])
+            assert await listed(stub) == (["toy"], ["toy-picture"])
+            async with local_stage(family_logic("toy", "diffusion"), address=late):
+                await until_ready(stub, "toy", "toy-picture")
+                assert (await ask(stub, DRAWN)).of("image")
         async with local_router(stages, TOY, PICTURE) as another, omni_stub(another.address) as stub:
             await check_starting(stub, AWAITED)
 

@@ -6,24 +6,25 @@ import asyncio
 
 import pytest
 
+from omnistage.host.places import Client
 from omnistage.router.turns import MAX_LARGE, Turns
 from omnistage.wire.errors import StageError
 
 
 class Line:
-    """Clients that want a turn each, and the order in which they had it."""
+    """Callers that want a turn each, and the order in which they had it."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self.had: list[str] = []
         self.go = asyncio.Event()
 
-    def want(self, client: str) -> asyncio.Task[None]:
-        return asyncio.create_task(self._have(client))
+    def want(self, host: str, name: str = "") -> asyncio.Task[None]:
+        return asyncio.create_task(self._have(Client(host, name)))
 
-    async def _have(self, client: str) -> None:
+    async def _have(self, client: Client) -> None:
         async with self._turns.turn(client):
-            self.had.append(client)
+            self.had.append(client.host)
             await self.go.wait()
 
 
@@ -42,6 +43,15 @@ async def test_clients_take_turns_however_much_each_of_them_wants():
     await asyncio.gather(*tasks)
     assert line.had[:3] == ["a", "b", "c"] and line.had[3:6].count("b") == 1
     assert len(line.had) == 23
+
+
+async def test_hosts_take_turns_however_many_keys_each_of_them_invents():
+    line = Line(Turns())
+    tasks = [line.want("a", f"key:{number}") for number in range(20)] + [line.want("b", "key:mine"), line.want("a"), line.want("b")]
+    await settle()
+    line.go.set()
+    await asyncio.gather(*tasks)
+    assert line.had[:4] in (["a", "b", "a", "b"], ["a", "b", "b", "a"]) and len(line.had) == 23
 
 
 async def test_what_waits_is_bounded_and_one_client_leaves_room_for_others():

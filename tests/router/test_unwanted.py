@@ -48,7 +48,7 @@ async def test_a_client_has_one_name_at_the_stages_and_another_client_another():
             await ask(stub, request("Who?", 1, outputs=["text"]), metadata=metadata)
         plain, one, plain_again, one_again, other = model.clients
         assert plain == plain_again and one == one_again and len({plain, one, other}) == 3
-        assert all(re.fullmatch(r"[0-9a-f]{16}", name) for name in model.clients)
+        assert all(re.fullmatch(r"[0-9a-f]{16}/[0-9a-f]{16}", name) for name in model.clients)
 
 
 async def test_an_older_thinker_that_sends_rows_all_the_same_is_heard_to_the_end():

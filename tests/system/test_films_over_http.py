@@ -34,7 +34,7 @@ outputs_vary: true
 may_give: [latents, pixels]
 stages: [{{kind: diffusion, family: diffusers}}]
 """
-CODECS = {None: ("video/webm", "vp9"), "webm": ("video/webm", "vp9"), "mp4": ("video/mp4", "av1"), "mp4-h264": ("video/mp4", "h264")}
+CODECS = {None: ("video/webm", "vp9"), "webm": ("video/webm", "vp9"), "mp4": ("video/mp4", "vp9"), "mp4-h264": ("video/mp4", "h264")}
 """By a format."""
 
 

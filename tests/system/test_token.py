@@ -152,6 +152,18 @@ def test_a_token_file_is_made_once_and_for_its_owner_only(tmp_path: Path):
         assert text == file.read_text()
     finally:
         os.umask(before)
+    of_gateway = tmp_path / "gateway"
+    subprocess.run([sys.executable, "-m", "omnistage.host.token", str(of_gateway), str(file)], check=True, timeout=60)
+    assert of_gateway.read_text().strip() == Token(text.strip()).for_gateway().secret
+    file.unlink()
+    for words in ([str(file)], [str(of_gateway), str(file)]):
+        subprocess.run([sys.executable, "-m", "omnistage.host.token", *words], check=True, timeout=60)
+    assert file.read_text() != text and of_gateway.read_text().strip() == Token(file.read_text().strip()).for_gateway().secret
+    assert stat.S_IMODE(of_gateway.stat().st_mode) == 0o400 and {*tmp_path.iterdir()} == {file, of_gateway}
+    nameless = subprocess.run(
+        [sys.executable, "-m", "omnistage.host.token", str(of_gateway), ""], capture_output=True, text=True, timeout=60
+    )
+    assert nameless.returncode == 1 and "has no name" in nameless.stderr
     failed = subprocess.run(
         [sys.executable, "-m", "omnistage.host.token", str(tmp_path / "missing" / "token")], capture_output=True, text=True, timeout=60
     )

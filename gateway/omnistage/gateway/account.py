@@ -28,14 +28,15 @@ MOST_CHARACTERS = 128
 
 class HttpAccount:
     """The account of one request. endpoint: its route, without the parts that differ from call to call. client: the client's name in logs.
-    client_request_id: the client's own name for the request; None: it gave none. at_end: functions to call when the request has ended; they
-    free what it held. on_copied: called whenever the client library has copied what an answer needs, with the bytes of that copy."""
+    host: the host or network that it comes from, as `network_of` names it. client_request_id: the client's own name for the request; None:
+    it gave none. at_end: functions to call when the request has ended; they free what it held. on_copied: called whenever the client
+    library has copied what an answer needs, with the bytes of that copy."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
         self.method, self.path = method, path
         self.endpoint = ""
-        self.client = ""
+        self.client = self.host = ""
         self.client_request_id: str | None = None
         self.status = 0  # of HTTP; 0: no answer has begun
         self.reason = "OK"

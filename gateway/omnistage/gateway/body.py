@@ -31,8 +31,12 @@ def few(given: object, most: int) -> object:
     return given
 
 
+SCHEMAS = {"schema", "parameters"}
+"""Fields with a JSON schema."""
+
+
 class Body(BaseModel):
-    """The body of a request. An unknown field is refused, as OpenAI does. A field that is null counts as not given."""
+    """The body of a request. An unknown field is refused, as OpenAI does. A field that is null counts as not given, wherever it is."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
     _media: ClassVar[tuple[str, ...]] = ()
@@ -42,14 +46,23 @@ class Body(BaseModel):
     @classmethod
     def _bounded(cls, body: object) -> object:
         """Refuse too many keys, and too long texts, before the fields are validated: each unknown key would be an error of its own,
-        which takes more than a KiB. Leave out fields that are null."""
+        which takes more than a KiB. Leave out what is null."""
         if not isinstance(body, dict):
             return body
         for name, value in body.items():
             if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
         few(body, MAX_KEYS)
-        return {name: value for name, value in body.items() if value is not None or name not in cls.model_fields}
+        return {name: _without_nulls(name, value) for name, value in body.items() if value is not None or name not in cls.model_fields}
+
+
+def _without_nulls(name: str, value: Any) -> Any:
+    """The value of a field without members of objects that are null. A schema stays as it is: null may be one of its values."""
+    if isinstance(value, list):
+        return [_without_nulls("", one) for one in value]
+    if not isinstance(value, dict) or name in SCHEMAS:
+        return value
+    return {inner: _without_nulls(inner, one) for inner, one in value.items() if one is not None}
 
 
 class StrictBody(Body):

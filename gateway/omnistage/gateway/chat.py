@@ -46,7 +46,7 @@ def routes(door: Door) -> APIRouter:
             frame = _frame(visitor, asked, pipeline)
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
-            stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor.who, text, name)[1])
+            stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor, text, name)[1])
             return await stream_response(request, stream.pieces(merge_events(answers)), fields)
 
     return router
@@ -55,7 +55,7 @@ def routes(door: Door) -> APIRouter:
 async def _ask_all(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
     """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     fetch = door.fetcher.of(visitor.account)
-    turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
+    turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch, use_audio=asked.hears_films)
     asked.messages.clear()  # The turns have what was in them, and go with this call.
     voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
     given = [options_of(asked, pipeline, voice, number) for number in range(asked.n or 1)]
@@ -85,7 +85,7 @@ async def _completion(
             message["reasoning_content"] = answer.thought
         if asked.is_spoken:
             data = await asyncio.to_thread(_sound, answer, encoders[number])
-            name, expires_at = transcripts.put(visitor.who, answer.text)
+            name, expires_at = transcripts.put(visitor, answer.text)
             sound = {"id": name, "expires_at": expires_at, "data": data, "transcript": answer.text}
             message |= {"content": None, "audio": sound}
         rows = [row for delta in deltas[number] for row in logprobs_of(delta, asked.top_logprobs or 0)]

@@ -58,6 +58,12 @@ class ResponseFormat(StrictBody):
         return (self.json_schema.schema_ if self.json_schema else None) or {"type": "object"}
 
 
+class MediaOptions(StrictBody):
+    """How media are read, by the name that model cards and vLLM have for it."""
+
+    use_audio_in_video: Annotated[bool | None, Field(description="Films are also heard, unless their part says use_audio.")] = None
+
+
 class ChatRequest(ConversationBody):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream_options: StreamOptions | None = None
@@ -85,6 +91,7 @@ class ChatRequest(ConversationBody):
     profile: str | None = None
     conversation_id: str | None = None
     background: str | None = None
+    mm_processor_kwargs: MediaOptions | None = None
 
     metadata: Ignored = None
     reasoning_effort: Ignored = None
@@ -104,6 +111,11 @@ class ChatRequest(ConversationBody):
         )
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "goes with logprobs: true")
+
+    @property
+    def hears_films(self) -> bool:
+        """Whether films are also heard whose parts do not say."""
+        return bool(self.mm_processor_kwargs and self.mm_processor_kwargs.use_audio_in_video)
 
     @property
     def is_spoken(self) -> bool:

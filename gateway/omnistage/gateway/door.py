@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ from omnistage.gateway.film_jobs import Jobs
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.offer import Offer
 from omnistage.gateway.settings import GatewaySettings
+from omnistage.gateway.views import Views
+from omnistage.host.token import Token
 
 log = structlog.get_logger(__name__)
 
@@ -37,18 +38,20 @@ KEY_HEADERS = ("x-api-key", "api-key")
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """The sender of a request. omni: asks the router with the sender's key. account: of the request. who: the sender's name, by which
-    films, texts and other data are kept apart."""
+    films, texts and other data are kept apart. host: a name of the sender's host; all senders of a host share what one host gets."""
 
     omni: AsyncOmni
     account: HttpAccount
     who: str
+    host: str
 
 
 class Door:
     """The objects that all endpoints share. It must be made on the event loop that serves. serves: whether requests are answered; False
     while the gateway ends. running: how many requests run."""
 
-    def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+    def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, token: Token | None = None) -> None:
+        """token: shown to the router; see Views."""
         self.settings, self.metrics = settings, metrics
         # No retries, because clients over HTTP retry by themselves, as OpenAI's do. But they give up before a pipeline has started.
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=START_PATIENCE_S, warn=_warn)
@@ -59,7 +62,8 @@ class Door:
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.jobs = Jobs(self.omni, settings, metrics)
+        self._views = Views(self.omni, token)
+        self.jobs = Jobs(self._views, settings, metrics)
 
     async def open(self) -> None:
         """Start the jobs of films; call it before any request comes. Raises StartError."""
@@ -70,15 +74,15 @@ class Door:
         await self.omni.close()
 
     def visitor(self, headers: Headers, account: HttpAccount) -> Visitor:
-        """The sender of a request, named by the key in the headers, or without a key by the address in the account. Raises ApiError 401 for
+        """The sender of a request, named by the key in the headers, or without a key by the host in the account. Raises ApiError 401 for
         a text that cannot be a key."""
         key = _key(headers)
-        # The address is hashed with a secret, so a stranger cannot send a key that gives the same name.
-        name = key or self._hashed(network(account.client))
+        # The host is hashed with a secret, so a stranger cannot send a key that gives the same name.
+        name, host = key or self._hashed(account.host), self._hashed(f"host {account.host}")
         if key:
             account.client = key_name(key)
         try:
-            return Visitor(self.omni.as_client(name), account, self._hashed(f"visitor {name}"))
+            return Visitor(self._views.of(name, host), account, self._hashed(f"visitor {name}"), host)
         except BadRequestError as error:
             fault = error.message.removeprefix("api_key: ")
             raise ApiError(401, f"the API key {fault}", code="invalid_api_key") from None
@@ -132,17 +136,6 @@ def _key(headers: Headers) -> str | None:
 def key_name(key: str) -> str:
     """The name by which the router's log shows this key."""
     return f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-
-def network(host: str) -> str:
-    """The name of the network whose addresses count as one client: an IPv4 address alone, or the /64 network of an IPv6 address."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(address.ipv4_mapped or int(address) >> 64)
-    return str(address)
 
 
 def _warn(message: str) -> None:

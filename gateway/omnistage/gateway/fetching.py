@@ -13,6 +13,7 @@ import httpx2
 
 from omnistage.gateway.account import HttpAccount
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.held import HeldMemory, Ledger
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -23,8 +24,8 @@ LIMIT_S = 10.0
 """Seconds for all media of one request, counted from the first on."""
 
 REQUESTS = 4
-"""All requests together may hold this many times the bytes that one request may fetch; bytes count until their request has been
-answered."""
+"""All requests together may hold this many times the bytes that one request may fetch, and those of one host its share of that. Bytes
+count until their request has been answered."""
 
 MOST_REDIRECTS = 3
 HTTPS_PORT = 443
@@ -37,20 +38,14 @@ class Fetcher:
     def __init__(self, hosts: Sequence[str], most_bytes: int) -> None:
         self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
         self._most_bytes = most_bytes
-        self._held_bytes = 0
+        self._ledger = Ledger(REQUESTS * most_bytes)
         self._trust: ssl.SSLContext | None = None
 
     def of(self, account: HttpAccount) -> Fetch:
         """The function that fetches for one request; until the request has ended its bytes count in the limit of all requests."""
-        mine = _Mine(self._most_bytes, self._take)
-        account.at_end.append(mine.release)
-        return partial(self._fetch, mine)
-
-    def _take(self, size: int) -> None:
-        """Count bytes of fetched media, of all requests. Raises ApiError if they are too many."""
-        if self._held_bytes + size > REQUESTS * self._most_bytes:
-            raise ApiError(503, "too many media are being fetched", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
-        self._held_bytes += size
+        memory = HeldMemory([self._ledger], account.host, "too many media are being fetched")
+        account.at_end.append(memory.free)
+        return partial(self._fetch, _Mine(self._most_bytes, memory))
 
     async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
         """The bytes at a URL; it may redirect, but only on the same host. mine: counts bytes. where: field with the URL. Raises
@@ -105,10 +100,10 @@ class Fetcher:
 
 
 class _Mine:
-    """Counts the bytes of media that one request has fetched. most: the largest allowed number. take: counts them for all requests."""
+    """Counts the bytes of media that one request has fetched. most: the largest allowed number. memory: counts them among all requests."""
 
-    def __init__(self, most: int, take: Callable[[int], None]) -> None:
-        self._most, self._take = most, take
+    def __init__(self, most: int, memory: HeldMemory) -> None:
+        self._most, self._memory = most, memory
         self._size = 0
         self._until: float | None = None
 
@@ -122,12 +117,8 @@ class _Mine:
         """Count more bytes. Raises ApiError if they are too many."""
         if self._size + size > self._most:
             raise _refusal(where, f"with it the media of this request have more than {self._most >> 20} MiB")
-        self._take(size)
+        self._memory.take(size)
         self._size += size
-
-    def release(self) -> None:
-        self._take(-self._size)
-        self._size = 0
 
 
 async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:

@@ -7,6 +7,7 @@ import errno
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import structlog
 
 from omnistage.client import AsyncOmni
-from omnistage.client.errors import OmniError, RouterLostError, StageLostError, UnavailableError
+from omnistage.client.errors import BadRequestError, OmniError, RouterLostError, StageLostError, UnavailableError
 from omnistage.gateway.failure import ApiError, of_omni
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.film_growing import Growing, beside, facts_of, make_film
@@ -23,6 +24,8 @@ from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Store, fin
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.settings import GatewaySettings
+from omnistage.gateway.views import Views
+from omnistage.host.places import Client, Places, Refused
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +46,7 @@ FILM_SHARE = 0.5
 """The largest part of the bytes of all jobs that one film may have."""
 
 MOST_KEPT = 1000
-"""The most jobs that have ended, failed ones too; the oldest of them are deleted first."""
-
-SHARE = 0.75
-"""The largest part of all waiting and running jobs that one client may have."""
+"""The most jobs that have ended, failed ones too; if there are more, the oldest ones of those who hold the most are deleted."""
 
 MOST_TRIES = 24
 """The most tries of a film if no server answers. The pauses between them grow; they last seven minutes, in which a server can load its
@@ -85,8 +85,8 @@ class _Run:
 class Jobs:
     """All jobs of one gateway. Call `open` first."""
 
-    def __init__(self, omni: AsyncOmni, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
-        self._omni, self._settings, self._metrics = omni, settings, metrics
+    def __init__(self, views: Views, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self._views, self._settings, self._metrics = views, settings, metrics
         self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
         self._writing = asyncio.Lock()  # held while the store is changed
@@ -99,12 +99,17 @@ class Jobs:
         """Read the jobs that an earlier process left, and go on with those that have not ended. Raises StartError."""
         self._store = store = await asyncio.to_thread(Store, self._settings.video_folder)
         for job in await asyncio.to_thread(store.jobs):
+            try:
+                omni = self._views.of(job.who, job.host)
+            except BadRequestError as error:
+                log.warning("film.damaged", job=job.id, why=error.message)
+                continue
             self._jobs[job.id] = job
             if job.status == "completed" and not store.film(job).is_file():
                 await self._lose(job)
             elif not job.is_over:
                 job.status, job.progress = "queued", 0
-                self._wait(job, self._omni.as_client(job.who))
+                self._wait(job, omni)
         self._fill()
 
     @property
@@ -182,13 +187,7 @@ class Jobs:
     async def add(self, job: FilmJob, omni: AsyncOmni, picture: bytes | None) -> None:
         """Store a new job, and let it wait for its begin. omni: asks with the client's key. picture: bytes of the file of the first frame;
         None: there is none. Raises ApiError if too many jobs wait or run, or the disk has no room."""
-        by_client = Counter(run.job.who for run in self._runs.values())
-        most = self._settings.video_jobs
-        if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
-            there = f"{len(self._runs)} videos wait or are made, {by_client[job.who]} of them yours"
-            text = f"{there}: at most {most} may, and {SHARE:.0%} of these for one client"
-            hint = "Ask again when one of them is finished, or delete one."
-            raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
+        self._check_place(job)
         job.picture_bytes = 0 if picture is None else len(picture)
         job.row_bytes = len(job.row.encode())
         self._jobs[job.id] = job
@@ -207,6 +206,18 @@ class Jobs:
             raise
         run.is_kept = True
         self._fill()
+
+    def _check_place(self, job: FilmJob) -> None:
+        """Raises ApiError if there is no place for one more job of this job's host and client."""
+        places = Places(self._settings.video_jobs)
+        for run in self._runs.values():
+            places.hold(Client(run.job.host, run.job.who))
+        try:
+            places.take(Client(job.host, job.who))
+        except Refused as refused:
+            hint = "Ask again when one of them is finished, or delete one."
+            text = f"too many videos wait or are made: {refused}"
+            raise ApiError(503, text, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S) from None
 
     async def delete(self, job: FilmJob) -> None:
         """Delete a job, and end its run. Raises ApiError if the disk or the database fails; then the client still has the job, as one that
@@ -245,8 +256,8 @@ class Jobs:
         return run
 
     def _fill(self) -> None:
-        """Begin as many jobs as may run. Each time it chooses, among the jobs whose `not_before` has passed, the oldest job of the client
-        with the fewest running jobs. A timer calls this at the next `not_before`."""
+        """Begin as many jobs as may run. Each time it chooses, of the jobs whose `not_before` has passed, the oldest of the host with the
+        fewest running jobs, and there of the client with the fewest. A timer calls this at the next `not_before`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -257,8 +268,8 @@ class Jobs:
             due = [run for run in waiting if run.not_before <= now]
             if len(running) >= self._settings.video_runs or not due:
                 break
-            by_client = Counter(run.job.who for run in running)
-            chosen = min(due, key=lambda run: by_client[run.job.who])
+            by_host, by_client = Counter(run.job.host for run in running), Counter(run.job.who for run in running)
+            chosen = min(due, key=lambda run: (by_host[run.job.host], by_client[run.job.who]))
             chosen.task = asyncio.create_task(self._make(chosen), name=f"omnistage-film-{chosen.job.id}")
         later = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now]
         if later and not self._closes:
@@ -343,10 +354,11 @@ class Jobs:
             raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film.")
 
     async def _make_room(self, size_bytes: int) -> None:
-        """Delete the oldest jobs that have ended until so many more bytes fit. Raises ApiError if that is not enough."""
+        """Delete jobs that have ended until so many more bytes fit: the oldest of those who hold the most bytes. Raises ApiError if that is
+        not enough."""
         max_bytes = self._settings.video_bytes
         while sum(job.kept_bytes for job in self._jobs.values()) + size_bytes > max_bytes:
-            oldest = next((job for job in self._jobs.values() if job.is_over), None)
+            oldest = _first_to_go(self._jobs.values(), lambda job: job.kept_bytes)
             if oldest is None:
                 text = f"there is no room for more: the jobs of this gateway have {max_bytes >> 20} MiB together"
                 raise ApiError(507, text, code="too_large", hint="Ask for a shorter or smaller film, or again when others are finished.")
@@ -378,20 +390,28 @@ class Jobs:
     # Tidying -----------------------------------------------------------------------------------------------------------------------
 
     async def tidy(self) -> None:
-        """Run for ever: delete jobs when they expire, and the oldest jobs when there are too many."""
+        """Run for ever: delete jobs when they expire, and when there are too many the oldest ones of those who hold the most."""
         while True:
-            over = [job for job in self._jobs.values() if job.is_over]
-            for number, job in enumerate(over):
-                if self._is_past(job) or len(over) - number > MOST_KEPT:
-                    try:
-                        await self._remove(job)
-                    except (OSError, sqlite3.Error) as error:
-                        log.warning("film.not_removed", job=job.id, why=str(error))
+            for job in self._to_remove():
+                try:
+                    await self._remove(job)
+                except (OSError, sqlite3.Error) as error:
+                    log.warning("film.not_removed", job=job.id, why=str(error))
             self._over.clear()
             times = [at for job in self._jobs.values() if (at := self.expires_at(job)) is not None]
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(min(times) - time.time(), AGAIN_S) if times else None):
                     await self._over.wait()
+
+    def _to_remove(self) -> list[FilmJob]:
+        """The jobs that have expired, and of too many others those that go first."""
+        over = [job for job in self._jobs.values() if job.is_over]
+        gone = [job for job in over if self._is_past(job)]
+        left = [job for job in over if not self._is_past(job)]
+        while len(left) > MOST_KEPT and (job := _first_to_go(left, lambda job: 1)) is not None:
+            left.remove(job)
+            gone.append(job)
+        return gone
 
     def _count(self) -> None:
         """Set the gauges of jobs and of bytes."""
@@ -399,6 +419,17 @@ class Jobs:
         self._metrics.films.labels("in_progress").set(running)
         self._metrics.films.labels("queued").set(len(self._runs) - running)
         self._metrics.film_bytes.set(sum(job.kept_bytes for job in self._jobs.values()))
+
+
+def _first_to_go(jobs: Iterable[FilmJob], size_of: Callable[[FilmJob], int]) -> FilmJob | None:
+    """The oldest job that has ended of the host with the most, and there of the client with the most: so nobody makes the films of others
+    go. jobs: the oldest first. size_of: what is counted of a job. None: no job has ended."""
+    over = [job for job in jobs if job.is_over]
+    of_host, of_client = Counter[str](), Counter[tuple[str, str]]()
+    for job in over:
+        of_host[job.host] += size_of(job)
+        of_client[job.host, job.who] += size_of(job)
+    return max(over, key=lambda job: (of_host[job.host], of_client[job.host, job.who]), default=None)
 
 
 def new_job(who: str, **given: Any) -> FilmJob:

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import FileIO
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 import structlog
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from omnistage.client.film_file import MEDIA_TYPES
 from omnistage.host.errors import StartError
@@ -34,6 +36,9 @@ DATABASE, LOCK = "jobs.sqlite3", ".lock"
 
 WHY_CHARACTERS = 200
 """Largest number of characters of a fault that the log shows."""
+
+MAX_PROBED_ROWS = 100_000
+"""So many rows are looked for one by one, the newest, if the list of a damaged table cannot be read."""
 
 BUSY_S = 5.0
 """Seconds to wait while another program has locked the database."""
@@ -57,10 +62,10 @@ CREATE TABLE secret (value BLOB NOT NULL);
 
 @dataclass(slots=True)
 class FilmJob:
-    """One film, as a job. who: the client that it belongs to. options: for the call of the client library, with the seed. has_picture:
-    whether the folder has a picture to begin with. size, seconds: texts as clients see them: WIDTHxHEIGHT and a number, or auto. progress:
-    percent. tries: how often no server made it. ended_at: Unix time, or None. frames, size_bytes: of the part that is made. picture_bytes:
-    size of the picture's file. row_bytes: size of the job's row; it is not in the row."""
+    """One film, as a job. who: the client that it belongs to. host: a name of its host. options: for the call of the client library,
+    with the seed. has_picture: whether the folder has a picture to begin with. size, seconds: texts as clients see them: WIDTHxHEIGHT and a
+    number, or auto. progress: percent. tries: how often no server made it. ended_at: Unix time, or None. frames, size_bytes: of the part
+    that is made. picture_bytes: size of the picture's file. row_bytes: size of the job's row; it is not in the row."""
 
     id: str
     who: str
@@ -81,6 +86,7 @@ class FilmJob:
     size_bytes: int = 0
     picture_bytes: int = 0
     row_bytes: int = 0
+    host: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -141,37 +147,72 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove unfinished films, which will be made anew, and files that belong to no job. The others are for this user alone."""
-        known = {name for (name,) in self._database.execute("SELECT id FROM jobs")}
+        """Remove unfinished films, which will be made anew, and files that belong to no job. The others are for this user alone. A
+        file for which the system refuses this is told in the log, and costs no other."""
+        known = self._names()
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
             if not _NAME.fullmatch(name):
                 continue
-            if name not in known or end == GROWING:
-                path.unlink()
-            else:
-                path.chmod(0o600)  # An earlier version let other users read it.
+            try:
+                if end == GROWING or (known is not None and name not in known):
+                    path.unlink()
+                else:
+                    path.chmod(0o600)  # An earlier version let other users read it.
+            except OSError as error:
+                _tell_damage(path.name, error)
+
+    def _names(self) -> set[str] | None:
+        """The names of all jobs; None if the table is damaged, so that nobody knows all of them."""
+        try:
+            return {bytes(name).decode(errors="replace") for (name,) in self._database.execute("SELECT CAST(id AS BLOB) FROM jobs")}
+        except sqlite3.DatabaseError as error:
+            _tell_damage(DATABASE, error)
+            return None
 
     def jobs(self) -> list[FilmJob]:
         """All jobs, the oldest first. A damaged row is left out, and told in the log; it stays in the table with its files. Rows are read
         one by one, because some may be large."""
-        with self._lock:
-            numbers = [number for (number,) in self._database.execute("SELECT number FROM jobs ORDER BY number")]
-        return [job for number in numbers if (job := self._read(number)) is not None]
+        return [job for number in self._numbers() if (job := self._read(number)) is not None]
+
+    def _numbers(self) -> Sequence[int]:
+        """The numbers of all rows, in order. If the table is damaged, those that rows may have. Raises StartError if nobody knows them."""
+        try:
+            with self._lock:
+                return [number for (number,) in self._database.execute("SELECT number FROM jobs ORDER BY number")]
+        except sqlite3.DatabaseError as error:
+            _tell_damage(DATABASE, error)
+        try:
+            with self._lock:
+                (last,) = self._database.execute("SELECT MAX(seq) FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+            last = int(last)
+        except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+            raise StartError(f"{self.folder / DATABASE} is damaged ({error}): move it away, or name another --video-folder") from error
+        return range(max(last - MAX_PROBED_ROWS, 0) + 1, last + 1)
 
     def _read(self, number: int) -> FilmJob | None:
         """The job of a row; None if the row is damaged."""
-        with self._lock:
-            name, row = self._database.execute("SELECT id, CAST(job AS BLOB) FROM jobs WHERE number = ?", (number,)).fetchone()
+        name = f"row {number}"
         try:
+            with self._lock:
+                found = self._database.execute(
+                    "SELECT CAST(id AS BLOB), CAST(job AS BLOB) FROM jobs WHERE number = ?", (number,)
+                ).fetchone()
+            if found is None:
+                return None
+            name, row = bytes(found[0]).decode(), bytes(found[1])
+            from_json(row, allow_inf_nan=False)
             job = _JOB.validate_json(row, strict=True)
-        except ValueError as error:
-            log.warning("film.damaged", job=str(name)[:WHY_CHARACTERS], why=str(error)[:WHY_CHARACTERS])
+        except (ValueError, TypeError, sqlite3.DatabaseError) as error:
+            _tell_damage(name, error)
             return None
         if job.id != name or "seed" not in job.options or job.is_over != (job.ended_at is not None):
-            log.warning("film.damaged", job=str(name)[:WHY_CHARACTERS], why="its fields do not fit together")
+            _tell_damage(name, "its fields do not fit together")
             return None
         job.row_bytes = len(row)
+        # The files say how large they are; a film that is not over is made anew.
+        job.size_bytes = _size_of(self.film(job)) if job.status == "completed" else 0
+        job.picture_bytes = 0 if job.is_over else _size_of(self.file(job, BEGINNING))
         return job
 
     def put(self, job: FilmJob) -> None:
@@ -216,6 +257,16 @@ class Store:
         os.close(self._held)
         if self._own is not None:
             self._own.cleanup()
+
+
+def _tell_damage(name: str, fault: object) -> None:
+    """Tell in the log that a row or a file is damaged."""
+    log.warning("film.damaged", job=name[:WHY_CHARACTERS], why=str(fault)[:WHY_CHARACTERS])
+
+
+def _size_of(path: Path) -> int:
+    """The bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _hold(folder: Path) -> int:

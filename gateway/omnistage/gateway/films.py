@@ -160,6 +160,7 @@ async def _create_job(door: Door, request: Request, asked: FilmRequest, referenc
         seconds = asked.frames / asked.frames_per_second
     job = new_job(
         visitor.who,
+        host=visitor.host,
         prompt=asked.prompt,
         options=options,
         model=asked.model or pipeline or AUTO,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omnistage.gateway import held
 from omnistage.gateway.account import ANSWERS, HttpAccount
 from omnistage.gateway.answering import BrokenOff
-from omnistage.gateway.door import Door, host_of, network
+from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.held import HeldMemory, Ledger
 from omnistage.gateway.port import HEAD_BYTES
-from omnistage.host.addresses import host_and_port, is_loopback
+from omnistage.host.addresses import host_and_port, is_loopback, network_of
 
 T = TypeVar("T")
 
@@ -34,6 +34,9 @@ BODY_LIMIT_S = 60.0
 MAX_PARTS = 262_144
 """The most characters of JSON's syntax in a body, because each may become an object. The largest allowed conversation needs a tenth of
 them; the others may be in its texts, which may be JSON themselves."""
+
+PIECE_BYTES = 64 << 10
+"""The most bytes of an answer that are sent at once: the next ones wait until the client has read."""
 
 LARGE_BYTES = 1 << 20
 """A body of more bytes is parsed on a thread, so that the event loop goes on."""
@@ -84,9 +87,10 @@ class HttpGuard:
             return
         account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
-        answer = _Answer(account, send)
+        answer = AnswerSender(account, send, lambda error, send: self._readable(error.response)(scope, receive, send))
         request = Request(scope, receive)
-        account.client = host = host_of(scope.get("client"))
+        account.client = host_of(scope.get("client"))
+        account.host = network_of(account.client)
         account.named(request.headers.get("x-client-request-id", ""))
         self._door.enter()
         try:
@@ -94,7 +98,8 @@ class HttpGuard:
                 self._check(request)
                 if account.path.startswith(ANSWERS):
                     scope["state"]["visitor"] = self._door.visitor(request.headers, account)
-                with self._held(request.headers, network(host)) as body:
+                with self._held(request.headers, account.host) as body:
+                    answer.memory = body.memory
                     again = await body.read(receive)
                     scope["state"]["json"] = body.json
                     account.on_copied = body.give_up
@@ -202,7 +207,7 @@ class _Body:
     json: its parsed value; None: it is no JSON."""
 
     def __init__(self, max_bytes: int, memory: HeldMemory, *, is_json: bool) -> None:
-        self._max_bytes, self._memory, self._is_json = max_bytes, memory, is_json
+        self._max_bytes, self.memory, self._is_json = max_bytes, memory, is_json
         self._messages: list[Message] = []
         self._is_copied = False
         self.json: Any = None
@@ -225,7 +230,7 @@ class _Body:
             size += len(piece)
             if size > self._max_bytes:
                 raise _too_large(self._max_bytes)
-            self._memory.take(len(piece))
+            self.memory.take(len(piece))
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)
@@ -233,7 +238,7 @@ class _Body:
             parts = await _look_at(_parts, body)
             if parts > MAX_PARTS:
                 raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
-            self._memory.take(parts * PART_BYTES)
+            self.memory.take(parts * PART_BYTES)
             self.json = await _look_at(_parse_json, body)
         self._messages.append({"type": "http.request", "body": body, "more_body": False})
 
@@ -247,26 +252,67 @@ class _Body:
         the bytes of one more copy. Raises ApiError if there is no room for them."""
         if not self._is_copied:
             self._is_copied = True
-            self._memory.free()
             self._messages.clear()
             if isinstance(self.json, dict):
                 self.json.clear()  # Whoever refers to it has no more use for its values.
-        self._memory.take(copied_bytes)
+            self.memory.resize(copied_bytes)
+        else:
+            self.memory.take(copied_bytes)
 
 
-class _Answer:
-    """Sends an answer, and notes its begin in the account."""
+class AnswerSender:
+    """Sends an answer, and notes its begin in the account. A large body goes out piece by piece, as the client reads it; until then its
+    memory counts like that of a request. refuse: sends an error in place of the answer, by the given function. memory: counts the memory;
+    None: nothing is counted yet."""
 
-    def __init__(self, account: HttpAccount, send: Send) -> None:
-        self._account, self._send = account, send
+    def __init__(self, account: HttpAccount, send: Send, refuse: Callable[[ApiError, Send], Awaitable[None]]) -> None:
+        self._account, self._send, self._refuse = account, send, refuse
+        self._start: Message | None = None
+        self._is_refused = False
+        self.memory: HeldMemory | None = None
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
+        """Send a message of ASGI. If there is no room for the body, an error is sent in place of the answer, if that has not begun."""
+        if self._is_refused:
+            return
         if message["type"] == "http.response.start":
-            self.has_begun = True
-            self._account.began(message["status"])
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._account.request_id.encode())]
-        await self._send(message)
+            self._start = message
+            if not any(name == b"content-length" for name, _ in message["headers"]):
+                await self._begin()  # Otherwise the body follows at once, and may find no room.
+            return
+        body = message.get("body", b"")
+        counted_bytes = len(body) if len(body) > PIECE_BYTES and self.memory is not None else 0
+        try:
+            self._take(counted_bytes)
+        except ApiError as error:
+            if self.has_begun:
+                raise
+            self._start, self._is_refused = None, True
+            self._account.failed(error)
+            await self._refuse(error, AnswerSender(self._account, self._send, self._refuse).send)
+            return
+        try:
+            await self._begin()
+            for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+                await self._send({**message, "body": body[at - PIECE_BYTES : at], "more_body": True})
+            await self._send({**message, "body": body[max(len(body) - 1, 0) // PIECE_BYTES * PIECE_BYTES :]})
+        finally:
+            self._take(-counted_bytes)
+
+    async def _begin(self) -> None:
+        """Send the head, if it has not been sent."""
+        if self._start is not None:
+            start, self._start = self._start, None
+            self.has_begun = True
+            self._account.began(start["status"])
+            await self._send(start)
+
+    def _take(self, size_bytes: int) -> None:
+        """Count more bytes, or fewer. Raises ApiError if there is no room for more."""
+        if self.memory is not None and size_bytes:
+            self.memory.resize(self.memory.held_bytes + size_bytes)
 
 
 async def _look_at(look: Callable[[bytes], T], body: bytes) -> T:

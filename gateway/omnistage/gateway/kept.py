@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,25 +22,27 @@ def new_name(prefix: str = "") -> str:
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
     value: T
+    host: str
     size: int
     expires_at: float
 
 
 class ExpiringCache(Generic[T]):
-    """Keeps at most `most_bytes` bytes of values, each for `kept_s` seconds; the oldest are dropped first."""
+    """Keeps at most `most_bytes` bytes of values, each for `kept_s` seconds. If there are more, the oldest of the host with the most bytes
+    is dropped: nobody makes what is kept for others go."""
 
     def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:
         self._most_bytes, self._kept_s = most_bytes, kept_s
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
-        self._bytes = 0
+        self._bytes = Counter[str]()  # By host.
 
-    def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
-        """Keep a value. size: its bytes. name: its name, from `new_name`; empty: make one that begins with `prefix`. Returns (its name,
-        Unix time until which it is kept). A value of more than `most_bytes` is dropped at once."""
+    def put(self, host: str, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
+        """Keep a value for a host. size: its bytes. name: its name, from `new_name`; empty: make one that begins with `prefix`. Returns
+        (its name, Unix time until which it is kept). A value of more than `most_bytes` is dropped at once."""
         self._clear(size)
         name, expires_at = name or new_name(prefix), time.time() + self._kept_s
-        self._entries[name] = _Entry(value, size, expires_at)
-        self._bytes += size
+        self._entries[name] = _Entry(value, host, size, expires_at)
+        self._bytes[host] += size
         self._clear(0)
         return name, int(expires_at)
 
@@ -51,8 +53,16 @@ class ExpiringCache(Generic[T]):
         return None if entry is None else entry.value
 
     def _clear(self, size: int) -> None:
-        """Drop values that have expired, and then the oldest values until `size` more bytes fit."""
+        """Drop values that have expired, and then others until `size` more bytes fit."""
         now = time.time()
-        while self._entries and (self._bytes + size > self._most_bytes or next(iter(self._entries.values())).expires_at <= now):
-            _, entry = self._entries.popitem(last=False)
-            self._bytes -= entry.size
+        while self._entries and next(iter(self._entries.values())).expires_at <= now:
+            self._drop(next(iter(self._entries)))
+        while self._entries and self._bytes.total() + size > self._most_bytes:
+            (host, _), *_ = self._bytes.most_common(1)
+            self._drop(next(name for name, entry in self._entries.items() if entry.host == host))
+
+    def _drop(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        self._bytes[entry.host] -= entry.size
+        if not self._bytes[entry.host]:
+            del self._bytes[entry.host]

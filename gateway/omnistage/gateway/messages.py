@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from omnistage.client.conversation import FILM_URL, use_audio_of
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import to_medium
+from omnistage.client.media import Video, to_medium
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.failure import invalid, unrecognized_error, unsupported_error
 from omnistage.gateway.fetching import Fetch
@@ -27,9 +28,12 @@ Said = Callable[[str], str | None]
 Turn = dict[str, Any]
 
 
-async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. said: see `Said`. Raises ApiError, BadRequestError."""
+async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
+    """The turns for these messages. The media at web URLs are fetched. said: see `Said`. use_audio: whether films are heard whose parts do
+    not say. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
+    if use_audio:
+        turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
 
 
@@ -84,6 +88,17 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     return turn
 
 
+def _with_heard_films(turn: Turn, where: str) -> Turn:
+    """The turn, such that films are also heard whose parts do not say. Raises BadRequestError."""
+    if not isinstance(turn["content"], list):
+        return turn
+    content = []
+    for j, part in enumerate(turn["content"]):
+        is_silent = FILM_URL in part and use_audio_of(part, FILM_URL, f"{where}.content[{j}].{FILM_URL}") is None
+        content.append({**part, "use_audio": True} if is_silent else part)
+    return {**turn, "content": content}
+
+
 def _check_thought(thought: object, role: object, where: str) -> None:
     """Raises ApiError if the thoughts are no text, or the message is not the assistant's."""
     if thought is not None and not isinstance(thought, str):
@@ -119,8 +134,10 @@ async def _fetch_part(part: Mapping[str, Any], where: str, fetch: Fetch) -> obje
     if kind not in URLS:
         return part
     given, where = part.get(kind), f"{where}.{kind}"
+    use_audio = use_audio_of(part, kind, where) if kind == FILM_URL and kind in part else None
     url = given.get("url") if isinstance(given, Mapping) else given
     where = f"{where}.url" if isinstance(given, Mapping) else where
     if not isinstance(url, str) or url[:5].lower() == "data:":
         return part
-    return to_medium(await fetch(url, where), URLS[kind], where)
+    fetched = await fetch(url, where)
+    return to_medium(fetched if use_audio is None else Video(fetched, use_audio), URLS[kind], where)

@@ -182,7 +182,7 @@ def _keeper(files: ExpiringCache[_PictureFile], request: Request) -> Keep:
     """A function that keeps pictures and names them by URLs of this gateway."""
 
     def keep(picture: Picture) -> str:
-        name, _ = files.put(_PictureFile(picture.data, picture.media_type), len(picture.data))
+        name, _ = files.put(request.state.account.host, _PictureFile(picture.data, picture.media_type), len(picture.data))
         return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))
 
     return keep

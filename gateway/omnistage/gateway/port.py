@@ -7,7 +7,6 @@ import errno
 import resource
 import socket
 import time
-from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
@@ -16,12 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from omnistage.gateway.door import Door, host_of, network
+from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.settings import GatewaySettings
-from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port
+from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port, network_of
 from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
+from omnistage.host.places import Client, Places, Refused, Ticket
 
 HEAD_BYTES = 32 << 10
 """The most bytes of a request line and its headers."""
@@ -40,9 +40,6 @@ LEAST_READ_BYTES = 4 << 10
 
 UNSENT_BYTES = 128 << 10
 """Bytes of an answer that the kernel holds while the client does not read; uvicorn holds more, up to a bound of its own."""
-
-HOST_SHARE = 0.75
-"""The largest part of all connections for one host, or one IPv6 network."""
 
 BACKLOG = 1024
 """Connections that wait to be accepted."""
@@ -183,15 +180,14 @@ class _Events(h11.Connection):
 
 def _protocol(door: Door) -> type[H11Protocol]:
     """Makes the class of a gateway's connections, which counts the connections of each host."""
-    most = most_connections()
-    by_host: Counter[str] = Counter()
+    places = Places(most_connections())
 
     class HttpConnection(H11Protocol):
         """One connection. It is closed when there are too many, when its request does not arrive, or when the client does not read."""
 
         _head: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
-        _host = ""
+        _place: Ticket | None = None
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
@@ -200,15 +196,14 @@ def _protocol(door: Door) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             """Count the connection and start its time limit; abort it if there are too many connections."""
             super().connection_made(transport)
-            host = network(host_of(self.client))
-            if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
+            try:
+                self._place = places.take(Client(network_of(host_of(self.client))))
+            except Refused:
                 self.connections.discard(self)  # At once, so that connections in the same turn of the loop find its place free.
                 transport.abort()
                 return
             transport.max_size = READ_BYTES  # asyncio's name for the most bytes of one read.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-            self._host = host
-            by_host[host] += 1
             door.metrics.connections.set(len(self.connections))
             self._watch_head()
 
@@ -217,10 +212,8 @@ def _protocol(door: Door) -> type[H11Protocol]:
             for timer in (self._head, self._unread):
                 if timer is not None:
                     timer.cancel()
-            if self._host:
-                by_host[self._host] -= 1
-                if not by_host[self._host]:
-                    del by_host[self._host]
+            if self._place is not None:
+                places.leave(self._place)
             super().connection_lost(exc)
             door.metrics.connections.set(len(self.connections))
 

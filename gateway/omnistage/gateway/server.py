@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 
 import structlog
@@ -16,6 +17,7 @@ from omnistage.gateway.settings import GatewaySettings
 from omnistage.host import process
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.program import Credentials
+from omnistage.host.token import GATEWAY_VARIABLE, Token, read_token
 from omnistage.host.watchdog import Watched
 
 log = structlog.get_logger(__name__)
@@ -57,13 +59,19 @@ class GatewayServer:
         await self._door.close()
 
 
+def _token(settings: GatewaySettings) -> Token | None:
+    """The token that the gateway shows to the router: its own, which follows from the stack's if that is given. Raises StartError."""
+    of_stack = read_token(settings.token_file, os.environ)
+    return of_stack.for_gateway() if of_stack else read_token(settings.gateway_token_file, os.environ, GATEWAY_VARIABLE)
+
+
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
     """Serve until a signal stops the process. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
     # These loggers have a line for every request and form that cannot be parsed, so any client could fill the log; the guard logs failures.
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     metrics = GatewayMetrics()
-    door = Door(settings, metrics)
+    door = Door(settings, metrics, _token(settings))
     service = GatewayServer(door)
     listener = HttpListener(settings, new_app(door), door)
     await process.serve(settings, service, listener, metrics.registry, {"kind": "gateway", "model": ""})

@@ -51,6 +51,11 @@ class GatewaySettings(ServerSettings):
         description="addresses of proxies whose X-Forwarded-For says who asks",
         json_schema_extra={"metavar": "HOST,..."},
     )
+    gateway_token_file: str = Field(
+        "",
+        description="file with the gateway's own token, where it has not the stack's; or the token itself in OMNISTAGE_GATEWAY_TOKEN",
+        json_schema_extra={"metavar": "FILE"},
+    )
     media_hosts: Words = Field(
         (),
         description="hosts from which media are fetched, by https, where a request names a URL; none: such a request is refused",

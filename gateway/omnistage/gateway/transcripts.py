@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omnistage.gateway.door import Visitor
 from omnistage.gateway.kept import ExpiringCache
 
 TRANSCRIPTS_BYTES = 16 << 20
@@ -17,10 +18,10 @@ class Transcripts:
     def __init__(self) -> None:
         self._kept: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
 
-    def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        """Keep a text for the client `who`. Returns (its name, Unix time until which it is kept). name: its name if the client has it
+    def put(self, visitor: Visitor, text: str, name: str = "") -> tuple[str, int]:
+        """Keep a text for a client. Returns (its name, Unix time until which it is kept). name: its name if the client has it
         already; empty: make a new one."""
-        return self._kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
+        return self._kept.put(visitor.host, (visitor.who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, who: str, name: str) -> str | None:
         """The text of this name; None if it is gone, or was not kept for this client."""

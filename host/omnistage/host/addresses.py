@@ -54,6 +54,18 @@ def _fault(text: str) -> str:
     return f"is not HOST:PORT, {_EXAMPLE}"
 
 
+def network_of(host: str) -> str:
+    """The name of the network whose addresses count as one host: an IPv4 address alone, or the network of 64 bits of an IPv6 address: one
+    machine owns all addresses of such a network. A text that is no address is its own name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of a checked address, without brackets."""
     host, _, port = address.rpartition(":")

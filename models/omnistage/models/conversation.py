@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Medium = Literal["text", "image", "audio", "video"]
+ConstraintForm = Literal["json_schema", "regex", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,6 @@ class TextConstraint:
     """A constraint on a text. form: json_schema, regex or choice. text: the schema or the expression. choices: texts, of which the answer
     must be one."""
 
-    form: str
+    form: ConstraintForm
     text: str = ""
     choices: tuple[str, ...] = ()

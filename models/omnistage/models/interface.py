@@ -145,13 +145,14 @@ class Batches:
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of a model now. queued: number of requests that wait. kv_pages_used, kv_pages_total: pages of the KV cache; both 0: it has
-    none.
+    none. preemptions: how often a session has lost its pages to others so far, and was computed anew.
 
     batches: None: the model never computes several sessions in one step."""
 
     queued: int = 0
     kv_pages_used: int = 0
     kv_pages_total: int = 0
+    preemptions: int = 0
     batches: Batches | None = None
 
 

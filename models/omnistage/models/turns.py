@@ -1,32 +1,41 @@
-"""The order in which clients are served: in turn, each client's own requests in the order in which they came."""
+"""The order in which clients are served, and the share of a host in what all have together. Hosts are served in turn, the clients of a host
+in turn, and each client's own requests as they came.
+
+A client is named HOST/CLIENT, as the router names it, or by any other text, which then is its host too."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+HOST_SHARE = 0.75
+"""The largest part of the bytes that others leave, for one host. A host that holds none gets what is free."""
+
+Line = deque[asyncio.Future[None]]
+"""The waiting requests of one client."""
 
 
 class WaitingPlaces:
     """Up to `places` requests run at once, and max_waiting more may wait. If there are several places, a client holds at most all but one,
-    so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a client with a shorter line.
-    full: makes the error for a refused request from the number of waiting requests."""
+    so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a host with a shorter line, or to
+    a client of the same host with one. full: makes the error for a refused request from the number of waiting requests."""
 
     def __init__(self, places: int, max_waiting: int, full: Callable[[int], Exception]) -> None:
         self._full = full
         self._free = places
         self._max_each = max(places - 1, 1)
         self._max_waiting = max_waiting
-        self._held = Counter[Hashable]()  # How many places each client holds.
-        self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}  # Waiting requests; the client served longest ago is first.
+        self._held = Counter[str]()  # How many places each client holds.
+        self._lines: dict[str, dict[str, Line]] = {}  # By host and client; of both, the one served longest ago is first.
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(_length, self._lines.values()))
 
     @asynccontextmanager
-    async def taken(self, client: Hashable) -> AsyncIterator[None]:
+    async def taken(self, client: str) -> AsyncIterator[None]:
         """Wait for a place, and hold it in this context. Raises the error of `full`."""
         await self.enter(client)
         try:
@@ -34,7 +43,7 @@ class WaitingPlaces:
         finally:
             self.leave(client)
 
-    async def enter(self, client: Hashable) -> None:
+    async def enter(self, client: str) -> None:
         """Wait for a place, which must be given back by `leave`. Raises the error of `full`."""
         if self._may_enter(client):
             self._take(client)
@@ -42,53 +51,83 @@ class WaitingPlaces:
         if self.waiting >= self._max_waiting:
             self._make_room(client)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(client, deque()).append(place)
+        host = host_of(client)
+        self._lines.setdefault(host, {}).setdefault(client, deque()).append(place)
         try:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and not place.exception():
                 self.leave(client)  # a place was given to this request just before the cancellation
-            elif client in self._lines and place in self._lines[client]:
+            elif place in self._lines.get(host, {}).get(client, ()):
                 self._drop(client, place)
             raise
 
-    def leave(self, client: Hashable) -> None:
-        """Give back a place of a client. It goes to the client that was served longest ago, among clients that may have it."""
+    def leave(self, client: str) -> None:
+        """Give back a place of a client. It goes to a client that may have it, of the host that was served longest ago."""
+        host = host_of(client)
         self._free += 1
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
-        if client in self._lines:
-            self._lines[client] = self._lines.pop(client)  # after all others, which were served longer ago
-        while (following := next(filter(self._may_enter, self._lines), None)) is not None:
-            line = self._lines.pop(following)
+        if host in self._lines:
+            lines = self._lines[host] = self._lines.pop(host)  # after all others, which were served longer ago
+            if client in lines:
+                lines[client] = lines.pop(client)
+        while (following := next((name for lines in self._lines.values() for name in lines if self._may_enter(name)), None)) is not None:
+            lines = self._lines.pop(host_of(following))
+            line = lines.pop(following)
             place = line.popleft()
             if line:
-                self._lines[following] = line
+                lines[following] = line
+            if lines:
+                self._lines[host_of(following)] = lines
             if not place.done():
                 self._take(following)
                 place.set_result(None)
 
-    def _may_enter(self, client: Hashable) -> bool:
+    def _may_enter(self, client: str) -> bool:
         return self._free > 0 and self._held[client] < self._max_each
 
-    def _take(self, client: Hashable) -> None:
+    def _take(self, client: str) -> None:
         self._free -= 1
         self._held[client] += 1
 
-    def _make_room(self, client: Hashable) -> None:
-        """Make room for one more request of a client. Raises `full` if no client has a longer line than this one would have."""
-        full = self._full(self.waiting)
-        longest = max(self._lines, key=lambda one: len(self._lines[one]), default=client)
-        if len(self._lines.get(longest, ())) <= len(self._lines.get(client, ())) + 1:
+    def _make_room(self, client: str) -> None:
+        """Make room for one more request of a client. Raises `full` if no host has a longer line than its host would have, and no client of
+        its host a longer line than this one would have."""
+        full, own = self._full(self.waiting), self._lines.get(host_of(client), {})
+        longest = max(self._lines.values(), key=_length, default=own)
+        if _length(longest) <= _length(own) + 1:
+            longest = own
+        name = max(reversed(longest), key=lambda one: len(longest[one]), default=client)  # The last of equals.
+        if longest is own and len(own.get(name, ())) <= len(own.get(client, ())) + 1:
             raise full
-        place = self._lines[longest][-1]
-        self._drop(longest, place)
+        place = longest[name][-1]
+        self._drop(name, place)
         if not place.done():
             place.set_exception(full)
 
-    def _drop(self, client: Hashable, place: asyncio.Future[None]) -> None:
+    def _drop(self, client: str, place: asyncio.Future[None]) -> None:
         """Remove a waiting request from its client's line."""
-        self._lines[client].remove(place)
-        if not self._lines[client]:
-            del self._lines[client]
+        host = host_of(client)
+        self._lines[host][client].remove(place)
+        if not self._lines[host][client]:
+            del self._lines[host][client]
+        if not self._lines[host]:
+            del self._lines[host]
+
+
+def host_of(client: str) -> str:
+    """The host of a client."""
+    return client.partition("/")[0]
+
+
+def has_room(size_bytes: int, held_bytes: int, of_host_bytes: int, limit_bytes: int) -> bool:
+    """Whether a host may hold so many more bytes. held_bytes: of all hosts. of_host_bytes: of this one. limit_bytes: of all together."""
+    free_bytes = limit_bytes - held_bytes
+    return size_bytes <= free_bytes and (not of_host_bytes or of_host_bytes + size_bytes <= HOST_SHARE * (free_bytes + of_host_bytes))
+
+
+def _length(lines: dict[str, Line]) -> int:
+    """The number of waiting requests of a host."""
+    return sum(map(len, lines.values()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from omnistage.router.places import Places, Refused, Ticket
+from omnistage.host.places import Client, Places, Refused, Ticket
 from omnistage.wire.errors import StageError
 
 WAIT_S = 3.0
@@ -66,7 +66,7 @@ class Admission:
                 place.given.set()
 
     @asynccontextmanager
-    async def place(self, client: Hashable) -> AsyncIterator[Place]:
+    async def place(self, client: Client) -> AsyncIterator[Place]:
         """A context manager that holds a place for an answer to this client. If the client may wait, it waits at most WAIT_S for a place.
         Raises OVERLOADED with a delay, or DRAINING."""
         if self._draining.is_set():

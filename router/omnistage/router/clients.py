@@ -1,16 +1,22 @@
-"""The identity of a client, by which the router distinguishes clients. The router verifies nobody; if strangers can reach it, put a gateway
-that verifies them before it."""
+"""The identity of a client, by which the router distinguishes clients. The router verifies no key; if strangers can reach it, put a gateway
+that verifies them before it. All clients of one host share the places of a host (`host/places.py`), however many keys they invent."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 from collections.abc import Hashable
-from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Protocol
 from urllib.parse import unquote
 
+import structlog
 from grpc.aio import Metadata
+
+from omnistage.host.addresses import network_of
+from omnistage.host.places import Client
+from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
+
+log = structlog.get_logger(__name__)
 
 API_KEY = "x-api-key"
 """The key of a call's metadata whose value names the client. The router keeps only a digest of the value; logs and traces show the first
@@ -31,34 +37,52 @@ class CallOrigin(Protocol):
     def invocation_metadata(self) -> Metadata | None: ...
 
 
-def client_of(call: CallOrigin) -> Hashable:
-    """The client of a call, whose places the call uses. All calls with one API key are one client; so are all calls without a key from one
-    host or one IPv6 network."""
-    key = _api_key(call)
-    return ("key", key) if key else ("host", _host(call.peer()))
+class Callers:
+    """Finds the client of a call. gateway: the token that this stack's gateway shows; None: there is no gateway that is believed."""
+
+    def __init__(self, gateway: Token | None = None) -> None:
+        self._gateway = gateway
+        self._has_warned = False
+
+    def client_of(self, call: CallOrigin) -> Client:
+        """The client of a call, whose places the call uses. From one host, all calls with one API key are one client; so are all calls
+        without a key. The host is the call's own address, or for a call of this stack's gateway the host that the gateway names."""
+        key, host = _api_key(call), self._named_host(call) or _host(call.peer())
+        return Client(host, f"key:{key}" if key else "")
+
+    def _named_host(self, call: CallOrigin) -> str:
+        """The host for which the gateway calls; empty if the caller does not prove to be the gateway."""
+        proof, host = _value(call, GATEWAY_KEY), _value(call, GATEWAY_HOST)
+        if not proof or not isinstance(host, str):
+            return ""
+        if self._gateway is None or not self._gateway.matches(proof):
+            if not self._has_warned:  # Once: anybody can send a wrong one again and again.
+                log.warning("gateway.not_believed", peer=call.peer(), has_token=self._gateway is not None)
+            self._has_warned = True
+            return ""
+        return f"gateway:{host}"
 
 
-def client_text(client: Hashable) -> str:
+def client_text(client: Client) -> str:
     """The name of a client in logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or
     network."""
-    if not isinstance(client, tuple):
-        return str(client)
-    kind, value = client
-    if kind == "key":
-        return f"key:{value[:16]}"
-    return str(IPv6Network((int(value) << 64, 64))) if value.isdecimal() else value
+    return client.name[: len("key:") + 16] if client.name else client.host
 
 
-def name_of(client: Hashable) -> str:
-    """The name by which stages distinguish clients. The name reveals nothing of the client and stays the same as long as this process
-    lives."""
-    return hashlib.blake2b(repr(client).encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
+def name_of(client: Client) -> str:
+    """The name by which stages distinguish clients, HOST/CLIENT. The name reveals nothing of the client and stays the same as long as this
+    process lives."""
+    return f"{_digest(client.host)}/{_digest(client.name)}"
 
 
-def scope_of(client: Hashable) -> str:
+def scope_of(client: Client) -> str:
     """The scope of the prefix cache for a client's prompts: a scope of its own if it has an API key; one scope for all clients without a
     key."""
-    return name_of(client) if isinstance(client, tuple) and client[0] == "key" else ""
+    return _digest(client.name) if client.name else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
 
 
 def request_of(call: CallOrigin, request_id: str) -> Hashable:
@@ -78,19 +102,19 @@ def request_of(call: CallOrigin, request_id: str) -> Hashable:
 
 def _api_key(call: CallOrigin) -> str:
     """The SHA-256 of a call's API key, in hex; empty without a key."""
-    given = next((value for name, value in call.invocation_metadata() or () if name == API_KEY), "")
+    given = _value(call, API_KEY)
     if not given:
         return ""
     return hashlib.sha256(given if isinstance(given, bytes) else given.encode()).hexdigest()
 
 
+def _value(call: CallOrigin, key: str) -> str | bytes:
+    """The first value of a key of the call's metadata; empty if there is none."""
+    return next((value for name, value in call.invocation_metadata() or () if name == key), "")
+
+
 def _host(peer: str) -> str:
-    """The host of a gRPC peer. `ipv4:HOST:PORT` gives HOST; `ipv6:[HOST]:PORT` gives the upper 64 bits of the address as a decimal number,
-    because a host owns all addresses of such a network. All peers on sockets of the file system are the host "local"."""
+    """The host of a gRPC peer, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`. All peers on sockets of the file system are the host "local"."""
     if not peer.startswith(("ipv4:", "ipv6:")):
         return "local"
-    host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
-    address = ip_address(host)
-    if isinstance(address, IPv4Address):
-        return str(address)
-    return str(address.ipv4_mapped or int(address) >> 64)
+    return network_of(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))

@@ -11,15 +11,16 @@ import grpc
 import grpc.aio
 import structlog
 
+from omnistage.host.places import Client, Places, Refused, Ticket
 from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
-from omnistage.router.clients import client_of, client_text, request_of
+from omnistage.router.clients import Callers, client_text, request_of
 from omnistage.router.conversation import OF_THE_CALL, ConverseCall
 from omnistage.router.gate import REQUEST_LIMIT_S
-from omnistage.router.intake import Intake, ReplayRoom
+from omnistage.router.intake import ALL_REPLAY_BYTES, REPLAY_BYTES, Intake
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import PipelineFile
 from omnistage.router.request import ValidRequest, is_id, parse, validate
@@ -53,19 +54,22 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         *,
         stall_limit_s: float,
         session_limit_s: float,
+        callers: Callers | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """served: all pipelines, by name. stall_limit_s: seconds that a client may leave its answer unread. session_limit_s: seconds that
-        one answer may take, and that a conversation may wait for its next turn. tracer: gets a span of every request; None: no spans."""
+        one answer may take, and that a conversation may wait for its next turn. callers: finds the client of a call. tracer: gets a span of
+        every request; None: no spans."""
         self._served = served
         self._channels = channels
         self._admission = admission
         self._metrics = metrics
+        self._callers = callers or Callers()
         self._tracer = tracer or Tracer()
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
         self._turns = Turns()
-        self._replay_room = ReplayRoom()
+        self._replays = Places(ALL_REPLAY_BYTES // REPLAY_BYTES)
         self._by_request: dict[Hashable, asyncio.Future[None]] = {}
         metrics.inflight.set_function(lambda: admission.running)
         metrics.waiting.set_function(lambda: admission.waiting)
@@ -90,7 +94,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """Answer one request. data: a GenerateRequest in bytes; see `register`."""
         structlog.contextvars.clear_contextvars()
         try:
-            await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, partial(write, context))
+            turn = partial(self._turns.turn, self._callers.client_of(context))
+            await self._turn(partial(parse, data, turn), context, partial(write, context))
         except StageError as error:
             await abort(context, error)
 
@@ -100,7 +105,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """Answer the turns of one call, one after the other. If a turn fails, the stream carries the error and the next turn may come; an
         error in OF_THE_CALL, or after a write that was given up, ends the call."""
         structlog.contextvars.clear_contextvars()
-        conversation = ConverseCall(context, partial(self._turns.turn, client_of(context)))
+        conversation = ConverseCall(context, partial(self._turns.turn, self._callers.client_of(context)))
         try:
             limit_s = REQUEST_LIMIT_S
             in_turn = False
@@ -118,7 +123,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 limit_s = self._session_limit_s
         except StageError as error:
             if not in_turn:  # The error of a turn is in the turn's own log line.
-                log.info("conversation.failed", client=client_text(client_of(context)), **error.for_log())
+                log.info("conversation.failed", client=client_text(self._callers.client_of(context)), **error.for_log())
             await conversation.discard()
             await abort(context, error)
         finally:
@@ -151,7 +156,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """Answer one request, in a call of its own or in a conversation. read: returns the request. write: sends an event to the client.
         conversation: None for a call of its own. Raises StageError for every end but a good one."""
         structlog.contextvars.clear_contextvars()
-        client = client_of(context)
+        client = self._callers.client_of(context)
         span = self._tracer.begin("generate" if conversation is None else "turn", incoming_trace(_metadata(context)))
         if span.trace_id:
             structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
@@ -202,11 +207,11 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         served = self._served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
-        replay_bytes = self._replay_room.take() if valid.ports else 0
+        replay = self._take_replay(place.ticket.client) if valid.ports else None
         intake = None
         if conversation is not None:
             ports = [port for port in served.descriptions[valid.pipeline.stages[0].kind].accepts if port.name in valid.ports]
-            intake = Intake(ports, conversation.grant, stall_s=self._stall_limit_s, replay_bytes=replay_bytes)
+            intake = Intake(ports, conversation.grant, stall_s=self._stall_limit_s, replay_bytes=0 if replay is None else REPLAY_BYTES)
             conversation.begin(intake)
         answer = Generation(
             valid,
@@ -230,8 +235,16 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 factor = (place.queued_s + tally.last_sound_s) / tally.sound_s
                 self._metrics.real_time_factor.labels(pipeline=valid.pipeline.name).observe(factor)
         finally:
-            self._replay_room.give_back(replay_bytes)
+            if replay is not None:
+                self._replays.leave(replay)
             self._metrics.count_answer(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
+
+    def _take_replay(self, client: Client) -> Ticket | None:
+        """A ticket for REPLAY_BYTES, in which a turn keeps streamed input for a replay; None: there is no room, and the turn keeps none."""
+        try:
+            return self._replays.take(client)
+        except Refused:
+            return None
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: ConverseCall | None) -> None:
         """Run an answer to its end. Raises StageError if one of these comes first: its place is taken back; its client sends the same
@@ -277,7 +290,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
         response = omni_pb2.ListModelsResponse()
         for served in self._served.values():
-            (response.models if served.is_ready else response.starting).append(_model(served))
+            answers = served.is_ready and served.placement.is_complete
+            (response.models if answers else response.starting).append(_model(served))
         return response
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
+from omnistage.host.places import Places, Refused
 from omnistage.router.admission import overload_error
-from omnistage.router.clients import client_of
-from omnistage.router.places import Places, Refused
+from omnistage.router.clients import Callers
 from omnistage.wire.calls import as_stream
 from omnistage.wire.limits import MAX_CALLS
 
@@ -26,9 +26,6 @@ reason."""
 
 MAX_HEALTH = MAX_CALLS // 16
 """Largest number of open calls of the health service's Check, and of its Watch."""
-
-CALLS_SHARE = 0.75
-"""Greatest part of each limit that one client may use; see Places."""
 
 REQUEST_LIMIT_S = 60.0
 """Time for a request to arrive: 64 MiB at 9 Mbit/s."""
@@ -41,10 +38,11 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 class Gate(grpc.aio.ServerInterceptor):
     """An interceptor that takes a place for every call before its service runs, and refuses a call that gets none with OVERLOADED."""
 
-    def __init__(self, request_limit_s: float = REQUEST_LIMIT_S) -> None:
+    def __init__(self, callers: Callers | None = None, request_limit_s: float = REQUEST_LIMIT_S) -> None:
+        self._callers = callers or Callers()
         self._request_limit_s = request_limit_s
-        self._open = Places(MAX_OPEN, CALLS_SHARE)
-        self._health = {f"/{HEALTH}/{method}": Places(MAX_HEALTH, CALLS_SHARE) for method in ("Check", "Watch")}
+        self._open = Places(MAX_OPEN)
+        self._health = {f"/{HEALTH}/{method}": Places(MAX_HEALTH) for method in ("Check", "Watch")}
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
@@ -59,7 +57,7 @@ class Gate(grpc.aio.ServerInterceptor):
         @contextmanager
         def place(context: Context) -> Iterator[None]:
             try:
-                ticket = places.take(client_of(context))
+                ticket = places.take(self._callers.client_of(context))
             except Refused as refused:
                 raise overload_error(f"too many calls are open: {refused}") from None
             try:

@@ -36,22 +36,6 @@ ALL_REPLAY_BYTES = 256 << 20
 Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 
 
-class ReplayRoom:
-    """The memory, in bytes, in which all turns of a process keep streamed input for replays."""
-
-    def __init__(self, most_bytes: int = ALL_REPLAY_BYTES) -> None:
-        self._left = most_bytes
-
-    def take(self) -> int:
-        """Reserve bytes for one turn, and return how many; 0 if all are reserved. `give_back` frees them."""
-        given = min(REPLAY_BYTES, self._left)
-        self._left -= given
-        return given
-
-    def give_back(self, given: int) -> None:
-        self._left += given
-
-
 class Intake:
     """The input that the client streams in one turn, by port."""
 

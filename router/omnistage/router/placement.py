@@ -165,6 +165,11 @@ class Placement:
             reasons.append(f"its {kind} {why}")
         return reasons
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every kind has a replica that takes sessions, or one that may only be too busy to report."""
+        return all(any(replica.state == SERVING or replica.silent for replica in replicas) for replicas in self._replicas.values())
+
     # Placing -------------------------------------------------------------------------------------------------------------------------
 
     def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:

@@ -19,6 +19,7 @@ from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.capacity import capacity
+from omnistage.router.clients import Callers
 from omnistage.router.front import SERVICE, Front
 from omnistage.router.gate import Gate
 from omnistage.router.metrics import RouterMetrics
@@ -48,7 +49,8 @@ class RouterServer:
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """pipelines: as their files describe them, by name. token: shown to the stages. tracer: see Front."""
+        """pipelines: as their files describe them, by name. token: shown to the stages; the gateway of this stack shows one that follows
+        from it. tracer: see Front."""
         takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(credentials, settings.max_message_bytes + HOP_ROOM_BYTES, token)
@@ -60,6 +62,7 @@ class RouterServer:
         }
         places = settings.max_sessions
         self._admission = Admission(lambda: places or capacity(self._ready_placements()), settings.client_share)
+        callers = Callers(token and token.for_gateway())
         self._front = Front(
             self._served,
             self._channels,
@@ -67,9 +70,10 @@ class RouterServer:
             metrics,
             stall_limit_s=settings.stall_limit,
             session_limit_s=settings.session_limit,
+            callers=callers,
             tracer=tracer,
         )
-        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(),)
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(callers),)
         self.lasting = LastingTasks()
 
     def register(self, server: grpc.aio.Server) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.host.names import check_replica_address
+from omnistage.host.places import HOST_SHARE
 from omnistage.host.settings import ServerSettings
 
 
@@ -27,10 +28,10 @@ class RouterSettings(ServerSettings):
     )
     max_sessions: int = Field(0, ge=0, le=4096, description="answers at once; 0: as many as the replicas of the scarcest stage take")
     client_share: float = Field(
-        0.75,
+        HOST_SHARE,
         gt=0,
         le=1,
-        description="greatest part of the places that one client may hold, told by its x-api-key or else by its host",
+        description="greatest part of the places that one host may hold; also one client of a host, told by its x-api-key",
         json_schema_extra={"metavar": "PART"},
     )
     stall_limit: float = Field(

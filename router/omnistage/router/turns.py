@@ -4,35 +4,34 @@ done."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
+from omnistage.host.places import Client, Places, Refused
 from omnistage.router.admission import overload_error
-from omnistage.router.places import Places, Refused
 from omnistage.wire.tasks import within
 
 MAX_LARGE = 64
 """Largest number of large requests of all clients together that are being decoded or wait for a turn."""
-
-LARGE_SHARE = 0.75
-"""Greatest part of MAX_LARGE that one client may have; see Places."""
 
 TURN_LIMIT_S = 30.0
 """Longest wait for a turn, in seconds."""
 
 
 class Turns:
-    """Gives a turn, the right to decode, to one request at a time, in the order of asking. limit_s: longest wait for a turn, in seconds."""
+    """Gives a turn, the right to decode, to one request at a time. Hosts take turns, and so do the clients of a host. limit_s: longest wait
+    for a turn, in seconds."""
 
     def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._places = Places(MAX_LARGE, LARGE_SHARE)
-        self._turn = asyncio.Lock()  # Held by the request whose turn it is. Both kinds of locks are fair.
-        self._of_client: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        self._places = Places(MAX_LARGE)
+        self._turn = asyncio.Lock()  # Held by the request whose turn it is. All locks are fair.
+        self._locks: WeakValueDictionary[Client | str, asyncio.Lock] = WeakValueDictionary()
+        """The locks of clients, and of hosts by name: no client and no host has two requests among those that wait for `_turn`."""
 
     @asynccontextmanager
-    async def turn(self, client: Hashable) -> AsyncIterator[None]:
+    async def turn(self, client: Client) -> AsyncIterator[None]:
         """A context manager: wait for a turn, and hold it. Raises OVERLOADED with a delay."""
         try:
             ticket = self._places.take(client)
@@ -43,7 +42,8 @@ class Turns:
                 async with within(
                     self._limit_s, lambda: overload_error(f"this large request could not be read within {self._limit_s:g} s")
                 ):
-                    await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
+                    for lock in (self._locks.setdefault(client, asyncio.Lock()), self._locks.setdefault(client.host, asyncio.Lock())):
+                        await held.enter_async_context(lock)
                     await held.enter_async_context(self._turn)
                 yield
         finally:

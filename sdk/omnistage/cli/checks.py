@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from omnistage.cli.layout import Layout
@@ -9,6 +10,7 @@ from omnistage.client.errors import StackError
 from omnistage.host.addresses import check_address, check_can_listen
 from omnistage.host.commandline import read
 from omnistage.host.errors import StartError
+from omnistage.host.token import FILE_VARIABLE, read_token
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import check as check_model
@@ -28,6 +30,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
         for pipeline in layout.pipelines:
             if "," in pipeline.source:
                 raise StartError(f"{pipeline.source}: a router takes several pipelines with commas between; rename the file")
+        read_token(os.environ.get(FILE_VARIABLE, ""), os.environ)
         listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
         if servers.metrics:
             listening["--metrics"] = servers.metrics

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from omnistage.cli.bounds import Bounds
+from omnistage.cli.bounds import Bounds, bound_text, memory_of_machine
+from omnistage.cli.liveness import wait_until_stopped
 from omnistage.client.errors import StackError
 
-UNBOUNDED = Bounds()
+ANY_MEMORY = Bounds()
 
 LOG_LINES = 12
 STOP_MARGIN_S = 5.0
@@ -39,7 +40,7 @@ class Child:
         log: Path | None,
         environment: Mapping[str, str] | None = None,
         fds: Sequence[int] = (),
-        bounds: Bounds = UNBOUNDED,
+        bounds: Bounds = ANY_MEMORY,
     ) -> None:
         self.name = name
         self.address = address
@@ -49,6 +50,7 @@ class Child:
         self._environment = environment
         self._fds = tuple(fds)
         self._bounds = bounds
+        self._memory_bytes: int | None = None  # Its bound on memory.
         self._process: asyncio.subprocess.Process | None = None
         self._serves = False
         self._asking: socket.socket | None = None
@@ -83,6 +85,7 @@ class Child:
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
         self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
+        self._memory_bytes = self._bounds.put_on_serving(self.pid, memory_of_machine()) or self._memory_bytes
         self._serves = True
 
     async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
@@ -106,11 +109,26 @@ class Child:
             await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
             writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
             asked.close()
-            line = await reader.readline()
+            line = await self._read_ready_line(reader)
             if line:
                 self._asking = asking
                 failed.pop_all()
             return line
+
+    async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
+        """Wait for the line; empty: the process has ended. Raises StackError if the process is stopped meanwhile; then it was killed."""
+        reading, stopping = asyncio.create_task(reader.readline()), asyncio.create_task(wait_until_stopped(self.pid))
+        either: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            await self.kill()
+            raise StackError(f"{self.name} {stopping.result()} and was killed")
+        finally:
+            reading.cancel()
+            stopping.cancel()
+            await asyncio.wait(either)
 
     def _ask_no_more(self) -> None:
         """Close the socket that asks whether the process still answers."""
@@ -138,7 +156,7 @@ class Child:
         finally:
             if self._log is not None:
                 os.close(output)
-        self._bounds.put_on(self._process.pid)
+        self._memory_bytes = self._bounds.put_on(self._process.pid)
 
     async def _died_at_start(self, reason: str) -> StackError:
         """The error of a process that ended before it served. reason: the reason that the process itself gave; empty: it gave none."""
@@ -159,7 +177,7 @@ class Child:
 
     def told_end(self, code: int) -> str:
         """A text that says how the process ended. code: as `wait` returns it."""
-        return describe_exit(code) + (self._bounds.told() if code == -signal.SIGABRT else "")
+        return describe_exit(code) + (bound_text(self._memory_bytes) if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code; negative: the signal that ended it."""

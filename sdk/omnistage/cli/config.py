@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperOption
 
 from omnistage.cli.helping import Command
+from omnistage.host.places import HOST_SHARE
 
 PREFIX = "OMNISTAGE_SERVE"
 """Prefix of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
@@ -65,7 +66,7 @@ UNSET = {
     "metrics": "none",
     "otlp": "none, unless a variable of OpenTelemetry says so",
     "memory_share": "equal for all that are on a device",
-    "client_share": "0.75",
+    "client_share": f"{HOST_SHARE:g}",
     "log_dir": "none; onto the terminal, and with --detach a folder for each start",
 }
 OWN = "the servers' own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from omnistage.client.key import VARIABLE as KEY_VARIABLE
-from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
+from omnistage.host.token import FILE_VARIABLE, GATEWAY_VARIABLE, VARIABLE, new_token, read_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
@@ -17,6 +17,10 @@ def with_token(environment: Mapping[str, str]) -> dict[str, str]:
     return {**theirs, VARIABLE: new_token().secret}
 
 
-def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the token, for a process that calls no stage."""
-    return {name: value for name, value in environment.items() if name not in (VARIABLE, FILE_VARIABLE)}
+def for_gateway(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the gateway, which calls no stage: in place of the token of the stack it has its own. Raises StartError if the
+    token cannot be read."""
+    token = read_token(environment.get(FILE_VARIABLE, ""), environment)
+    secrets = {VARIABLE, FILE_VARIABLE, GATEWAY_VARIABLE, f"{GATEWAY_VARIABLE}_FILE"}
+    theirs = {name: value for name, value in environment.items() if name not in secrets}
+    return {**theirs, GATEWAY_VARIABLE: token.for_gateway().secret} if token else theirs

@@ -33,8 +33,8 @@ Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="F", help="The film's file: .webm or .mp4; default: a new .webm named by the prompt.")
 ]
 Codec = Annotated[
-    Literal["vp9", "av1", "h264"] | None,
-    typer.Option("--codec", metavar="NAME", help="vp9 of .webm; av1 of .mp4, or h264, which more players know."),
+    Literal["vp9", "h264"] | None,
+    typer.Option("--codec", metavar="NAME", help="vp9, the default; or h264 of .mp4, which more players know."),
 ]
 Images = Annotated[
     list[str] | None,

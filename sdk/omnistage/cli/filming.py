@@ -21,11 +21,8 @@ from omnistage.client.events import Event, VideoDelta
 from omnistage.client.film_file import KINDS
 from omnistage.client.request import time_limit_s
 
-CODECS = {"vp9": (".webm", "video/webm"), "av1": (".mp4", "video/mp4"), "h264": (".mp4", 'video/mp4; codecs="avc1"')}
-"""The codecs by the names that can be typed: the ending of the file, and the media type to ask for."""
-
-USUAL = {".webm": "vp9", ".mp4": "av1"}
-"""Default codec by the ending of the file."""
+MEDIA_TYPES = {("vp9", ".webm"): "video/webm", ("vp9", ".mp4"): "video/mp4", ("h264", ".mp4"): 'video/mp4; codecs="avc1"'}
+"""The media type to ask for, by the codec's name as it can be typed and the ending of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +48,12 @@ class FilmSoFar:
 def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
     """The path of the film, and the media type to ask for. out, codec: as typed; None: not typed. Without `out` the path is only the right
     ending. Raises RequestError if file and codec do not fit together."""
-    ending = (CODECS[codec][0] if codec else ".webm") if out is None else out.suffix.lower()
-    named = codec or USUAL.get(ending, "vp9")
-    fit, media_type = CODECS[named]
-    if ending in USUAL and ending != fit:
-        raise RequestError(f"--codec {named}: no {ending} is encoded so", hint=f"Give a name that ends in {fit}, or leave --codec out.")
-    return (Path(f"film{ending}") if out is None else out), media_type
+    if out is None:
+        out = Path("film.mp4" if codec == "h264" else "film.webm")
+    media_type = MEDIA_TYPES.get((codec or "vp9", out.suffix.lower()))
+    if media_type is None and out.suffix.lower() == ".webm":
+        raise RequestError(f"--codec {codec}: no .webm is encoded so", hint="Give a name that ends in .mp4, or leave --codec out.")
+    return out, media_type or "video/webm"  # Whoever opens the file refuses other endings.
 
 
 async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose: bool) -> None:

@@ -105,7 +105,8 @@ def serve(
     inline_limit: Annotated[int | None, typer.Option(metavar="BYTES", min=0, help="Tensors of fewer bytes travel in the message.")] = None,
     stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
     client_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one client; default: 0.75.")
+        float | None,
+        typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one host, and one client of a host; default: 0.75."),
     ] = None,
     grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
     idle_limit: Annotated[

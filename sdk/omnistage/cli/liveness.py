@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 PERIOD_S = 5.0
 """Seconds between two questions, and the time for an answer. All servers are asked at the same moments, so that this process wakes up
@@ -33,6 +34,23 @@ async def wait_until_silent(connection: socket.socket) -> str:
         next_at = _moment_after(loop.time() + PERIOD_S / 2)
         unanswered = 0 if await _answers(connection, next_at) else unanswered + 1
     return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"
+
+
+async def wait_until_stopped(pid: int) -> str:
+    """Look at a process that cannot answer yet until it was stopped by a signal, and not continued, at MAX_UNANSWERED looks in a row;
+    return a text that says so."""
+    looks = 0
+    while looks < MAX_UNANSWERED:
+        await asyncio.sleep(PERIOD_S)
+        looks = looks + 1 if _is_stopped(pid) else 0
+    return f"was stopped by a signal for {MAX_UNANSWERED * PERIOD_S:g} s while it started"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    except OSError:  # It has ended.
+        return False
 
 
 def _moment_after(time_s: float) -> float:

@@ -21,6 +21,9 @@ OTHERWISE = "picture"
 
 ARTICLES = ("a", "an", "the")
 
+MAX_CALLS = 1000
+"""Largest number of calls that can hold names in one folder at the same time."""
+
 _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+$")
 """Texts that are added to the name of a picture for layers, previews and numbers."""
 
@@ -32,7 +35,7 @@ def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path
     .png. folders: the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
     known = _names_in_use(folders)
-    for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
+    for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + MAX_CALLS + 2))):
         if stem not in known:
             with _claim(stem) as is_mine:
                 # Read the folders a second time, because another call may have written a file and released its name meanwhile.

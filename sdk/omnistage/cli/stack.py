@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omnistage.cli import bounds
 from omnistage.cli.child import Child
-from omnistage.cli.environment import with_token, without_token
+from omnistage.cli.environment import for_gateway, with_token
 from omnistage.cli.keeper import RESTART_LIMIT_S, Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
 from omnistage.cli.pipelines import fetch_own
@@ -325,7 +325,7 @@ class Stack:
         """The variables of the gateway. It calls no stage, so it does not get their token. Its films are in a folder of the stack, unless
         the user names one: if it is killed, the next one goes on with them."""
         folder = {VIDEO_FOLDER: str(self._film_folder.path)} if self._film_folder is not None else {}
-        return {**without_token(self._environment), **folder}
+        return {**for_gateway(self._environment), **folder}
 
     async def _begin(self, pipeline: str) -> None:
         """Start a pipeline while the stack runs: wait until the processes of pipelines that are out have ended, fetch the models, and start

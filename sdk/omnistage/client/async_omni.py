@@ -81,12 +81,13 @@ class AsyncOmni:
         return client
 
     @explain_calls
-    def as_client(self, api_key: str | None) -> Self:
-        """A view of this client with another user's key: for a gateway that serves many users. api_key: None: no key, whatever key this
+    def as_client(self, api_key: str | ApiKey | None) -> Self:
+        """A view of this client with another user's key: for a gateway that serves many users. api_key: the key, also as an
+        ApiKey; None: no key, whatever key this
         client or `OMNISTAGE_API_KEY` has. The view uses this client's connection and stack. Closing the view closes nothing; once this
         client is closed, the view raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
-        view._api_key, view._is_view = None if api_key is None else ApiKey(api_key), True
+        view._api_key, view._is_view = api_key if api_key is None or isinstance(api_key, ApiKey) else ApiKey(api_key), True
         return view
 
     async def __aenter__(self) -> Self:

@@ -161,25 +161,33 @@ def _medium(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
     """A film, which the model also hears if the part says `use_audio`."""
-    source, use_audio = item[kind], item.get("use_audio")
-    if use_audio is not None:
-        if not isinstance(use_audio, bool) or isinstance(source, Video):
-            raise BadRequestError.of(where.removesuffix(kind) + "use_audio", "must be True or False, and said once")
-        source = Video(source, use_audio)
-    return partial(to_medium, source, kind, where)
+    source, use_audio = item[kind], use_audio_of(item, kind, where)
+    return partial(to_medium, source if use_audio is None else Video(source, use_audio), kind, where)
+
+
+def use_audio_of(item: Mapping[str, Any], kind: str, where: str) -> bool | None:
+    """Whether the model also hears the film of this part: `use_audio` in the part, or beside its URL; None: the part does not say. where:
+    the caller's name for the film. Raises BadRequestError."""
+    film, use_audio = item[kind], item.get("use_audio")
+    of_url = film.get("use_audio") if isinstance(film, Mapping) else None
+    is_repeated = use_audio is not None and (of_url is not None or isinstance(film, Video))
+    use_audio = of_url if use_audio is None else use_audio
+    if is_repeated or not isinstance(use_audio, bool | None):
+        raise BadRequestError.of(where.removesuffix(kind) + "use_audio", "must be True or False, and said once")
+    return use_audio
 
 
 def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
     """A medium at a data: URL. As OpenAI's clients send it, the part's value is the URL or a mapping with the key `url`."""
-    url = item[kind]
+    url, use_audio = item[kind], use_audio_of(item, kind, where) if kind == FILM_URL else None
     if isinstance(url, Mapping):
-        _check_keys(url, ("url", "detail"), where)
+        _check_keys(url, ("url", "detail", *_READERS[kind][0]), where)
         url, where = url.get("url"), f"{where}.url"
     if not isinstance(url, str):
         raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
     if url[:5].lower() != "data:" and "://" not in url:  # The first check saves a search through the base64 of a whole picture.
         raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
-    return partial(to_medium, url, kind.removesuffix("_url"), where)
+    return partial(to_medium, url if use_audio is None else Video(url, use_audio), kind.removesuffix("_url"), where)
 
 
 def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
@@ -196,12 +204,15 @@ def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
     return lambda: to_medium(of_base64(data, where), "audio", where)
 
 
+FILM_URL = "video_url"
+
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str], Part]]] = {
     "text": ((), _text),
     "image": ((), _medium),
     "audio": ((), _medium),
     "video": (("use_audio",), _film),
     **{f"{kind}_url": ((), _url) for kind in KINDS},
+    FILM_URL: (("use_audio",), _url),
     "input_audio": ((), _input_audio),
     "refusal": ((), _text),
 }

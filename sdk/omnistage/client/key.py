@@ -23,10 +23,10 @@ class UnencryptedKeyWarning(UserWarning):
 class ApiKey:
     """A key that can be sent. Raises BadRequestError for a text that cannot be sent. No message, repr or pickle shows the key."""
 
-    __slots__ = ("_secret",)
+    __slots__ = ("_extra_metadata", "_secret")
 
-    def __init__(self, secret: str, called: str = "api_key") -> None:
-        """secret: the key itself. called: the caller's name for the key, for errors."""
+    def __init__(self, secret: str, called: str = "api_key", extra_metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        """secret: the key itself. called: the caller's name for the key, for errors. extra_metadata: further metadata of each call."""
         if not isinstance(secret, str) or not secret:
             raise BadRequestError.of(called, f"is {'empty' if secret == '' else 'no text'}; give the key that you were given, or none")
         if len(secret) > MAX_CHARACTERS:
@@ -34,12 +34,12 @@ class ApiKey:
         if not (secret.isascii() and secret.isprintable()) or secret != secret.strip():
             fault = "has characters that a key cannot have; give printable ASCII without spaces at its ends, and without a line end"
             raise BadRequestError.of(called, fault)
-        self._secret = secret
+        self._secret, self._extra_metadata = secret, extra_metadata
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of each call."""
-        return ((METADATA, self._secret),)
+        return ((METADATA, self._secret), *self._extra_metadata)
 
     def __repr__(self) -> str:
         return "ApiKey(...)"

@@ -15,7 +15,7 @@ PipelineState = Literal["ready", "starting"]
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A pipeline of a router. stages, inputs, outputs: names. on_request: outputs that come only if a call names them. state: ready;
-    starting: it cannot be asked yet."""
+    starting: it cannot answer yet, or not now, because one of its stages is away."""
 
     name: str
     stages: tuple[str, ...]

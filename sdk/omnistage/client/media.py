@@ -47,6 +47,12 @@ WRITTEN_AS = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "R
 ONLY_IN_TIFF = ("CMYK", "LAB", "F")
 """Modes of Pillow images that PNG lacks."""
 
+MAX_OWN_FILE_BYTES = MAX_MESSAGE_BYTES // 2
+"""A larger file is written anew, perhaps in fewer bytes."""
+WHITE_IS_ZERO = 262
+"""The number of the TIFF tag that says 0 if the smallest value is white."""
+MAX_LEVEL = 255
+
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
 
@@ -319,19 +325,54 @@ def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
     return samples
 
 
+def _own_file(image: Any) -> bytes | None:
+    """The bytes of the file that a Pillow image was opened from; None if the image may differ from it: if its pixels were loaded, if it
+    shows another frame, or if its size, mode or orientation was changed."""
+    try:
+        file = image.fp if image.tile and image.tell() == 0 else None
+        if file is None:
+            return None
+        place = file.tell()
+        file.seek(0)
+        data = bytes(file.read(MAX_OWN_FILE_BYTES + 1))
+        file.seek(place)
+        opened = type(image)(io.BytesIO(data))
+        is_same = (opened.size, opened.mode) == (image.size, image.mode)
+        if (exif := getattr(image, "_exif", None)) is not None:
+            is_same = is_same and opened.getexif().get(ORIENTATION) == exif.get(ORIENTATION)
+    except (AttributeError, OSError, ValueError, TypeError, SyntaxError, EOFError):  # No file, a closed one, or a class of its own.
+        return None
+    return data if is_same and len(data) <= MAX_OWN_FILE_BYTES and media_types(data[:LOOK_BYTES]) else None
+
+
+def _check_is_known(image: Any, where: str) -> None:
+    """Raises BadRequestError for a loaded image in which Pillow no longer tells what its file shows."""
+    transparent = image.info.get("transparency") if hasattr(image, "info") else None
+    is_rounded = image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > MAX_LEVEL
+    is_inverse = image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(WHITE_IS_ZERO, 1) == 0
+    if is_rounded or is_inverse:
+        lost = "which colour is transparent" if is_rounded else "that black and white are exchanged"
+        raise BadRequestError.of(where, f"is an image of a file with 16 bits that Pillow has read without {lost}: give the file itself")
+
+
 def _picture_file(image: Any, where: str) -> bytes:
-    """The bytes of a file of a Pillow image, every pixel unchanged: PNG with little compression, for speed, or TIFF for modes that PNG
-    lacks. The orientation in its EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
+    """The bytes of a file of a Pillow image. An image that was opened and not loaded yet is its own file, with all that is in it. Others
+    have every pixel unchanged, as PNG with little compression, for speed, or as TIFF for modes that PNG lacks; the orientation in their
+    EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
+    if (own := _own_file(image)) is not None:
+        return own
     file = io.BytesIO()
     if 0 in getattr(image, "size", ()):
         raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
     try:
         if hasattr(image, "load"):
             image.load()  # Pillow turns a TIFF that lies on its side while it loads the pixels, and then changes the EXIF data.
+        _check_is_known(image, where)
         exif = image.getexif() if hasattr(image, "getexif") else {}
         if image.mode in WRITTEN_AS:
             image = image.convert(WRITTEN_AS[image.mode])
-        options: dict[str, Any] = {} if image.mode in ONLY_IN_TIFF else {"compress_level": 1}
+        # Otherwise a TIFF is compressed as the file was that the image comes from, perhaps with loss.
+        options: dict[str, Any] = {"compression": "raw"} if image.mode in ONLY_IN_TIFF else {"compress_level": 1}
         if ORIENTATION in exif:
             options["exif"] = type(exif)()
             options["exif"][ORIENTATION] = exif[ORIENTATION]

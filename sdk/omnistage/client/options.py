@@ -165,7 +165,7 @@ class Options(TypedDict, total=False):
     layers: Annotated[int, About("How many layers each picture has, for a model that draws layers.", MODEL, Range(0, 64))]
     media_type: Annotated[
         str,
-        About("Type of the file, if the model makes it; a film in MP4 is AV1 unless avc1 asks for H.264.", MODEL, MEDIA_TYPES),
+        About("Type of the file, if the model makes it; a film in MP4 is VP9 unless avc1 asks for H.264.", MODEL, MEDIA_TYPES),
     ]
 
 

@@ -15,7 +15,7 @@ from helpers.contract import CHECKS, Case, Loaded
 from helpers.families import CASES
 
 SLOW = [pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")]
-DRAWN, DRAWN_MODELS = 1, 10
+DRAWN, DRAWN_MODELS = 1, 6
 """Checks of a model whose weights have to be read, and such models, which are drawn anew in each run; the long form makes all of them."""
 CHECK_OF = {check.__name__.removeprefix("check_"): check for check in CHECKS}
 

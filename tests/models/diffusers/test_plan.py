@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import check_kind
-from omnistage.models.diffusers.plan import DrawingLimits, plan_drawing
+from omnistage.models.diffusers.plan import DrawingLimits, plan_drawing, smallest
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
 
@@ -150,3 +151,21 @@ def test_defaults_that_cannot_be_drawn_are_refused(options: dict[str, Any], tmp_
 def test_options_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
         DiffusersOptions.from_settings(options)
+
+
+@pytest.mark.parametrize("max_side", [100, 256, 1000])
+def test_the_first_picture_is_small_and_one_that_may_be_asked_for(max_side: int, seed: int) -> None:
+    source = random.Random(seed)
+    for _ in range(200):
+        multiple = source.choice((8, 16, 28, 32, 64))
+        width, height = (multiple * source.randint(-(-32 // multiple), 100) for _ in range(2))
+        limits = replace(WORDS, multiple=multiple, width=width, height=height)
+        plan = plan_drawing(smallest(DrawRequest(0, "x"), limits, max_side), limits, "name")
+        assert plan.width == min(width, -(-max_side // multiple) * multiple)
+        assert plan.height == min(height, -(-max_side // multiple) * multiple)
+
+
+@pytest.mark.parametrize("limits", [replace(WORDS, sized=False), replace(WORDS, sides=(640,)), replace(WORDS, width=0, height=0)])
+def test_where_the_size_follows_from_a_picture_none_is_asked_for(limits: DrawingLimits) -> None:
+    request = smallest(DrawRequest(0, "x"), limits, 64)
+    assert (request.width, request.height) == (0, 0)

@@ -48,10 +48,10 @@ async def decoding(limits: MediaLimits | None = None, processes: int = 1, max_wa
 
 def children() -> set[int]:
     """The children of this process, with those that ended and were not waited for."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= {int(word) for word in (task / "children").read_text().split()}
-    return found
+    while True:
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread has ended, and its children are those of another one now.
+            tasks = Path("/proc/self/task").iterdir()
+            return {int(word) for task in tasks for word in (task / "children").read_text().split()}
 
 
 def descriptors(pid: int | None = None) -> int:

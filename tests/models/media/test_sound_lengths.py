@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.joined import joined_sounds
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.wholeness import SLACK
 
 RATE_HZ = 16_000
 """The rate of sounds here unless said otherwise, and of the decoded samples: nothing is resampled."""
@@ -188,6 +190,24 @@ async def test_a_sound_that_was_cut_off_is_refused_where_anything_tells_it(decod
         with pytest.raises(BadMedia, match=r"it says that it has .*, and .* are there: it was cut off, send all of it"):
             await decoder.sound(data)
             pytest.fail(f"{name} was taken")
+
+
+async def test_a_sound_whose_list_is_missing_was_cut_off(decoder: MediaDecoder, seed: int) -> None:
+    """At the border between the media and their list, where the missing bytes of the media can be fewer than are believed."""
+    data = encoded(media_files.sound(1), "ipod", "aac")
+    border = data.rindex(b"moov") - 4
+    for end in {border, border + 1, border + 7, border + 8, border - 1, border - SLACK, border - random.Random(seed).randint(2, SLACK - 1)}:
+        with pytest.raises(BadMedia, match=r"it was cut off, send all of it"):
+            await decoder.sound(data[:end])
+            pytest.fail(f"its first {end} of {len(data)} bytes were taken")
+
+
+async def test_a_list_in_a_free_box_is_one(decoder: MediaDecoder) -> None:
+    """A program that was interrupted while it moved the list to the beginning leaves such a file."""
+    data = encoded(media_files.sound(1), "ipod", "aac")
+    border = data.rindex(b"moov")
+    freed = data[:border] + b"free" + data[border + 4 :]
+    assert np.array_equal((await decoder.sound(freed)).samples, (await decoder.sound(data)).samples)
 
 
 async def test_sounds_of_chunks_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:

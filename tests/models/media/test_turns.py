@@ -9,25 +9,42 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.media.decoder import media_places
 from omnistage.models.media.errors import DecoderFull
+from omnistage.models.turns import WaitingPlaces
+
+
+async def serve(turns: WaitingPlaces, client: str, served: list[str]) -> None:
+    """Wait for a place, note the client in `served`, and give the place back in the next turn of the loop."""
+    await turns.enter(client)
+    served.append(client)
+    await asyncio.sleep(0)
+    turns.leave(client)
 
 
 async def test_clients_take_turns() -> None:
-    turns = media_places(1, 100)
-    served: list[str] = []
-
-    async def one(client: str) -> None:
-        await turns.enter(client)
-        served.append(client)
-        await asyncio.sleep(0)
-        turns.leave(client)
-
+    turns, served = media_places(1, 100), list[str]()
     await turns.enter("first")
-    tasks = [asyncio.create_task(one(client)) for client in "aaaaabbc"]
+    tasks = [asyncio.create_task(serve(turns, client, served)) for client in "aaaaabbc"]
     await until(lambda: turns.waiting == 8)
     tasks[1].cancel()
     turns.leave("first")
     await asyncio.gather(*tasks, return_exceptions=True)
     assert "".join(served) == "abcabaa"
+    assert turns.waiting == 0
+
+
+async def test_hosts_take_turns_and_the_clients_of_a_host_do() -> None:
+    turns, served = media_places(1, 5), list[str]()
+    await turns.enter("first")
+    tasks = [asyncio.create_task(serve(turns, client, served)) for client in ("x/a", "x/a", "x/b", "x/c", "y/d")]
+    await until(lambda: turns.waiting == 5)
+    late = [asyncio.create_task(serve(turns, client, served)) for client in ("z/e", "y/f")]
+    await until(lambda: tasks[1].done() and tasks[3].done())
+    with pytest.raises(DecoderFull):
+        await turns.enter("x/g")
+    turns.leave("first")
+    ended = await asyncio.gather(*tasks, *late, return_exceptions=True)
+    assert served == ["x/a", "y/d", "z/e", "x/b", "y/f"]
+    assert [type(end) for end in ended] == [type(None), DecoderFull, type(None), DecoderFull] + 3 * [type(None)]
     assert turns.waiting == 0
 
 

@@ -30,20 +30,17 @@ from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 
 @lengths.rounds(1, 9)
 async def test_all_at_once_it_is_the_sound_of_transformers(
-    published: FlowCode2Wav, brief: FlowCode2Wav, omni_checkpoint: Path, seed: int, rounds: int
+    published: FlowCode2Wav, omni_checkpoint: Path, seed: int, rounds: int, request: pytest.FixtureRequest
 ) -> None:
-    """A long speech in a third of the steps: what is more in it has nothing to do with how many there are. The longest ones are of the long
-    form."""
+    """In the long form also long speeches, in a third of the steps: what is more in them has nothing to do with how many there are."""
     reference, source = WaveReference(omni_checkpoint), random.Random(seed)
     for number in range(seed, seed + rounds):
-        longer = (
-            (source.randint(24 * BLOCK + 1, 26 * BLOCK), source.randint(1, 34 * BLOCK))
-            if rounds > 1
-            else (source.randint(121, 13 * BLOCK),)
-        )
-        counts = (source.randint(1, 120), *longer)
-        count = counts[number % len(counts)]
-        model, steps = (published, 9) if count <= 120 else (brief, 3)
+        speeches = [(published, 9, (1, 9 * BLOCK))]
+        if rounds > 1:
+            brief = request.getfixturevalue("brief")
+            speeches += [(brief, 3, (24 * BLOCK + 1, 26 * BLOCK)), (brief, 3, (1, 34 * BLOCK))]
+        model, steps, bounds = speeches[number % len(speeches)]
+        count = source.randint(*bounds)
         codes, voice = drawn(source, count), source.choice(published.info.voices)
         made = await samples(model, codes, WaveRequest(number, "offline", voice=voice))
         expected = reference.sound(codes, voice, number, steps)

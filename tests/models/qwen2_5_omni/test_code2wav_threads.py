@@ -59,13 +59,13 @@ async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav,
 async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
     source, sizes = random.Random(seed), set[tuple[int, ...]]()
     speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
-    for number in range(3000 // BLOCK):
+    for number in range(1500 // BLOCK):
         speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
         while (job := speech.next()) is not None:
             # The test looks at the input of the computation, not at its sound: noise is as good as any other input.
             job.prepare(quick.windows.solver)
             speech.solved(job)
-            if number > 100:
+            if number > 50:
                 sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
 

@@ -98,7 +98,7 @@ def test_sounds_have_the_rows_of_transformers(parts: ThinkerParts, reference: Om
 
 
 def test_spectrograms_are_those_of_sound_padded_to_300_s(omni_checkpoint: Path, config: ThinkerConfig, seed: int) -> None:
-    spectrograms = Spectrograms(omni_checkpoint, config.audio.mel_bins)
+    spectrograms = Spectrograms(omni_checkpoint, config.audio.mel_bins, adds_silence=config.audio.adds_silence)
     extractor: Any = WhisperFeatureExtractor.from_pretrained(omni_checkpoint, local_files_only=True)
     random = np.random.default_rng(seed)
     for count in (1, 159, 160, 161, 401, *(int(length) for length in random.integers(500, 40_000, 3))):

@@ -110,3 +110,15 @@ async def test_equal_films_that_are_refused_are_decoded_once(thinker: Qwen2_5Thi
     good = media_files.film(seed, 20, sound_s=2)
     small, large = await asyncio.gather(features(thinker, good, 100), features(thinker, good), return_exceptions=True)
     assert isinstance(small, NoRoom) and isinstance(large, Features)
+
+
+@pytest.mark.parametrize("film_fps", [1.0, 2.0, 3.0])
+async def test_frames_count_as_those_of_one_rate_where_that_is_said(omni_checkpoint: Path, seed: int, film_fps: float) -> None:
+    """As Transformers' processors count the frames of any film if no program says an fps."""
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"film_fps": film_fps}))
+    try:
+        for frames, rate_hz, times in ((8, 4, None), (6, 1, [5000 * number for number in range(6)])):
+            film = await features(model, media_files.film(seed, frames, rate_hz=rate_hz, times=times), use_audio=False)
+            assert film.extent.seconds == 2 / film_fps
+    finally:
+        await model.close()

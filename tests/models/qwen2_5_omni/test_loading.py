@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -142,7 +143,7 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     (copied / "processor_config.json").write_text(json.dumps(parts_of_it))
     check_files(copied, "", FAMILIES["qwen2_5_omni"].models["thinker"].files)
     assert read_pictures(copied, published.vision) == pictures
-    Spectrograms(copied, published.audio.mel_bins)  # It is there.
+    Spectrograms(copied, published.audio.mel_bins, adds_silence=True)  # It is there.
     assert read_thinker_config(copied) == published
     assert recognise(copied) == "qwen2_5_omni"
     parts = WEIGHTS.read_parts(copied, published, torch.float32, torch.device("cpu"))
@@ -228,6 +229,16 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
         assert largest <= max(int(free * PASS_SHARE), least)
     asked = sizes(config, GIB, family={"medium_rows": 4000})
     assert asked.medium_rows == 4000 and asked.pass_patches == 4 * 4000, "whoever asks for more gets it, and is told what it takes"
+
+
+@pytest.mark.parametrize(
+    ("free", "family", "is_told"), [(GIB // 64, {}, True), (64 * GIB, {}, False), (GIB // 64, {"medium_rows": 64}, False)]
+)
+def test_a_default_that_has_no_memory_is_told_in_the_log(config: ThinkerConfig, free: int, family: dict[str, int], is_told: bool) -> None:
+    config = replace(config, vision=PUBLISHED_EYES, audio=PUBLISHED_EARS)
+    with structlog.testing.capture_logs() as lines:
+        chosen = sizes(config, free, family={"context": 512, **family}, kv_cache_bytes=GIB)
+    assert [line["medium_rows"] for line in lines if line["event"] == "medium_rows.small"] == ([chosen.medium_rows] if is_told else [])
 
 
 def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:

@@ -39,7 +39,7 @@ class FolderReader:
         self.config = read_thinker_config(folder)
         self.tokenizer = tokenizer_of(folder, self.config)
         self.pictures = read_pictures(folder, self.config.vision)
-        self.sounds = Spectrograms(folder, self.config.audio.mel_bins)
+        self.sounds = Spectrograms(folder, self.config.audio.mel_bins, adds_silence=True)
         context = self.config.text.context
         self.asks = preprocessing_of(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
 

@@ -64,7 +64,7 @@ class LoadedPredictor:
         return found
 
 
-@pytest.fixture(scope="module", params=sorted(SIZES))
+@pytest.fixture(scope="module", params=lengths.undrawn_long(1, "loaded", sorted(SIZES)))
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedPredictor:
     folder: Path = tmp_path_factory.mktemp(request.param)
     reference = TalkerReference(request.param, int(os.environ["OMNISTAGE_TEST_SEED"]), folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.starting import Preparation
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.tiny import omni
@@ -75,6 +77,14 @@ def test_what_versions_save_prepares_media_alike(qwen3_checkpoint: Path, limits:
     assert (found.film_min_pixels, found.film_max_pixels) == (wanted if limits else (128 * 32 * 32, 768 * 32 * 32))
     if not limits:
         assert found == read(qwen3_checkpoint).pictures
+
+
+@pytest.mark.parametrize(("patch_size", "merge"), [(16, 3), (8, 2), (14, 2)])
+def test_bounds_of_a_film_are_pixels_whatever_the_patches_are(qwen3_checkpoint: Path, patch_size: int, merge: int, tmp_path: Path) -> None:
+    vision = replace(read_thinker_config(qwen3_checkpoint).vision, patch_size=patch_size, merge=merge)
+    files = {"preprocessor_config": {**PUBLISHED, "patch_size": patch_size, "merge_size": merge}}
+    found = read_pictures(folder_of(qwen3_checkpoint, tmp_path, files), vision)
+    assert (found.film_min_pixels, found.film_max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
 
 
 @pytest.mark.parametrize("name", ["min_pixels", "max_pixels", "image_mean", "image_std"])

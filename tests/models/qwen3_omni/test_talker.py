@@ -42,7 +42,7 @@ CLOSE = 1e-4
 Frame = tuple[int, ...]
 
 
-@pytest.fixture(scope="module", params=sorted(SIZES))
+@pytest.fixture(scope="module", params=lengths.undrawn_long(1, "reference", sorted(SIZES)))
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TalkerReference:
     return TalkerReference(request.param, int(os.environ["OMNISTAGE_TEST_SEED"]), tmp_path_factory.mktemp(request.param))
 

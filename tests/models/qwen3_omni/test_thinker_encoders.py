@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
+from helpers import lengths, media_files
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.encoders.features import Grid
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.encoders.starting import ThinkerParts
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen3_omni.loading import WEIGHTS
@@ -20,16 +24,17 @@ from omnistage.models.qwen3_omni.loading import WEIGHTS
 
 @dataclass
 class LoadedEncoders:
+    folder: Path
     config: ThinkerConfig
     parts: ThinkerParts
     reference: Qwen3Reference
 
 
-@pytest.fixture(scope="module", params=list(VARIANTS)[:2])
+@pytest.fixture(scope="module", params=lengths.undrawn_long(1, "loaded", list(VARIANTS)[:2]))
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEncoders]:
     folder: Path = made(tmp_path_factory.mktemp("made"), request.param, 1)
     config = read_thinker_config(folder)
-    yield LoadedEncoders(config, WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
+    yield LoadedEncoders(folder, config, WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -86,3 +91,18 @@ def test_sounds_that_are_filled_up_have_the_rows_of_transformers_together_too(lo
         wanted = tower(torch.cat(spectrograms).T, feature_lens=torch.tensor(lengths)).last_hidden_state
         rows = torch.cat(loaded.parts.audio.encode(spectrograms))
     assert close(rows[:, : audio.output_size], wanted)
+
+
+@lengths.rounds(20, 60)
+def test_spectrograms_are_those_that_the_processor_makes_of_a_sound_alone(loaded: LoadedEncoders, seed: int, rounds: int) -> None:
+    """It fills sounds up to the longest one of a request, so nothing follows one that is alone; a rest of less than a frame is dropped."""
+    audio = loaded.config.audio
+    spectrograms = Spectrograms(loaded.folder, audio.mel_bins, adds_silence=audio.adds_silence)
+    extractor: Any = WhisperFeatureExtractor.from_pretrained(loaded.folder, local_files_only=True)
+    edges = [16 * audio.least_ms, 319, 320, 321, 1360, 16_080]
+    for count in (*edges, *np.random.default_rng(seed).integers(500, 60_000, rounds - len(edges)).tolist()):
+        samples = media_files.samples(seed, count / 16_000)[:count, 0]
+        wanted = extractor(samples, sampling_rate=16_000, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt")
+        frames = int(wanted["attention_mask"].sum())
+        assert (len(samples), frames) == (count, spectrograms.frames(count))
+        torch.testing.assert_close(spectrograms(samples), wanted["input_features"][0].T[:frames], rtol=0, atol=1e-5)

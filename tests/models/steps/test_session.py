@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Drawn, EncodedPicture, Preview, StepsDone
+from omnistage.models.steps import session
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.loop import MAX_AHEAD
 from omnistage.models.steps.session import MAX_UNREAD, Sessions
@@ -23,9 +25,20 @@ LIMIT_S = 30.0
 
 
 class SumJob:
-    """Adds its step to its value until it has taken all. gate: which step waits for the test."""
+    """Adds its step to its value until it has taken all. gate: which step waits for the test. share, pieces: of its decoder."""
 
-    def __init__(self, steps: int, *, shows: bool = False, fails_at: int = -1, gate: int = -1) -> None:
+    def __init__(
+        self,
+        steps: int,
+        *,
+        shows: bool = False,
+        fails_at: int = -1,
+        gate: int = -1,
+        share: float = 0.0,
+        pieces: int = 1,
+        breaks_at: int = -1,
+    ) -> None:
+        self.share, self.pieces, self.breaks_at = share, pieces, breaks_at
         self.steps, self.shows, self.fails_at, self.gate = steps, shows, fails_at, gate
         self.step, self.value = 0, 0
         self.at_gate, self.go_on = threading.Event(), threading.Event()
@@ -33,9 +46,10 @@ class SumJob:
 
 
 class Adder:
-    """Implements Drawing. groups: jobs of each step, in order."""
+    """Implements Drawing. groups: jobs of each step, in order. held: shares of the decoders that hold memory now."""
 
     def __init__(self) -> None:
+        self.held = 0.0
         self.groups: list[tuple[SumJob, ...]] = []
         self.threads: set[int] = set()
 
@@ -69,8 +83,19 @@ class Adder:
     def is_done(self, job: SumJob) -> bool:
         return job.step == job.steps
 
+    def decoder_share(self, job: SumJob) -> float:
+        return job.share
+
     def decode(self, job: SumJob) -> Generator[Drawn, None, None]:
-        yield EncodedPicture(str(job.value).encode(), "image/png")
+        self.held += job.share
+        try:
+            assert self.held <= 1 or self.held == job.share, "decoders hold more than there is"
+            for piece in range(job.pieces):
+                if piece == job.breaks_at:
+                    raise ValueError(f"piece {piece}")
+                yield EncodedPicture(str(job.value).encode(), "image/png")
+        finally:
+            self.held -= job.share
 
     def give_up(self, job: SumJob) -> None:
         job.given_up = True
@@ -181,6 +206,60 @@ async def test_what_is_shown_is_never_far_ahead_of_a_slow_reader() -> None:
                 await asyncio.sleep(0.002)
                 ahead.append(job.step - piece.step)
         assert len(ahead) == 200 and max(ahead) <= MAX_UNREAD + MAX_AHEAD + 2
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0, 3.0])
+async def test_decoders_hold_no_more_than_there_is_and_slow_readers_hold_none(seed: int, share: float) -> None:
+    """Some readers stop after a piece, some leave, some come late. All that is read is whole."""
+    source = random.Random(seed)
+    async with house() as made:
+        go_on = asyncio.Event()
+
+        async def read(job: SumJob, reading: str) -> int:
+            count = 0
+            async with aclosing(made.sessions.draw(job)) as pieces:
+                async for piece in pieces:
+                    count += isinstance(piece, EncodedPicture)
+                    if count == 1 and reading == "stops":
+                        await go_on.wait()
+                    if count == 1 and reading == "leaves":
+                        break
+            return count
+
+        kinds = ["reads", "stops", "leaves"] * 6
+        source.shuffle(kinds)
+        tasks = [(kind, asyncio.create_task(read(SumJob(source.randrange(1, 9), share=share, pieces=40), kind))) for kind in kinds]
+        async with asyncio.timeout(LIMIT_S):
+            assert {await task for kind, task in tasks if kind == "reads"} == {40}
+            await until(lambda: not made.sessions._decoding)
+            go_on.set()
+            assert {await task for kind, task in tasks if kind == "stops"} == {40}
+            assert {await task for kind, task in tasks if kind == "leaves"} == {1}
+        assert made.adder.held == 0 and not made.sessions._waiting_to_decode
+
+
+async def test_pieces_that_nobody_reads_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_UNREAD_BYTES", 100)
+    async with house() as made, aclosing(made.sessions.draw(SumJob(9, share=1.0, pieces=500))) as pieces:
+        count = int(isinstance(await anext(pieces), EncodedPicture))
+        await until(lambda: made.sessions._decoding and not made.sessions._loop._stepping)
+        (reader,) = made.sessions._decoding
+        assert 100 <= reader.unread_bytes <= 100 + 2 * (MAX_AHEAD + 2)
+        async for piece in pieces:
+            count += isinstance(piece, EncodedPicture)
+        assert count == 500
+
+
+async def test_a_decoder_that_fails_holds_nothing_though_its_reader_has_not_read_the_error() -> None:
+    async with house() as made, aclosing(made.sessions.draw(SumJob(2, share=1.0, pieces=9, breaks_at=3))) as pieces:
+        for _ in range(2):
+            await anext(pieces)
+            async with asyncio.timeout(LIMIT_S):
+                other = await made.drawn(SumJob(2, share=1.0, pieces=9))
+            assert [type(piece) for piece in other].count(EncodedPicture) == 9
+        with pytest.raises(ValueError, match="piece 3"):
+            async for _ in pieces:
+                pass
 
 
 async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:

@@ -7,6 +7,7 @@ read it.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 
@@ -15,6 +16,12 @@ KEY = "omnistage-token"
 
 VARIABLE = "OMNISTAGE_TOKEN"
 """Environment variable that holds the token itself; the variable with _FILE appended names a file with it."""
+
+GATEWAY_KEY, GATEWAY_HOST = "omnistage-gateway", "omnistage-host"
+"""Metadata keys of a gateway's calls to the router: the token of the gateway, and the host for which it calls."""
+
+GATEWAY_VARIABLE = "OMNISTAGE_GATEWAY_TOKEN"
+"""Environment variable that holds the token of the gateway itself; the variable with _FILE appended names a file with it."""
 
 _TOKEN = re.compile(r"[!-~]{16,512}")
 
@@ -37,6 +44,11 @@ class Token:
     def secret(self) -> str:
         """The secret, for the environment of a process that may know it."""
         return self._secret
+
+    def for_gateway(self) -> Token:
+        """The token of the stack's gateway, which follows from this one and does not reveal it. The gateway serves strangers and calls no
+        stage, so it has no token for them."""
+        return Token(hmac.new(self._secret.encode(), b"gateway", hashlib.sha256).hexdigest())
 
     def matches(self, shown: str | bytes) -> bool:
         """Whether `shown` is the token. The time of the comparison does not reveal how much of it is right."""

@@ -119,7 +119,10 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
     file of INSTEAD may be replaced by others."""
     place = checkpoint / folder
     for name in files:
-        lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
+        others = INSTEAD.get(name, (name,))
+        for other in (name, *others):
+            _check_regular(place / other)
+        lacking = [other for other in others if not (place / other).is_file()]
         if lacking and not (place / name).is_file():
             instead = f"; {' and '.join(lacking)} would do as well" if name in INSTEAD else ""
             raise BadCheckpoint(
@@ -132,14 +135,20 @@ def _check_sizes(checkpoint: Path) -> None:
     """Raises BadCheckpoint for a device or a pipe among the files of a checkpoint, which libraries would read for ever, and for JSON that
     is too large."""
     for path in (*checkpoint.glob("*"), *checkpoint.glob("*/*")):
-        try:
-            file = path.stat()
-        except OSError:  # Whoever needs it tells that it is missing.
-            continue
-        if not stat.S_ISREG(file.st_mode) and not stat.S_ISDIR(file.st_mode):
-            raise BadCheckpoint(f"{path} is no file but a device or a pipe: take it out of the checkpoint")
-        if path.suffix == ".json" and file.st_size > LARGEST_JSON:
-            raise BadCheckpoint(f"{path} has {file.st_size} bytes, and {LARGEST_JSON} are the most that such a file may have")
+        size = _check_regular(path)
+        if path.suffix == ".json" and size > LARGEST_JSON:
+            raise BadCheckpoint(f"{path} has {size} bytes, and {LARGEST_JSON} are the most that such a file may have")
+
+
+def _check_regular(path: Path) -> int:
+    """The size of a file in bytes; 0 if it cannot be read: whoever needs it tells that. Raises BadCheckpoint for a device or a pipe."""
+    try:
+        file = path.stat()
+    except OSError:
+        return 0
+    if not stat.S_ISREG(file.st_mode) and not stat.S_ISDIR(file.st_mode):
+        raise BadCheckpoint(f"{path} is no file but a device or a pipe: take it out of the checkpoint")
+    return file.st_size
 
 
 def checkpoint_name(checkpoint: Path) -> str:

@@ -1,8 +1,8 @@
 """Text that is restricted, token by token, to a JSON schema, a regular expression or one of some choices, for any tokenizer.
 
-`grammar` makes the grammars; `grammar_trial` has made each one before in a process that may end. Every request has its own grammar. A
-grammar grows as it is used: if requests shared it, this growth would count against the bounds of the next request, and would reveal to one
-client what another client has asked.
+`grammar` makes the grammars; `grammar_trial` first has another process make each one, which may be killed. Every request has its own
+grammar. A grammar grows as it is used: if requests shared it, this growth would count against the bounds of the next request, and would
+reveal to one client what another client has asked.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Constraints:
 
     async def of(self, request: TextRequest, thinks: Marks | None = None) -> EngineConstraint | None:
         """The constraint of a request's text after its history; None: the text is free. thinks: marks of the thought with which the answer
-        begins, which is not constrained. Raises BadRequest."""
+        begins, which is not constrained. Raises BadRequest or Full."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
         answered = request.history if thinks is None else thinks.answer_tokens(request.history)
@@ -168,11 +168,7 @@ class Constraints:
     async def _tried(self, constraint: TextConstraint, client: str) -> Grammar:
         """The grammar of a constraint, which was made on trial before. Raises BadRequest or Full."""
         try:
-            async with self._trials.tried(constraint, client) as size_bytes:
-                self._trials.check_room(size_bytes)
-                grammar = await self._worker.run(partial(self._grammar, constraint))
-                self._trials.count(grammar, size_bytes)
-                return grammar
+            return await self._trials.make(constraint, client, lambda: self._worker.run(partial(self._grammar, constraint)))
         except UnfitConstraint as error:
             raise BadRequest(_field(constraint), str(error)) from None
 

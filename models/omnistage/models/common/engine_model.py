@@ -50,8 +50,13 @@ class EngineModel:
 
     def load(self) -> Load:
         stats = self.engine.stats()
-        batches = Batches(stats.steps, stats.stepped)
-        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total, batches=batches)
+        return Load(
+            queued=stats.waiting,
+            kv_pages_used=stats.pages_used,
+            kv_pages_total=stats.pages_total,
+            preemptions=stats.preemptions,
+            batches=Batches(stats.steps, stats.stepped),
+        )
 
     async def close(self) -> None:
         await self.engine.close()

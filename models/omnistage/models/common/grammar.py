@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -107,7 +108,9 @@ def _source(constraint: TextConstraint) -> str:
             return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": _SPACE})
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.text)
-    return LLMatcher.grammar_from_regex("|".join(f"({_literal(choice)})" for choice in constraint.choices))
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(f"({_literal(choice)})" for choice in constraint.choices))
+    assert_never(constraint.form)
 
 
 def _literal(text: str) -> str:

@@ -1,4 +1,5 @@
-"""Grammars made on trial, in a process that may end: llguidance can take minutes and gigabytes for a schema of some hundred bytes."""
+"""Grammars, each of which another process makes first, on trial: llguidance can take minutes and gigabytes for a schema of some hundred
+bytes, and that process can be killed."""
 
 from __future__ import annotations
 
@@ -8,25 +9,27 @@ import os
 import pickle
 import signal
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from omnistage.models.common.grammar import TRIAL_BYTES, TRIAL_CPU_S, TokenPieces, UnfitConstraint
 from omnistage.models.common.helper_process import HelperProcess, NotTaken
 from omnistage.models.conversation import TextConstraint
 from omnistage.models.interface import Full
-from omnistage.models.turns import WaitingPlaces
+from omnistage.models.turns import WaitingPlaces, has_room, host_of
+
+G = TypeVar("G")
 
 MAX_WAITING = 64
 START_LIMIT_S = 15.0
 ANSWER_LIMIT_S = 5.0
 """Seconds after which the process must have said how a trial ended, which it ends itself after TRIAL_LIMIT_S."""
-ALL_GRAMMARS_BYTES = 256 << 20
+ALL_GRAMMARS_BYTES = 1 << 30
 """Bytes that the grammars of all running answers may take together in this process."""
-MIN_GRAMMAR_BYTES = 1 << 20
-"""Each grammar counts for so much at least: it grows as it is used."""
+MIN_GRAMMAR_BYTES = 16 << 20
+"""Each grammar counts for so much at least: it grows by up to 14 MiB as it is used (measured)."""
 
 
 class GrammarTrials:
@@ -39,31 +42,38 @@ class GrammarTrials:
         self._vocabulary = vocabulary
         self._turns = WaitingPlaces(1, MAX_WAITING, lambda waiting: Full(f"{waiting} constraints wait for their grammars: ask again later"))
         self._process: HelperProcess | None = None
-        self._sizes: dict[object, int] = {}  # The bytes of each grammar that lives.
+        self._sizes: dict[object, tuple[str, int]] = {}  # The host and the bytes of each grammar that lives.
 
-    @asynccontextmanager
-    async def tried(self, constraint: TextConstraint, client: str) -> AsyncIterator[int]:
-        """Wait for the client's turn, try the constraint, and hold the turn for the block, in which the caller makes the grammar itself.
-        Gives the number of bytes that the grammar takes. Raises UnfitConstraint if it cannot be made within the bounds of a trial, and Full
-        if that could not be found out. If the caller is cancelled, the trial ends."""
+    async def make(self, constraint: TextConstraint, client: str, make: Callable[[], Awaitable[G]]) -> G:
+        """Wait for the client's turn, try the constraint, and then make its grammar, which counts for its host as long as it lives.
+        Raises UnfitConstraint if it cannot be made within the bounds of a trial, and Full if that could not be found out, or if running
+        answers take too much memory for grammars. If the caller is cancelled, the trial ends."""
         async with self._turns.taken(client):
-            yield max(await self._try(constraint), MIN_GRAMMAR_BYTES)
+            size_bytes = max(await self._try(constraint), MIN_GRAMMAR_BYTES)
+            self._check_room(client, size_bytes)
+            grammar = await make()
+            self._count(grammar, client, size_bytes)
+            return grammar
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raises Full if the grammars of running answers and one of this size would take too much memory."""
-        held_bytes = sum([*self._sizes.values()])
-        if held_bytes + size_bytes > ALL_GRAMMARS_BYTES:
-            raise Full(f"the grammars of other answers take {held_bytes >> 20} MiB of {ALL_GRAMMARS_BYTES >> 20}: ask again later")
+    def _check_room(self, client: str, size_bytes: int) -> None:
+        """Raises Full if there is no room for a grammar of this size."""
+        sizes = [*self._sizes.values()]
+        held_bytes = sum(bytes_of_one for _, bytes_of_one in sizes)
+        of_host_bytes = sum(bytes_of_one for host, bytes_of_one in sizes if host == host_of(client))
+        if not has_room(size_bytes, held_bytes, of_host_bytes, ALL_GRAMMARS_BYTES):
+            raise Full(f"the grammars of running answers take {held_bytes >> 20} MiB of {ALL_GRAMMARS_BYTES >> 20}: ask again later")
 
-    def count(self, grammar: object, size_bytes: int) -> None:
+    def _count(self, grammar: object, client: str, size_bytes: int) -> None:
         """Count the bytes of a grammar for as long as it lives. It may end on any thread, while this one counts."""
         key = object()
-        self._sizes[key] = size_bytes
+        self._sizes[key] = host_of(client), size_bytes
         weakref.finalize(grammar, self._sizes.pop, key).atexit = False
 
     async def close(self) -> None:
         """End the process. Call it when nothing is being tried."""
-        await self._retire()
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.end()
 
     async def start(self) -> None:
         """Start the process, so that the first constraint need not wait for that. Raises Full."""
@@ -118,7 +128,7 @@ class GrammarTrials:
             with _file(json.dumps(astuple(constraint)).encode()) as file:
                 await process.send(b"constraint", file.fileno(), pipe)
         except NotTaken:
-            await self._retire()
+            await self.close()
             raise
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -126,7 +136,7 @@ class GrammarTrials:
         except TimeoutError:
             answer = b""
         if not answer:
-            await self._retire()
+            await self.close()
             return {"late": True}
         outcome: dict[str, Any] = json.loads(answer)
         return outcome
@@ -134,7 +144,7 @@ class GrammarTrials:
     async def _live_process(self) -> HelperProcess:
         """The process, which has the vocabulary. Raises NotTaken."""
         if self._process is not None and not self._process.is_alive():
-            await self._retire()
+            await self.close()
         if self._process is None:
             self._process = HelperProcess("omnistage.models.common.grammar_child", [], "makes grammars on trial", START_LIMIT_S)
             try:
@@ -142,14 +152,9 @@ class GrammarTrials:
                     self._process.post(b"vocabulary", file.fileno())
                 await self._process.wait_ready()
             except BaseException:
-                await self._retire()
+                await self.close()
                 raise
         return self._process
-
-    async def _retire(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            await process.end()
 
 
 @contextmanager

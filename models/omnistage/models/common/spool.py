@@ -11,6 +11,7 @@ import hashlib
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Self
 
 from omnistage.models.conversation import Streamed
 from omnistage.models.interface import BadRequest, Content, Full, Piece, PortSpec
+from omnistage.models.turns import has_room, host_of
 
 MEDIA_PORTS = tuple(PortSpec(f"media{number}", Content.MEDIA) for number in range(8))
 """The ports of every model that takes encoded media on ports; clients use these names."""
@@ -46,32 +48,38 @@ class Spool:
         once this one is full."""
         self._most_bytes = most_bytes
         self._folder = tempfile.gettempdir()
-        self.held_bytes = 0
+        self._of_host_bytes = Counter[str]()
 
-    def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for media. most_bytes: returns the largest number of bytes of a medium. Raises BadRequest for a medium that declares
-        more."""
-        return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
+    @property
+    def held_bytes(self) -> int:
+        return self._of_host_bytes.total()
 
-    def hold(self, size: int) -> None:
-        """Count `size` bytes before they are written. Raises Full if all media would have too many."""
-        if self.held_bytes + size > self._most_bytes:
-            raise Full(f"{self._most_bytes} bytes of streamed media are held, which is all that may be")
-        self.held_bytes += size
+    def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int], client: str = "") -> Files:
+        """Files for media of a client. most_bytes: returns the largest number of bytes of a medium. Raises BadRequest for a medium that
+        declares more."""
+        return Files(self, self._folder, host_of(client), {one.port: (one, most_bytes(one)) for one in streamed})
 
-    def free(self, size: int) -> None:
-        self.held_bytes -= size
+    def hold(self, host: str, size: int) -> None:
+        """Count `size` bytes of a host before they are written. Raises Full if all media would have too many, or those of the host."""
+        if not has_room(size, self.held_bytes, self._of_host_bytes[host], self._most_bytes):
+            raise Full(f"{self.held_bytes} bytes of streamed media are held, of {self._most_bytes}: ask again later")
+        self._of_host_bytes[host] += size
+
+    def free(self, host: str, size: int) -> None:
+        self._of_host_bytes[host] -= size
+        if not self._of_host_bytes[host]:
+            del self._of_host_bytes[host]
 
 
 class Files:
     """The files of the media of one request. Use it as a context manager around the work on `whole`: the files are closed at its end."""
 
-    def __init__(self, spool: Spool, folder: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
+    def __init__(self, spool: Spool, folder: str, host: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
         """Call Spool.files instead."""
         for streamed, most in media.values():
             if streamed.total_bytes > most:
                 raise _too_large(streamed, most)
-        self._spool = spool
+        self._spool, self._host = spool, host
         self._files = {port: _File(streamed, most, folder) for port, (streamed, most) in media.items()}
 
     async def __aenter__(self) -> Self:
@@ -84,7 +92,7 @@ class Files:
             if held:  # Shielded, so that the thread closes the files even if the caller is cancelled.
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close, held))
         finally:
-            self._spool.free(sum(file.size for file in held))
+            self._spool.free(self._host, sum(file.size for file in held))
 
     @property
     def are_whole(self) -> bool:
@@ -104,7 +112,7 @@ class Files:
             return False
         assert isinstance(piece.content, bytes)
         file.check(len(piece.content), last=piece.last)
-        self._spool.hold(len(piece.content))
+        self._spool.hold(self._host, len(piece.content))
         file.size += len(piece.content)
         await asyncio.to_thread(file.write, piece.content, last=piece.last)
         return True

@@ -27,6 +27,7 @@ from omnistage.models.interface import (
     BadRequest,
     Content,
     FinishReason,
+    Full,
     Load,
     ModelInfo,
     Piece,
@@ -36,11 +37,14 @@ from omnistage.models.interface import (
     Wanted,
     no_inputs,
 )
+from omnistage.models.turns import WaitingPlaces
 
 TEXT = "text"
 
 _PIECE_TOKENS = 8
 """Number of tokens of verbatim text in a piece."""
+MAX_WAITING = 1024
+"""Largest number of texts that wait to be tokenized. A text takes a second at most, where the context has 32,768 tokens."""
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it is tokenized, which takes time. English has
 about 4.5 characters per token of a usual vocabulary. The longest tokens, such as 80 spaces, are too rare to matter."""
@@ -74,6 +78,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         """context: tokens that a conversation and its answer may have together. workers: threads of the family, apart from the threads of
         the engine, the tokenizer and the grammars. team: the other ranks, see EngineModel. The model closes workers and team."""
         self._worker = Worker("tokenizer", threads=1)
+        self._turns = WaitingPlaces(1, MAX_WAITING, lambda waiting: Full(f"{waiting} texts wait to be tokenized: ask again later"))
         super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
         self._banned = tokenizer.unsayable - tokenizer.ends
@@ -92,7 +97,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     def load(self) -> Load:
         """See Model.load. Requests that wait to be tokenized count as waiting too."""
         load = super().load()
-        return replace(load, queued=load.queued + self._worker.queued)
+        return replace(load, queued=load.queued + self._worker.queued + self._turns.waiting)
 
     async def warm_up(self) -> None:
         """Answer one short question: this touches every weight, and leaves the default system prompt in the prefix cache."""
@@ -113,11 +118,13 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     # Before the run --------------------------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: TextRequest) -> P:
-        """See ThinkerModel.prepare. Characters are counted first; then a thread tokenizes the text."""
+        """See ThinkerModel.prepare. Characters are counted first; then the grammar is made, then a thread tokenizes the text. Clients take
+        turns at both."""
         self._check(request)
         thinks = None if request.verbatim else self.tokenizer.thinks
         grammar = await self._constraints.of(request, thinks if thinks and thinks.is_open else None)
-        return await self._worker.run(partial(self._tokenized, request, grammar))
+        async with self._turns.taken(request.client):
+            return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check(self, request: TextRequest) -> None:
         """Check everything about a request that needs no tokens. Raises BadRequest."""

@@ -21,11 +21,12 @@ PROGRESS = "progress"
 
 class DrawingJob:
     """A plan and its progress. canvases: its pictures, empty until its words and images are encoded, without the pictures that the reader
-    has already. cost: latent tokens of a step. first: number of the first picture that is drawn. layout: form of the states that are kept
-    on the way. The images of the plan are dropped once they are encoded."""
+    has already. cost: latent tokens of a step. decoder_share: see Drawing. first: number of the first picture drawn. layout: form of
+    the states that are kept on the way. The images of the plan are dropped once they are encoded."""
 
-    def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout) -> None:
+    def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout, decoder_share: float = 0.0) -> None:
         self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
+        self.decoder_share = decoder_share
         self.canvases: list[Canvas] = []
         self.encoded = False
 
@@ -64,7 +65,8 @@ class StepDrawing:
         return (*self.product.ports, PortSpec(PROGRESS, Content.PROGRESS), keeping)
 
     def job(self, plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
-        return DrawingJob(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan))
+        share = 0.0 if self.memory is None else self.memory.taken(plan).frame / self.memory.budget
+        return DrawingJob(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan), share)
 
     def _layout(self, plan: DrawingPlan) -> StateLayout:
         return StateLayout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
@@ -82,6 +84,9 @@ class StepDrawing:
 
     def cost(self, job: DrawingJob) -> int:
         return job.cost
+
+    def decoder_share(self, job: DrawingJob) -> float:
+        return job.decoder_share
 
     def steps(self, job: DrawingJob) -> int:
         """The steps of the plan, and one step to encode it."""

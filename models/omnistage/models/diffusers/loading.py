@@ -90,6 +90,9 @@ ADMITTED_STEPS = 4
 for: latents are small compared with the memory of a step."""
 BATCH = 8
 """How many pictures of the usual size, with guidance, share a step by default."""
+CPU_FIRST_SIDE = 256
+"""Largest side of the first drawing on a CPU, in pixels, unless its size follows from an edited picture. A picture of the usual size takes
+minutes with a large model, and on a CPU prepares nothing for later ones."""
 CPU_STEP_TOKENS = 256
 """On a CPU a step of more tokens saves little for each picture in it, and the pictures end all together, not one after another."""
 PASS_LIMIT_S = 1800.0
@@ -180,6 +183,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         step_tokens=step_tokens,
         max_batch_size=options.max_batch_size,
         vocabulary=vocabulary,
+        first_side=CPU_FIRST_SIDE if options.device == "cpu" else 0,
     )
 
 

@@ -110,11 +110,13 @@ class DrawnModel(Generic[J]):
         step_tokens: int,
         max_batch_size: int = 0,
         vocabulary: Vocabulary | None = None,
+        first_side: int = 0,
     ) -> None:
         """image_pixels: limit of the pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens:
         limits of the latent tokens of all drawings, and of one step. max_batch_size: limit of drawings in a step; 0: any. vocabulary:
-        the words that the model knows, if its checkpoint lists them."""
-        self._vocabulary = vocabulary or Vocabulary()
+        the words that the model knows, if its checkpoint lists them. first_side: largest side of the picture that `warm_up` draws, in
+        pixels; 0: the usual size."""
+        self._vocabulary, self._first_side = vocabulary or Vocabulary(), first_side
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
@@ -233,7 +235,7 @@ class DrawnModel(Generic[J]):
         limits = self._artist.limits
         image = Media(PNG, encode_picture(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
-        plan = await self.prepare(with_guides(smallest(request, limits), limits, image))
+        plan = await self.prepare(with_guides(smallest(request, limits, self._first_side), limits, image))
         async with aclosing(self.draw(plan, no_inputs(), {self._artist.product.ports[0].name: 0})) as pieces:
             async for _ in pieces:
                 pass

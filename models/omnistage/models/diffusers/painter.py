@@ -159,9 +159,9 @@ class Painter(ABC):
         if found := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
         with self._counts:
-            count, most = self.text_tokens(text)
-        if count > most:
-            raise ValueError(f"it has {count} tokens, and the text encoder reads {most}: make it shorter")
+            count, limit = self.text_tokens(text)
+        if count > limit:
+            raise ValueError(f"it has {count} tokens, and the text encoder reads {limit}: make it shorter")
 
     @abstractmethod
     def text_tokens(self, text: str) -> tuple[int, int]:

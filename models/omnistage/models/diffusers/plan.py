@@ -372,8 +372,12 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     return steps
 
 
-def smallest(request: DrawRequest, limits: DrawingLimits) -> DrawRequest:
-    """The request with as little film or sound as a trial needs."""
+def smallest(request: DrawRequest, limits: DrawingLimits, max_side: int = 0) -> DrawRequest:
+    """The request with as little film or sound as a trial needs. max_side: largest side of its pictures, in pixels, unless their size
+    follows from an edited picture; 0: the usual size."""
+    if max_side and limits.sized and not limits.sides and limits.width and limits.height:
+        lower, upper = (-(-side // limits.multiple) * limits.multiple for side in (limits.min_side, max_side))
+        request = replace(request, width=max(min(limits.width, upper), lower), height=max(min(limits.height, upper), lower))
     frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 

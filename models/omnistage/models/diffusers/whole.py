@@ -204,6 +204,10 @@ class WholeDrawing:
     def cost(self, job: CallJob) -> int:
         return self.tokens(job.plan)
 
+    def decoder_share(self, job: CallJob) -> float:
+        """Its pipeline has decoded the job already."""
+        return 0.0
+
     def steps(self, job: CallJob) -> int:
         return job.plan.steps
 

@@ -9,7 +9,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
@@ -123,7 +123,8 @@ class MediaDecoder:
         A process whose answer makes no sense is replaced."""
         request = {"kind": kind, "ask": asdict(ask)}
         films = self._films.taken(client) if kind == "video" else nullcontext()
-        async with films, self._process((client, kind == "video")) as process, _files(source) as (file, result):
+        line = f"{client}/films" if kind == "video" else client  # Other media do not wait for films of their own client.
+        async with films, self._process(line) as process, _files(source) as (file, result):
             answer = await process.decode(request, file, result, self.limits.of(kind)[1])
             with _distrust():
                 said = json.loads(answer)
@@ -132,7 +133,7 @@ class MediaDecoder:
         raise refusal
 
     @asynccontextmanager
-    async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
+    async def _process(self, client: str) -> AsyncIterator[DecodingProcess]:
         """Wait for the client's turn, and lend a process for one medium. After a failure a new process replaces it."""
         await self._turns.enter(client)
         try:

@@ -1,15 +1,13 @@
-"""A film as a file that can be played while it grows, by FFmpeg: VP9 in WebM, AV1 or H.264 in fragmented MP4, with sound as Opus."""
+"""A film as a file that can be played while it grows, by FFmpeg: VP9 in WebM or in fragmented MP4, H.264 in fragmented
+MP4, with sound as Opus. The encoders work in the calling thread and make none of their own."""
 
 from __future__ import annotations
 
 import io
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
@@ -18,12 +16,8 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, VideoReformatter
 from numpy.typing import NDArray
 
-from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragment, with_lengths, without_delimiter
+from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragment, with_lengths
 
-os.environ.setdefault("SVT_LOG", "0")
-"""Otherwise the encoder of AV1 prints its settings past every log, and errors for a film that is given up."""
-
-REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR)
 RATE_TICKS = 1001
 """Rates are fractions with at most this denominator, as the rates of television are."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
@@ -55,28 +49,10 @@ class FilmKind:
         return self.encoder in av.codecs_available
 
 
-VP9 = FilmKind(
-    WEBM,
-    WEBM,
-    "VP9",
-    ("vp9", "vp09"),
-    1,
-    "libvpx-vp9",
-    {"deadline": "realtime", "cpu-used": "5", "crf": "24", "b": "0", "lag-in-frames": "0", "auto-alt-ref": "0"},
-    bytes,
-    cluster,
-)
-AV1 = FilmKind(
-    MP4,
-    MP4,
-    "AV1",
-    ("av01", "av1"),
-    1,
-    "libsvtav1",
-    {"preset": "8", "crf": "26", "svtav1-params": "pred-struct=1:lp=1:lookahead=0"},
-    without_delimiter,
-    fragment,
-)
+_VP9_CODECS = ("vp9", "vp09")
+_LIBVPX = {"deadline": "realtime", "cpu-used": "5", "crf": "24", "b": "0", "lag-in-frames": "0", "auto-alt-ref": "0"}
+VP9 = FilmKind(WEBM, WEBM, "VP9", _VP9_CODECS, 1, "libvpx-vp9", _LIBVPX, bytes, cluster)
+VP9_MP4 = FilmKind(MP4, MP4, "VP9", _VP9_CODECS, 1, "libvpx-vp9", _LIBVPX, bytes, fragment)
 H264 = FilmKind(
     MP4,
     f'{MP4}; codecs="avc1"',
@@ -88,7 +64,7 @@ H264 = FilmKind(
     with_lengths,
     fragment,
 )
-KINDS = (VP9, AV1, H264)
+KINDS = (VP9, VP9_MP4, H264)
 """The first kind of a media type is meant if a request names no codec; the first kind of all if it names no type."""
 
 
@@ -135,6 +111,7 @@ class FilmWriter:
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
         """rate_hz: frames a second. frames: number of all frames, at least one. track: the sound. Raises ValueError without an encoder."""
+        self._video: Any = None
         if not kind.is_there:
             raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
         self._kind, self._frames, self._track = kind, frames, track
@@ -143,13 +120,12 @@ class FilmWriter:
         self._head, self._codec = b"", ""
         self._samples: list[EncodedSample] = []
         self._frames_written = self._samples_written = self._pieces_made = 0
-        self._video: Any = None
         self._audio: Any = None
         self._first_time: int | None = None  # Time of the first packet of sound, which the encoder puts below 0.
 
     @property
     def codecs(self) -> str:
-        """The codecs, such as "av01.0.04M.08, opus", which a browser needs first (RFC 6381); empty before the first frame."""
+        """The codecs, such as "vp09.00.30.08, opus", which a browser needs first (RFC 6381); empty before the first frame."""
         return ", ".join([self._codec] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
@@ -172,7 +148,9 @@ class FilmWriter:
             frame.pict_type = PictureType.I
         self._frames_written += 1
         is_last = self._frames_written == self._frames
-        packets = self._video.encode(frame) + (self._video.encode(None) if is_last else [])
+        packets = self._video.encode(frame)
+        if is_last:
+            packets += self._video.encode(None)
         self._samples += [self._sample(packet, self._video, 1, self._kind.packed) for packet in packets] + self._encode_sound(is_last)
         if not packets:
             return None
@@ -189,7 +167,7 @@ class FilmWriter:
             file, "w", format=form, container_options={"movflags": "empty_moov+default_base_moof", "fflags": "+bitexact"}
         )
         container.metadata["DURATION"] = _clock(self._frames / self._rate)  # Otherwise a file that grows does not state it.
-        self._video = stream = container.add_stream(self._kind.encoder, rate=self._rate, options=dict(self._kind.options))
+        stream = container.add_stream(self._kind.encoder, rate=self._rate, options=dict(self._kind.options))
         stream.height, stream.width, stream.pix_fmt, stream.time_base = height, width, "yuv420p", 1 / self._rate
         context = stream.codec_context
         context.thread_count = 1
@@ -201,9 +179,8 @@ class FilmWriter:
             layout = "mono" if self._track.samples.shape[1] == 1 else "stereo"
             self._audio = container.add_stream("libopus", rate=OPUS_HZ, layout=layout)
             self._audio.codec_context.flags |= av.codec.context.Flags.bitexact
-        with _same_scheduling():
-            container.start_encoding()
-        self._container, self._head = container, bytes(file.data)
+        container.start_encoding()
+        self._container, self._video, self._head = container, stream, bytes(file.data)
         self._codec = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
@@ -253,30 +230,6 @@ class _Head(io.RawIOBase):
         return len(data)
 
 
-@contextmanager
-def _same_scheduling() -> Iterator[None]:
-    """Let no thread of this process get a priority of real time. If root runs it, the encoder of AV1 gives its own threads and the calling
-    one the highest: they, and whatever the caller starts from then on, would leave no processor to anybody else."""
-    of_caller, before = (os.sched_getscheduler(0), os.sched_getparam(0)), _thread_scheduling()
-    try:
-        yield
-    finally:
-        for thread, (policy, _) in _thread_scheduling().items():
-            earlier_policy, priority = before.get(thread, of_caller)
-            if policy in REAL_TIME and policy != earlier_policy:
-                with suppress(ProcessLookupError):
-                    os.sched_setscheduler(thread, earlier_policy, priority)
-
-
-def _thread_scheduling() -> dict[int, tuple[int, os.sched_param]]:
-    """The scheduling policy and the priority of each thread of this process, by its number."""
-    scheduling = {}
-    for thread in [int(task.name) for task in Path("/proc/self/task").iterdir()]:
-        with suppress(ProcessLookupError):  # It has just ended.
-            scheduling[thread] = os.sched_getscheduler(thread), os.sched_getparam(thread)
-    return scheduling
-
-
 def _clock(seconds: Fraction) -> str:
     minutes, rest_ns = divmod(round(seconds * 1_000_000_000), 60 * 1_000_000_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest_ns // 1_000_000_000:02d}.{rest_ns % 1_000_000_000:09d}"
@@ -286,7 +239,7 @@ def _codec_word(kind: FilmKind, head: bytes) -> str:
     """The codec's name in media types (RFC 6381): boxes of MP4 state profile and level; for WebM, browsers take the bare name."""
     if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
         return f"avc1.{found[1].hex()}"
-    if found := re.search(rb"av1C\x81(.)(.)", head, re.DOTALL):
-        (first,), (second,) = found[1], found[2]
-        return f"av01.{first >> 5}.{first & 31:02d}{'H' if second & 128 else 'M'}.08"
+    if found := re.search(rb"vpcC\x01...(.)(.)", head, re.DOTALL):
+        (profile,), (level,) = found[1], found[2]
+        return f"vp09.{profile:02d}.{level:02d}.08"
     return kind.codecs[0]

@@ -69,11 +69,6 @@ def _element(name: int, body: bytes) -> bytes:
     return name.to_bytes((name.bit_length() + 7) // 8) + (1 << 56 | len(body)).to_bytes(8) + body
 
 
-def without_delimiter(data: bytes) -> bytes:
-    """A frame of AV1 as MP4 has it: without the mark between frames, because the container separates them."""
-    return data[2:] if data.startswith(b"\x12\x00") else data
-
-
 def with_lengths(data: bytes) -> bytes:
     """A frame of H.264 as MP4 has it: each unit begins with its length, in place of a mark (three bytes that no unit contains)."""
     units = [unit.rstrip(b"\x00") for unit in data.split(b"\x00\x00\x01")]

@@ -50,7 +50,8 @@ class FilmPreprocessing:
     include the sound of the film, at rate_hz.
 
     A token is factor * factor pixels of frames_multiple frames, and a second of sound is sound_tokens_hz tokens. most_tokens: a film that
-    would have more tokens gives smaller or fewer frames. room: a film that still has more tokens is refused before it is decoded."""
+    would have more tokens gives smaller or fewer frames. room: a film that still has more tokens is refused before it is decoded. film_fps:
+    frames per second that the model is told of each film; 0: the real ones."""
 
     factor: int = FACTOR
     min_pixels: int = 128 * FACTOR * FACTOR
@@ -66,6 +67,7 @@ class FilmPreprocessing:
     most_tokens: int = UNBOUNDED
     room: int = UNBOUNDED
     background: Colour | None = None
+    film_fps: float = 0.0
 
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
         """The number of tokens of `frames` frames of height by width stored pixels, and of sound_s seconds of sound."""
@@ -87,8 +89,10 @@ class FilmPreprocessing:
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
     def told_frame_s(self, frames: int, frame_s: float) -> float:
-        """The seconds from one frame to the next that the model is given: 1 / fps, as the published processor counts. A slow or long
-        film gives fewer frames than fps asks for: then the model gets the real seconds, `frame_s`."""
+        """The seconds from one frame to the next that the model is given: 1 / fps, as the published processor counts if it is told fps. A
+        slow or long film gives fewer frames than fps asks for: then the model gets the real seconds, `frame_s`."""
+        if self.film_fps:
+            return 1 / self.film_fps
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
 
 

@@ -23,6 +23,12 @@ BOXES = 10_000
 BOX_TYPES = frozenset(
     (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"meta", b"sidx", b"free", b"skip", b"wide", b"uuid", b"pnot", b"udta")
 )
+LISTS = frozenset((b"moov", b"moof", b"meta"))
+"""Boxes that list media; `meta` is that of pictures."""
+
+BOX_HEAD = 8
+"""The fewest bytes of a box: its size and its type."""
+
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 ASF_HEAD, ASF_FILE = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"\xa1\xdc\xab\x8c\x47\xa9\xcf\x11"
 ASF_BYTES = 1 << 16
@@ -38,6 +44,8 @@ def check_whole(file: BinaryIO, most_bytes: int) -> None:
     said = _stated_bytes(file, most_bytes)
     if there + SLACK < said:
         raise cut_off(said, there)
+    if _lacks_list(file, there):
+        raise BadMedia("it has no list of its pieces (moov), which is often its end: it was cut off, send all of it")
 
 
 def cut_off(said: int, there: int) -> BadMedia:
@@ -58,7 +66,7 @@ def _stated_bytes(file: BinaryIO, most_bytes: int) -> int:
         return _asf_bytes(file)
     if head.startswith(EBML):
         return matroska_bytes(file)
-    return _box_bytes(file) if head[4:8] in BOX_TYPES else 0
+    return _box_bytes(file) if _has_boxes(file) else 0
 
 
 def _stated_length(before: int, count: int, most_bytes: int) -> int:
@@ -79,6 +87,30 @@ def _asf_bytes(file: BinaryIO) -> int:
 
 def _box_bytes(file: BinaryIO) -> int:
     return max((end for _, _, end in boxes(file)), default=0)
+
+
+def _lacks_list(file: BinaryIO, there: int) -> bool:
+    """Whether a file of `there` bytes consists of boxes with media in them, and none of them lists the media: fewer bytes than SLACK can be
+    all of that list, or its beginning."""
+    if not _has_boxes(file):
+        return False
+    ends = {_kind_inside(file, kind, begin): end for kind, begin, end in boxes(file)}
+    # Behind a box of a kind that is not known here there may be a list.
+    is_all = max(ends.values(), default=0) + BOX_HEAD > there
+    return is_all and b"mdat" in ends and not ends.keys() & LISTS
+
+
+def _kind_inside(file: BinaryIO, kind: bytes, begin: int) -> bytes:
+    """The kind of a box that begins there: FFmpeg takes a free box for the list if it holds one, as an interrupted program leaves it."""
+    if kind != b"free":
+        return kind
+    file.seek(begin + BOX_HEAD + 4)
+    return b"moov" if file.read(4) in (b"mvhd", b"cmov") else kind
+
+
+def _has_boxes(file: BinaryIO) -> bool:
+    file.seek(4)
+    return file.read(4) in BOX_TYPES
 
 
 def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

@@ -32,6 +32,11 @@ class VisionConfig(encoders.VisionConfig):
     full_layers: frozenset[int]
 
     @property
+    def film_square(self) -> int:
+        """See Patching."""
+        return 28
+
+    @property
     def patch_bytes(self) -> int:
         """See VisionSizes."""
         return 4 * (3 * self.patch_values + 12 * self.hidden_size + 4 * self.ffn_size)
@@ -63,6 +68,11 @@ class AudioConfig(encoders.AudioConfig):
     def least_ms(self) -> int:
         """See AudioSizes."""
         return 40
+
+    @property
+    def adds_silence(self) -> bool:
+        """See AudioSizes."""
+        return True
 
     @property
     def frame_bytes(self) -> int:

@@ -52,6 +52,11 @@ class VisionConfig(encoders.VisionConfig):
         return (1 + len(self.deepstack)) * self.output_size
 
     @property
+    def film_square(self) -> int:
+        """See Patching."""
+        return 32
+
+    @property
     def patch_bytes(self) -> int:
         """See VisionSizes."""
         return 4 * (3 * self.patch_values + 12 * self.hidden_size + 2 * self.ffn_size + self.row_size // self.unit)
@@ -80,8 +85,13 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def least_ms(self) -> int:
+        """See AudioSizes. The extractor mirrors 200 samples at the ends of a sound, so it must have more."""
+        return 13
+
+    @property
+    def adds_silence(self) -> bool:
         """See AudioSizes."""
-        return 10
+        return False
 
     @property
     def frame_bytes(self) -> int:

@@ -4,6 +4,9 @@
 
 Sessions stand above the loop, for which a session is a job like any other: its steps come first, and then each decoded piece is a step. A
 reader that does not read holds up only its own session.
+
+Between two pieces a decoder may hold gigabytes, such as what it remembers of earlier frames. So only as many of these decode at a time as
+there is memory for, and they do not wait for their readers: the pieces are smaller than what would be held until they are read.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from omnistage.models.interface import Drawn, Load, StepsDone
+from omnistage.models.interface import Clip, Drawn, EncodedPicture, Load, StepsDone, TensorRows
 from omnistage.models.steps.fair import Fair, JobWork
 from omnistage.models.steps.interface import Aside, Steps, StepWorker
 from omnistage.models.steps.loop import Loop
@@ -22,7 +27,12 @@ J = TypeVar("J")
 Job = TypeVar("Job", contravariant=True)
 
 MAX_UNREAD = 8
-"""How many pieces a drawing may be ahead of its reader before it must wait. Progress does not count: newer progress replaces older."""
+"""How many pieces a drawing may be ahead of its reader before it must wait, unless its decoder holds memory. Progress does not count: newer
+progress replaces older."""
+
+
+MAX_UNREAD_BYTES = 256 << 20
+"""How many bytes of pieces a drawing whose decoder holds memory may be ahead of its reader. Only raw frames of a large film are as many."""
 
 
 class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
@@ -33,6 +43,9 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
 
     def steps(self, job: Job) -> int:
         """The approximate number of steps in all. Constant."""
+
+    def decoder_share(self, job: Job) -> float:
+        """The part of the memory for decoders that decoding this job holds between two pieces; 0: next to nothing. Constant."""
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         """The pieces of a job that is done; each is one step, alone, on the worker."""
@@ -54,16 +67,20 @@ class _Session(Generic[J]):
     def has_room(self) -> bool:
         return len(self._unread) < MAX_UNREAD
 
-    def put(self, pieces: Sequence[Drawn]) -> bool:
-        """Add pieces for the reader; returns whether there is room for more. Newer progress replaces older."""
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the pieces that the reader has not taken, as far as they can be large."""
+        return sum(_bytes_of(piece) for piece in self._unread)
+
+    def put(self, pieces: Sequence[Drawn]) -> None:
+        """Add pieces for the reader. Newer progress replaces older."""
         for piece in pieces:
             if isinstance(piece, StepsDone) and self._unread and isinstance(self._unread[-1], StepsDone):
                 self._unread.pop()
             self._unread.append(piece)
         self._changed.set()
-        return self.has_room
 
-    def wake(self, over: asyncio.Future[None]) -> None:
+    def wake(self) -> None:
         """Wake the reader: no more pieces will come."""
         self._changed.set()
 
@@ -77,6 +94,15 @@ class _Session(Generic[J]):
         return self._unread.popleft()
 
 
+def _bytes_of(piece: Drawn) -> int:
+    match piece:
+        case TensorRows():
+            return piece.rows.nbytes
+        case Clip() | EncodedPicture():
+            return len(piece.data)
+    return 0
+
+
 class Sessions(Generic[J]):
     """All drawings of one model; implements `Steps` of sessions. Any number of tasks of one event loop may call `draw`."""
 
@@ -85,6 +111,9 @@ class Sessions(Generic[J]):
     ) -> None:
         """budget: limit of the cost of admitted drawings. step_budget, most: limits of cost and number in a step. ahead: see Loop."""
         self._drawing = drawing
+        self._decoding: dict[_Session[J], float] = {}
+        """Sessions whose decoders hold memory, each with its part of it."""
+        self._waiting_to_decode: deque[_Session[J]] = deque()
         self._order = Fair[_Session[J]](budget, step_budget, most)
         self._loop: Loop[_Session[J], JobWork, Sequence[Drawn]] = Loop(self, self._order, workers, ahead=ahead)
 
@@ -105,16 +134,62 @@ class Sessions(Generic[J]):
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
         """Yields a job's pieces. client: see DrawRequest. Closing waits until no step has the job. Raises TooCostly or a step's error."""
         session = _Session(job)
-        over = self._loop.submit(session, JobWork(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
-        over.add_done_callback(session.wake)
+        work = JobWork(self._drawing.cost(job), self._drawing.steps(job), client)
+        over = self._loop.submit(session, work, partial(self._show, session))
+        over.add_done_callback(partial(self._end, session))
         try:
             while (piece := await session.take(over)) is not None:
-                if session.has_room:
+                if self._may_step(session):
                     self._loop.go_on(session)
                 yield piece
         finally:
-            await self._loop.withdraw(session)
+            with suppress(ValueError):
+                self._waiting_to_decode.remove(session)
+            try:
+                await self._loop.withdraw(session)
+            finally:
+                self._end_decoding(session)
             del over  # Its error refers to this frame: each would keep the other in memory.
+
+    def _end(self, session: _Session[J], over: asyncio.Future[None]) -> None:
+        """Wake the reader of a session that has ended. One that has failed decodes no more."""
+        session.wake()
+        if not over.cancelled() and over.exception() is not None:
+            session.decoded = True
+            self._end_decoding(session)
+
+    def _show(self, session: _Session[J], pieces: Sequence[Drawn]) -> bool:
+        """Give a session's pieces to its reader; returns whether the session may step on."""
+        session.put(pieces)
+        if session.decoded:
+            self._end_decoding(session)
+        return self._may_step(session)
+
+    def _may_step(self, session: _Session[J]) -> bool:
+        """Whether a session may step on: its reader has room; or it has memory for its decoder, which it otherwise waits for, and few bytes
+        are unread."""
+        share = self._drawing.decoder_share(session.job) if session.decoding is not None and not session.decoded else 0.0
+        if not share:
+            return session.has_room
+        if session not in self._decoding and session not in self._waiting_to_decode:
+            self._waiting_to_decode.append(session)
+            self._begin_decoding()
+        return session in self._decoding and session.unread_bytes < MAX_UNREAD_BYTES
+
+    def _begin_decoding(self) -> None:
+        """Let as many waiting sessions decode as there is memory for, in turn; a session that decodes alone may need more than there is."""
+        while self._waiting_to_decode:
+            share = self._drawing.decoder_share(self._waiting_to_decode[0].job)
+            if self._decoding and sum(self._decoding.values()) + share > 1:
+                return
+            session = self._waiting_to_decode.popleft()
+            self._decoding[session] = share
+            self._loop.go_on(session)
+
+    def _end_decoding(self, session: _Session[J]) -> None:
+        """Count a session's decoder no more; it may have none."""
+        if self._decoding.pop(session, None) is not None:
+            self._begin_decoding()
 
     def key(self, session: _Session[J]) -> Hashable | None:
         """The key of the session's job; while its pieces are decoded, a key that no other session has."""

@@ -181,6 +181,9 @@ class FilmMaker(Toy):
     def cost(self, job: ToyFilmJob) -> int:
         return self._cost(job.scene)
 
+    def decoder_share(self, job: ToyFilmJob) -> float:
+        return 0.0
+
     def steps(self, job: ToyFilmJob) -> int:
         return job.scene.steps
 

@@ -90,9 +90,10 @@ Seen = str | NDArray[np.uint8] | NDArray[np.int16]
 """Text, a picture [height, width], or the samples [n] of a sound."""
 
 
-def film(digest: bytes) -> NDArray[np.uint8]:
-    """The picture as which a film is seen: the 32 bytes of its digest as pixels, [4, 8]."""
-    return np.frombuffer(digest, np.uint8).reshape(4, 8)
+def film(digest: bytes, *, use_audio: bool = False) -> NDArray[np.uint8]:
+    """The picture as which a film is seen: the 32 bytes of its digest as pixels, [4, 8]; of a film that is also heard, its negative."""
+    pixels = np.frombuffer(digest, np.uint8).reshape(4, 8)
+    return 255 - pixels if use_audio else pixels
 
 
 def items(seen: Sequence[Seen]) -> NDArray[np.int64]:

@@ -219,7 +219,7 @@ def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
 def _look_at_port(medium: Spooled) -> formulas.Seen:
     """Read the medium that came on a port. Raises BadRequest."""
     if medium.streamed.kind == "video":
-        return formulas.film(medium.digest)
+        return formulas.film(medium.digest, use_audio=medium.streamed.use_audio)
     media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
     return _look_at(media, "thinker.messages.parts.port", port=medium.streamed.port)
 
@@ -228,7 +228,7 @@ def _look_at(media: Media, field: str, **place: str) -> formulas.Seen:
     """The content of a medium. Raises BadRequest with `field` and `place`, which say where the medium stands."""
     try:
         if media.kind == "video":
-            return formulas.film(media.digest)
+            return formulas.film(media.digest, use_audio=media.use_audio)
         if media.kind == "image":
             return pixels_of(media.data)
         return samples_of(media.data, formulas.SAMPLE_RATE_HZ)

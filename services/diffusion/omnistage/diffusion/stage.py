@@ -34,7 +34,8 @@ from omnistage.stage.params import POSITIONS, bad_request, check_kind, made_type
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
-MAX_PROMPT_CHARACTERS = 20_000
+MAX_PROMPT_CHARACTERS = 32_000
+"""Largest number of characters of a prompt, as in OpenAI's interface; the gateway has it too."""
 MAX_PIXELS = 16384
 MAX_STEPS = 1000
 MAX_GUIDANCE = 100

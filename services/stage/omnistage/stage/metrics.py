@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from omnistage.connector.arena import Arena
@@ -134,6 +134,11 @@ class _Now(Collector):
                 ("omnistage_connector_leases", "Blocks that consumers lease.", arena.leases),
             ]
         yield from self._gauges(shown)
+        if load.kv_pages_total:
+            meaning = "Times a session lost its pages to others, and was computed anew."
+            preemptions = CounterMetricFamily("omnistage_stage_preemptions_total", meaning, labels=list(self._labels))
+            preemptions.add_metric(list(self._labels.values()), load.preemptions)
+            yield preemptions
         if load.batches is not None:
             size = SummaryMetricFamily(
                 "omnistage_stage_batch_size", "Sessions in a step of the model, over all steps.", labels=list(self._labels)

@@ -27,7 +27,7 @@ class VisionSizes(Patching, Protocol):
 class AudioSizes(Protocol):
     """Sizes of a sound encoder. chunk: frames of a spectrogram that convolutions see together. piece: frames of a part that is encoded by
     itself: whole windows of attention. rows_hz: output rows for a second of sound. least_ms: milliseconds of the shortest sound that has a
-    row. frame_bytes: as VisionSizes.patch_bytes, for a frame."""
+    row. frame_bytes: as VisionSizes.patch_bytes, for a frame. adds_silence: as in Spectrograms."""
 
     @property
     def mel_bins(self) -> int: ...
@@ -41,6 +41,8 @@ class AudioSizes(Protocol):
     def least_ms(self) -> int: ...
     @property
     def frame_bytes(self) -> int: ...
+    @property
+    def adds_silence(self) -> bool: ...
 
 
 class MediaSizes(Protocol):

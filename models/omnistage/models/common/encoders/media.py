@@ -17,9 +17,11 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 
-def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> MediaPreprocessing:
+def preprocessing_of(
+    config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int, film_fps: float = 0.0
+) -> MediaPreprocessing:
     """The settings for preparing media for a model. rate_hz: samples in a second for its sound encoder. most_rows, context: see
-    `MediaPreprocessing.within`."""
+    `MediaPreprocessing.within`. film_fps: see ThinkerOptions."""
     factor = config.vision.patch_size * config.vision.merge
     film = FilmPreprocessing(
         factor=factor,
@@ -29,6 +31,7 @@ def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int
         frames_multiple=config.vision.frames,
         rate_hz=rate_hz,
         sound_tokens_hz=config.audio.rows_hz,
+        film_fps=film_fps,
     )
     picture = PicturePreprocessing(factor, pictures.min_pixels, pictures.max_pixels)
     return MediaPreprocessing(picture, SoundPreprocessing(rate_hz), film).within(most_rows, context)

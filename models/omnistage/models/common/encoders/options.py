@@ -15,7 +15,7 @@ class ThinkerOptions:
 
     context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; larger media
     are made smaller. feature_cache_bytes: largest number of bytes of kept features of media. decoders: number of processes that decode
-    media."""
+    media. film_fps: frames a second as which the frames of each film count, at any speed; 0: they have their real times."""
 
     family: ClassVar[str]
 
@@ -23,6 +23,7 @@ class ThinkerOptions:
     medium_rows: int = 0
     feature_cache_bytes: int = 0
     decoders: int = 0
+    film_fps: float = 0.0
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Self:

@@ -12,7 +12,8 @@ from omnistage.models.common.encoders.features import Grid, Pixels
 
 class Patching(Protocol):
     """How frames are cut into patches. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge * merge patches
-    become an output row. channels: number of colours. patch_values: number of values of a patch."""
+    become an output row. channels: number of colours. patch_values: number of values of a patch. film_square: side in pixels of the squares
+    in which the published processor counts the bounds of a film's frames, whatever the patches are."""
 
     @property
     def patch_size(self) -> int: ...
@@ -24,6 +25,8 @@ class Patching(Protocol):
     def channels(self) -> int: ...
     @property
     def patch_values(self) -> int: ...
+    @property
+    def film_square(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

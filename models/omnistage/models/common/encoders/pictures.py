@@ -22,9 +22,9 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 """The defaults of Transformers."""
 
 RESCALED, BICUBIC = 1 / 255, 3
-FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
-"""Bounds of the rows of one frame of a film, before two frames are merged. The film's own file is not read for them. The published
-processors have the same bounds, in pixels."""
+FILM_MIN_SQUARES, FILM_MAX_SQUARES = 128, 768
+"""Bounds of one frame of a film, in squares of `Patching.film_square`, as the published processors have them in their code. The film's own
+file is not read for them."""
 
 FILM_RATE_HZ = 2.0
 """Number of frames that are used of each second of a film, as in the published processors."""
@@ -56,13 +56,13 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     # pictures.
     path = directory / "tokenizer_config.json"
     said = Config(json_object(path) if path.is_file() else {}, str(path))
-    row = (vision.patch_size * vision.merge) ** 2
+    square = vision.film_square**2
     found = PictureSettings(
         said.value("min_pixels", int, least),
         said.value("max_pixels", int, most),
         colours,
-        said.value("min_pixels", int, FILM_MIN_ROWS * row),
-        said.value("max_pixels", int, FILM_MAX_ROWS * row),
+        said.value("min_pixels", int, FILM_MIN_SQUARES * square),
+        said.value("max_pixels", int, FILM_MAX_SQUARES * square),
     )
     for least, most in ((found.min_pixels, found.max_pixels), (found.film_min_pixels, found.film_max_pixels)):
         if not 1 <= least <= most:

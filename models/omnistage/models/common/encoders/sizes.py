@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import structlog
+
 from omnistage.models.common.cache_size import CacheSize, power_of_two
 from omnistage.models.common.encoders.encoder import MediaSizes
 from omnistage.models.common.encoders.options import ThinkerOptions
 from omnistage.models.humans import bytes_told
 from omnistage.models.options import LoadOptions
+
+log = structlog.get_logger(__name__)
 
 FEATURE_SHARE = 0.05
 PASS_SHARE = 0.1
@@ -56,6 +60,9 @@ class Sizes:
         memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
         why["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
         why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
+        if not wanted.medium_rows and medium_rows < min(MEDIUM_ROWS[kind], cache.context):
+            # Replicas that differ in it do not go on with each other's answers, and a picture has fewer tokens than the published one has.
+            log.warning("medium_rows.small", medium_rows=medium_rows, usual=MEDIUM_ROWS[kind], free=bytes_told(free))
         feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
         why["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]

@@ -35,7 +35,7 @@ from omnistage.models.common.encoders.options import ThinkerOptions
 from omnistage.models.common.encoders.patches import Normalization
 from omnistage.models.common.encoders.pictures import PictureSettings, read_pictures
 from omnistage.models.common.encoders.queue import Pass, Slice
-from omnistage.models.common.encoders.reader import MediaReader
+from omnistage.models.common.encoders.reader import MediaPreprocessing, MediaReader
 from omnistage.models.common.encoders.sizes import Sizes
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.engine_model import Started, choose_dtype, limits_of
@@ -111,7 +111,9 @@ class Preparation:
     @classmethod
     def of(cls, folder: Path, config: MediaSizes) -> Self:
         """Read the preparation from the folder of a checkpoint. Raises BadCheckpoint."""
-        return cls(read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins))
+        return cls(
+            read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins, adds_silence=config.audio.adds_silence)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Ready:
         together, encoded = compute_on_thread(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
         info = ModelInfo(
             name=name_of(folder),
-            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows}"),
+            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows} {wanted.film_fps:g}"),
             accepts=MEDIA_PORTS,
             produces=produces(started.dtype),
             max_sessions=options.sessions,
@@ -172,18 +174,29 @@ class Ready:
             },
         )
         encoders = Worker("encoders", options.threads)
-        reader = _reader(config, parts, preparation, sizes, encoders, info.revision, together=together)
+        asks = preprocessing_of(
+            config, preparation.pictures, preparation.spectrograms.sample_rate_hz, sizes.medium_rows, cache.context, wanted.film_fps
+        )
+        reader = _reader(asks, config, parts, preparation, sizes, encoders, info.revision, together=together)
         return cls(started.engine, reader, encoders, info, cache.context, team)
 
 
 def _reader(
-    config: MediaSizes, parts: ThinkerParts, preparation: Preparation, sizes: Sizes, encoders: Worker, revision: str, *, together: bool
+    asks: MediaPreprocessing,
+    config: MediaSizes,
+    parts: ThinkerParts,
+    preparation: Preparation,
+    sizes: Sizes,
+    encoders: Worker,
+    revision: str,
+    *,
+    together: bool,
 ) -> MediaReader:
-    """The reader of media. revision: of the model, part of the digest of everything that rows depend on."""
+    """The reader of media. asks: how they are prepared. revision: of the model, part of the digest of everything that rows depend on."""
     pictures, spectrograms = preparation.pictures, preparation.spectrograms
     return MediaReader(
         MediaDecoder(processes=sizes.decoders),
-        preprocessing_of(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, sizes.cache.context),
+        asks,
         encoding_of_pictures(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
         encoding_of_sounds(encoders, parts.audio, spectrograms, most_frames=sizes.pass_frames, together=together),
         partial(rows_of, config=config),

@@ -121,7 +121,7 @@ class MediaThinker(EngineThinker[PreparedConversation]):
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
         parts = _media(request.turns)
         streamed = [part for part in parts if isinstance(part, Streamed)]
-        files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind))
+        files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind), request.client)
         media = tuple(part if isinstance(part, Streamed) else self._medium(part, part.data, part.digest, request) for part in parts)
         return PreparedConversation(request, prompt_ids, said_ids, media, files, grammar)
 

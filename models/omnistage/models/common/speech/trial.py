@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from statistics import median
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -27,6 +27,9 @@ SLOW_SECONDS = 0.2
 
 TRIAL_SECONDS = 6.0
 """Seconds of the trial; windows of a shape that was not tried by then are computed one at a time."""
+
+TIMED = 3
+"""Steps of one kind that are measured; the median counts."""
 
 Job = TypeVar("Job")
 """A window at one stage of its computation."""
@@ -114,9 +117,9 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
             results += made
             if now < ends:
                 # Measured anew, because the first run of a shape is slower.
-                seconds[shape] = trying.seconds(1)
-            if now < ends and now - begun < SLOW_SECONDS:
-                exact[shape] = worth = trying.exact(worth)
+                others, seconds[shape] = trying.alone(range(1, 1 + TIMED))
+                if now - begun < SLOW_SECONDS:
+                    exact[shape] = worth = trying.exact(worth, [*made, *others])
             if trials.halves and side_by_side > 1 and now < ends:
                 other = _Clocked(workers[1])
                 by_two_s = max(trying.seconds(1, other.aside), other.seconds())
@@ -157,20 +160,32 @@ class _Trying(Generic[Job]):
         """The result of one step of `size` windows."""
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
-    def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending."""
-        alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
-        return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
+    def alone(self, seeds: Iterable[int]) -> tuple[list[torch.Tensor], float]:
+        """The result of each of these windows in a step of its own, and the median of the seconds of these steps."""
+        results, times = list[torch.Tensor](), list[float]()
+        for seed in seeds:
+            result, step_s = self._timed([seed])
+            results += result
+            times.append(step_s)
+        return results, median(times)
+
+    def exact(self, sizes: Sequence[int], alone: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending. alone: the results
+        of the first windows."""
+        further = range(len(alone), max(sizes, default=0))
+        expected = [*alone, *(self.alone(further)[0] if further else [])]
+        return tuple(size for size in sizes if all(map(torch.equal, self.step(size), expected)))
 
     def seconds(self, size: int, aside: Aside | None = None) -> float:
-        """Seconds of a step of `size` windows divided by `size`; the median of three steps."""
-        times, clock = [], partial(computing_s, None, self._trials.device.type)
-        for _ in range(3):
-            jobs = [self._job(number) for number in range(size)]
-            begun = clock()
-            self._trials.step(jobs, aside)
-            times.append((clock() - begun) / size)
-        return sorted(times)[1]
+        """Seconds of a step of `size` windows divided by `size`; the median of some steps."""
+        return median(self._timed(range(size), aside)[1] for _ in range(TIMED)) / size
+
+    def _timed(self, seeds: Iterable[int], aside: Aside | None = None) -> tuple[list[torch.Tensor], float]:
+        """The results of a step of these windows, and the seconds that it computes."""
+        jobs, kind = [self._job(seed) for seed in seeds], self._trials.device.type
+        begun = computing_s(None, kind)
+        results = self._trials.step(jobs, aside)
+        return results, computing_s(None, kind) - begun
 
 
 def _speakers(
@@ -215,4 +230,4 @@ class _Clocked:
 
     def seconds(self) -> float:
         """The median of the seconds that the calls computed."""
-        return sorted(self._times)[len(self._times) // 2]
+        return median(self._times)

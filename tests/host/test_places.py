@@ -9,20 +9,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH, Places, Refused, Ticket
+from omnistage.host.places import MAX_WAITING, MAX_WAITING_EACH, MAX_WAITING_OF_HOST, Client, Places, Refused, Ticket
 
 SHARE = 0.75
 
 
-def take_all(places: Places, client: str) -> list[Ticket]:
-    """Ask until refused."""
+def take_all(places: Places, host: str, name: str = "") -> list[Ticket]:
+    """Ask until there is no place at once."""
     tickets: list[Ticket] = []
     while True:
         try:
-            ticket = places.ask(client)
+            ticket = places.ask(Client(host, name))
         except Refused:
             return tickets
-        assert ticket.given
+        if not ticket.given:
+            assert places.leave(ticket) == []
+            return tickets
         tickets.append(ticket)
 
 
@@ -31,32 +33,32 @@ def test_one_client_leaves_room_and_the_next_ones_find_it(limit: int):
     places = Places(limit, SHARE)
     first = take_all(places, "first")
     assert limit / 2 <= len(first) < limit and len(first) <= math.ceil(SHARE * limit)
-    second = places.ask("second")
+    second = places.ask(Client("second"))
     assert second.given
 
 
 def test_a_client_alone_may_have_all_places_where_that_is_said():
     places = Places(8, 1)
     assert len(take_all(places, "only")) == 8
-    assert Places(1, SHARE).ask("only").given
+    assert Places(1, SHARE).ask(Client("only")).given
 
 
 def test_who_comes_when_all_places_are_taken_waits_and_who_has_most_of_them_does_not():
     places = Places(8, SHARE)
     rich = take_all(places, "rich")
-    others = [places.ask(f"other {n}") for n in range(8 - len(rich))]
+    others = [places.ask(Client(f"other {n}")) for n in range(8 - len(rich))]
     assert places.taken == 8 and all(ticket.given for ticket in others)
     with pytest.raises(Refused):
-        places.ask("rich")
-    late = places.ask("late")
+        places.ask(Client("rich"))
+    late = places.ask(Client("late"))
     assert not late.given
     assert places.leave(rich.pop()) == [late] and late.given
 
 
 def test_places_go_to_who_holds_the_fewest_and_then_to_who_waited_longest():
     places = Places(4, 1)
-    held = [places.ask("rich") for _ in range(4)]
-    waiting = [places.ask(client) for client in ("a", "a", "b", "c")]
+    held = [places.ask(Client("rich")) for _ in range(4)]
+    waiting = [places.ask(Client(client)) for client in ("a", "a", "b", "c")]
     order = [ticket for _ in range(4) for ticket in places.leave(held.pop())]
     assert order == [waiting[0], waiting[2], waiting[3], waiting[1]]
 
@@ -64,27 +66,60 @@ def test_places_go_to_who_holds_the_fewest_and_then_to_who_waited_longest():
 def test_the_queue_is_bounded_for_each_client_and_for_all():
     places = Places(4, 1)
     for _ in range(4):
-        places.ask("rich")
+        places.ask(Client("rich"))
     for _ in range(MAX_WAITING_EACH):
-        places.ask("a")
+        places.ask(Client("a"))
     with pytest.raises(Refused):
-        places.ask("a")
+        places.ask(Client("a"))
     for n in range(MAX_WAITING - MAX_WAITING_EACH):
-        places.ask(f"b {n}")
+        places.ask(Client(f"b {n}"))
     with pytest.raises(Refused):
-        places.ask("c")
+        places.ask(Client("c"))
 
 
 def test_more_places_are_given_to_who_waits():
     places = Places(1, SHARE)
-    places.ask("a")
-    waiting = places.ask("b")
+    places.ask(Client("a"))
+    waiting = places.ask(Client("b"))
     places.limit = 2
     assert places.fill() == [waiting]
 
 
+@pytest.mark.parametrize("keys", [2, 5, 80])
+@pytest.mark.parametrize("limit", [4, 8, 64])
+def test_a_host_gets_no_more_by_inventing_keys(limit: int, keys: int):
+    places = Places(limit, SHARE)
+    held = [ticket for number in range(keys) for ticket in take_all(places, "rich", f"key:{number}")]
+    assert limit / 2 <= len(held) <= math.ceil(SHARE * limit)
+    assert places.ask(Client("honest")).given
+
+
+def test_who_shares_a_host_with_a_greedy_client_waits_and_is_next():
+    places = Places(8, SHARE)
+    greedy = take_all(places, "office", "key:greedy")
+    late = places.ask(Client("office", "key:late"))
+    with pytest.raises(Refused):
+        places.ask(Client("office", "key:greedy"))
+    assert not late.given and places.ask(Client("elsewhere")).given
+    assert places.leave(greedy.pop()) == [late]
+
+
+def test_whose_host_holds_little_is_served_before_the_invented_keys_of_another():
+    places = Places(4, 1)
+    held = [places.ask(Client("rich", f"key:{number}")) for number in range(4)]
+    refused, late = 0, []
+    for number in range(4, 200):
+        try:
+            late.append(places.ask(Client("rich", f"key:{number}")))
+        except Refused:
+            refused += 1
+    honest = places.ask(Client("honest", "key:mine"))
+    assert refused and len(late) <= MAX_WAITING_OF_HOST
+    assert places.leave(held.pop()) == [honest]
+
+
 class PlacesHouse(RuleBasedStateMachine):
-    """Clients that come, wait, are served and leave in any order, at a router whose places change."""
+    """Callers that come, wait, are served and leave in any order, at a router whose places change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,12 +129,12 @@ class PlacesHouse(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1, 12), share=st.sampled_from([0.5, 0.75, 1.0]))
     def open(self, limit: int, share: float) -> None:
-        self.places = Places(limit, share)
+        self.places, self.share = Places(limit, share), share
 
-    @rule(client=st.sampled_from("abcdef"))
-    def ask(self, client: str) -> None:
-        before = self.places.taken
-        poor = not any(ticket.client == client for ticket in [*self.held, *self.waiting])
+    @rule(host=st.sampled_from("abcd"), name=st.sampled_from(["", "x", "y", "z"]))
+    def ask(self, host: str, name: str) -> None:
+        client, before = Client(host, name), self.places.taken
+        poor = not any(ticket.client.host == host for ticket in [*self.held, *self.waiting])
         try:
             ticket = self.places.ask(client)
         except Refused:
@@ -110,7 +145,7 @@ class PlacesHouse(RuleBasedStateMachine):
             assert before < self.places.limit
             self.held.append(ticket)
         else:
-            assert before >= self.places.limit
+            assert before >= self.places.limit or not poor
             self.waiting[ticket] = len(self.waiting) if poor else -1
 
     @rule(data=st.data())
@@ -145,7 +180,11 @@ class PlacesHouse(RuleBasedStateMachine):
         if hasattr(self, "places"):
             assert self.places.taken == len(self.held)
             assert self.places.waiting == len(self.waiting)
-            assert not self.waiting or self.places.taken >= self.places.limit, "a place is free and somebody waits"
+            free = self.places.limit - self.places.taken
+            for ticket in self.waiting if free > 0 else ():
+                of_host = sum(held.client.host == ticket.client.host for held in self.held)
+                has_share = free == 1 or of_host * (1 - self.share) >= free * self.share
+                assert of_host and self.share < 1 and has_share, "a place is free, and somebody waits whose host has less than its share"
 
 
 TestHouse = PlacesHouse.TestCase
