@@ -21,7 +21,7 @@ from helpers.command import omnistage
 from helpers.header_bomb import header_bomb
 from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.bounds import STAGE_OOM_SCORE, Bounds, for_router, memory_of_machine
+from omnistage.cli.bounds import OOM_SCORE, bound_text, for_router, for_stage, mapped, memory_of_machine
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
@@ -60,12 +60,6 @@ def pid_of(module: str, family: ProcessFamily) -> int:
 
 def oom_score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
-
-
-def mapped(pid: int) -> int:
-    """Bytes that count for its limit of memory."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 def replicas_once_serving(address: str, without: int = 0) -> list[Replica]:
@@ -211,45 +205,52 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: ProcessFamily, 
     assert family.pids() == []
 
 
-@pytest.mark.parametrize(
-    ("gib", "bounds"),
-    [
-        *[(gib, Bounds(oom_score=STAGE_OOM_SCORE)) for gib in (1, 2, 4, 7.9)],
-        (8, Bounds(memory_bytes=6 << 30)),
-        *[(gib, Bounds(memory_bytes=12 << 30)) for gib in (16, 1024)],
-    ],
-)
-def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not(gib: float, bounds: Bounds) -> None:
-    """Requests that a router took have made it map more than 5 GiB (bounds.py)."""
-    assert for_router(int(gib * (1 << 30))) == bounds
+@pytest.mark.parametrize(("gib", "bound_gib"), [(1, 2), (2, 2), (4, 3), (8, 6), (15, 11.25), (16, 12), (1024, 12)])
+def test_a_router_has_a_bound_on_every_machine(gib: float, bound_gib: float) -> None:
+    assert for_router(int(gib * (1 << 30))).memory_bytes == bound_gib * (1 << 30)
+
+
+def test_a_stage_leaves_a_part_of_the_memory_that_its_model_left() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has started: its memory is counted several times below, and must not grow meanwhile
+        assert for_stage().put_on(process.pid) is None
+        machine_bytes, mapped_bytes = 64 << 30, mapped(process.pid)
+        expected = mapped_bytes + int(0.75 * (machine_bytes - mapped_bytes))
+        assert for_stage().put_on_serving(process.pid, machine_bytes) == expected == resource.prlimit(process.pid, resource.RLIMIT_DATA)[0]
+        assert for_stage().put_on_serving(process.pid, mapped_bytes + 1) == mapped_bytes + (2 << 30)
+        assert oom_score(process.pid) == max(OOM_SCORE, oom_score(os.getpid()))
+        assert for_stage().put_on_serving(process.pid, mapped_bytes) is None
+        process.communicate(b"\n")
+    assert for_stage().put_on_serving(process.pid, machine_bytes) is None
 
 
 @lengths.long_form(
-    "cli/test_serve.py::test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not",
+    "cli/test_serve.py::test_a_router_has_a_bound_on_every_machine",
+    "cli/test_serve.py::test_a_stage_leaves_a_part_of_the_memory_that_its_model_left",
     "cli/test_serve.py::test_a_router_that_dies_is_started_again_at_its_port",
     unkept="the bound holds in the process, and its end is told with it",
 )
-def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
-    """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
+def test_a_server_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
+    """By headers that grow in it a thousandfold. The others stay, who started it is told why, and it is there again."""
     with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
         [thinker] = replicas_once_serving(address)
         router = pid_of("omnistage.router", family)
-        most, hard = resource.prlimit(router, resource.RLIMIT_DATA)
-        bounds = for_router(memory_of_machine())
-        assert most == (bounds.memory_bytes or resource.RLIM_INFINITY)
-        assert resource.prlimit(thinker.pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
-        assert oom_score(thinker.pid) == max(STAGE_OOM_SCORE, oom_score(os.getpid()))
-        assert oom_score(router) == max(bounds.oom_score, oom_score(os.getpid()))
-        # The memory that it has mapped by now and 128 MiB: no test should fill gigabytes.
-        resource.prlimit(router, resource.RLIMIT_DATA, (mapped(router) + (128 << 20), hard))
-        header_bomb(address, 1000)
-        assert told(server, "lost") == f"router (pid {router}) ended with signal SIGABRT{bounds.told()}"
-        assert told(server, "restarted").startswith("router (pid ")
-        assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == most
-        with Omni(address=address) as omni:
-            assert omni.generate("Hi").text
-        assert [replica.pid for replica in replicas_once_serving(address)] == [thinker.pid]
+        bound = for_router(memory_of_machine()).memory_bytes
+        assert resource.prlimit(router, resource.RLIMIT_DATA)[0] == bound
+        of_thinker, _ = resource.prlimit(thinker.pid, resource.RLIMIT_DATA)
+        assert 0.75 * memory_of_machine() <= of_thinker < memory_of_machine()
+        for pid, name, target, memory_bytes in ((router, "router", address, bound), (thinker.pid, "thinker", thinker.address, of_thinker)):
+            assert oom_score(pid) == max(OOM_SCORE, oom_score(os.getpid()))
+            # The memory that it has mapped by now and 128 MiB: no test should fill gigabytes.
+            resource.prlimit(pid, resource.RLIMIT_DATA, (mapped(pid) + (128 << 20), resource.RLIM_INFINITY))
+            header_bomb(target, 1000)
+            assert told(server, "lost") == f"{name} (pid {pid}) ended with signal SIGABRT{bound_text(memory_bytes)}"
+            assert told(server, "restarted").startswith(f"{name} (pid ")
+            with Omni(address=address) as omni:
+                assert omni.generate("Hi").text
+        assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == bound
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []
