@@ -49,6 +49,7 @@ READ: Mapping[str, Collection[str]] = {
     "NOTICE": (_TREE,),
     "docs/images/*.png": (_TREE,),
     "docs/images/*.svg": (_TREE,),
+    "models/omnistage/models/smol/spoken/tables/*.tsv": ("models/omnistage/models/smol/spoken/tables.py",),
     "tests/models/written_forms.tsv": ("tests/models/test_spoken.py", "tests/models/test_voice.py"),
     ".gitignore": (_TREE,),
     ".ci/run": ("tests/house/test_reach.py",),

@@ -90,7 +90,11 @@ def test_the_default_is_mp3_and_what_clients_send_along_is_taken(client: openai.
 
 def test_other_rates_are_asked_for_by_name(client: openai.OpenAI) -> None:
     answer = client.audio.speech.create(
-        model="toy", voice="toy", input=TEXT, response_format="wav", extra_body={"sample_rate_hz": 8000, "profile": "latency"}
+        model="toy",
+        voice="toy",
+        input=TEXT,
+        response_format="wav",
+        extra_body={"sample_rate_hz": 8000, "profile": "latency", "markdown": True},
     )
     samples, rate_hz = decoded(answer.content, "wav")
     assert (rate_hz, len(samples)) == (8000, 3200)
@@ -151,6 +155,7 @@ def test_events_are_as_the_document_has_them(url: str) -> None:
         ({"loudness": 1}, 400, "loudness"),
         ({"model": "whisper-1"}, 404, "model"),
         ({"speed": "fast"}, 400, "speed"),
+        ({"markdown": "maybe"}, 400, "markdown"),
         ({"seed": []}, 400, "seed"),
     ],
 )

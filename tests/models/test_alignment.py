@@ -18,7 +18,7 @@ from omnistage.models.common.weights import load_weights
 from omnistage.models.interface import Alignment, BadRequest, Frames, SpeechRequest, SpokenWord
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.phrase import PhraseCutter
-from omnistage.models.smol.prosody import FRAME_RATE_HZ, FeatureNet
+from omnistage.models.smol.prosody import FRAME_RATE_HZ, FeatureNet, at_speed
 from omnistage.models.smol.talker import SILENCE, SmolTalker
 from omnistage.models.smol.waveform import SAMPLE_RATE_HZ
 
@@ -42,7 +42,7 @@ SPOKEN = [
     *("A", "short", "list"),
     *("Here", "are", "two", "tips,", "from", "our", "page"),
     *("Drink", "3", "cups", "of", "water", "every", "day", "(or", "tea)."),
-    *("Dr. Lee", "said", "so", "on", "March 3,", "1999!"),
+    *("Dr.", "Lee", "said", "so", "on", "March 3,", "1999!"),
     *("Name", "Age", "Ann", "42"),
     *("Write", "to", "ann@example.com"),
 ]
@@ -91,15 +91,18 @@ async def test_a_word_begins_with_its_first_phoneme(talker: SmolTalker, default_
         phonemes = g2p(phrase.text)
         ids = [0, *(symbols[letter] for letter in phonemes), 0]
         with torch.inference_mode():
-            lasts = net.pn.durations(net.pn.text(torch.tensor(ids)), speed).tolist()
+            slow = net.pn.durations(net.pn.text(torch.tensor(ids)))
         silence = SILENCE[phrase.pause]
-        before = min(lasts[0], silence.before)
+        lasts = at_speed(slow, speed).tolist()
+        cut, kept = max(int(slow[0]) - silence.before, 0), min(int(slow[0]), silence.before) + int(slow[1:-1].sum())
+        kept += min(int(slow[-1]), silence.after)
+        before = lasts[0] - round(cut / speed)
         place = 0
         for word in phonemes.split(" "):
             end = len(word.rstrip(".,"))
             expected.append([ROW_US * (rows + before + sum(lasts[1 : 1 + at])) for at in (place, place + end)])
             place += len(word) + 1
-        rows += before + sum(lasts[1:-1]) + min(lasts[-1], silence.after)
+        rows += max(round(kept / speed), before + sum(lasts[1:-1]))
     words = await words_of(talker, PLAIN, request=SpeechRequest(seed=0, speed=speed))
     assert said(PLAIN, words) == PLAIN.split()
     assert [[word.begin_us, word.end_us] for word in words] == expected

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import lengths
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
-from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX
+from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, at_speed
 from omnistage.models.smol.talker import SmolTalker, load_talker
 
 TEXT = "Here are **two** tips:\n- Drink 3 cups of water, or tea.\n- Sleep well!\n\nDr. Lee said so in 1999, and zorblings agree."
+SUBJECTS, VERBS = ("The old mayor", "A cat", "My neighbours", "Nobody", "I"), ("counted", "saw", "was given", "remembered", "strengthened")
+OBJECTS = ("apples", "thick books in the library", "houses by the sea, and more", "chances", "sixths")
 
 
 async def test_rows_do_not_depend_on_the_deltas(talker: SmolTalker, seed: int) -> None:
@@ -60,9 +63,19 @@ async def test_first_rows_come_before_the_text_is_complete(talker: SmolTalker) -
     assert isinstance(last, Frames) and last.finish_reason is FinishReason.STOP
 
 
-async def test_speed_changes_the_length(talker: SmolTalker) -> None:
-    lengths = [len(await rows_of(talker, TEXT, request=SpeechRequest(seed=0, speed=speed))) for speed in (0.5, 1.0, 2.0)]
-    assert lengths[0] > 1.6 * lengths[1] > 1.6 * 1.4 * lengths[2]
+async def test_speed_is_exact(talker: SmolTalker, seed: int) -> None:
+    """Within two percent of the length at speed 1, whatever is said; and no sound is left out."""
+    draw = random.Random(seed)
+    text = " ".join(f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.randrange(3, 90)} {draw.choice(OBJECTS)}." for _ in range(6))
+    length = len(await rows_of(talker, text))
+    for speed in (0.5, 0.75, 1.1, 1.25, 1.5, 1.75, 2.0):
+        rows = await rows_of(talker, text, request=SpeechRequest(seed=0, speed=speed))
+        assert abs(len(rows) * speed / length - 1) < 0.02, (text, speed)
+    durations = torch.tensor([draw.randrange(1, 9) for _ in range(60)])
+    for speed in (0.5, 1.3, 2.0):
+        assert int(at_speed(durations, speed).min()) >= 1
+        assert abs(int(at_speed(durations, speed).sum()) - int(durations.sum()) / speed) <= 1
+    assert at_speed(durations, 1.0).tolist() == durations.tolist()
 
 
 async def test_longer_rests_after_sentences_than_after_commas(talker: SmolTalker) -> None:

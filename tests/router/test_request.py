@@ -185,10 +185,13 @@ def test_an_unknown_model_is_told_what_there_is():
 
 
 def test_text_that_is_given_is_no_markdown() -> None:
-    """A Thinker may write Markdown; a client may say that its text is none."""
-    for verbatim, said, plain in (("5 * 3", False, True), ("", False, False), ("", True, True)):
+    """A Thinker may write Markdown; a client may say that its text is none, or that it is."""
+    for verbatim, talker, plain in (
+        ("5 * 3", stage_pb2.TalkerParams(), True),
+        ("5 * 3", stage_pb2.TalkerParams(markdown=True), False),
+        ("", stage_pb2.TalkerParams(), False),
+        ("", stage_pb2.TalkerParams(plain=True), True),
+    ):
         turns = [] if verbatim else messages("hi")
-        asked = omni_pb2.GenerateRequest(
-            thinker=stage_pb2.ThinkerParams(messages=turns, verbatim=verbatim), talker=stage_pb2.TalkerParams(plain=said)
-        )
+        asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=turns, verbatim=verbatim), talker=talker)
         assert validate(asked, PIPELINES).params["talker"].talker.plain == plain

@@ -136,6 +136,20 @@ async def test_every_word_of_what_is_said_is_told_with_its_place(house: Fleet) -
         assert [(stage.unspoken, stage.unspoken_words) for stage in answer.usage.stages] == [(0, ""), (1, "🍞"), (0, "")]
 
 
+async def test_given_text_may_be_markdown(house: Fleet) -> None:
+    """Its marks, and code, are not read; without being told so, each mark is."""
+    text, ends_us = "**Hello** `and`\n```\n世界\n```\n_-5 °C_ outside 你好", list[int]()
+    async with omni_stub(house.address("router")) as stub:
+        for markdown, untold in ((True, "你好"), (False, "世界 你好")):
+            asked = verbatim(text)
+            asked.talker.markdown = markdown
+            answer = await ask(stub, asked)
+            assert answer.usage is not None
+            assert answer.usage.stages[1].unspoken_words == untold
+            ends_us.append(words(answer)[-1].end_us)
+    assert ends_us[0] < ends_us[1], "star star takes time"
+
+
 async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet, whole: WholeAnswer) -> None:
     async with omni_stub(house.address("router")) as stub:
         asked = question()

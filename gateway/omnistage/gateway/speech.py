@@ -47,6 +47,7 @@ class SpeechBody(Body):
     instructions: Ignored = None
     seed: Seed | None = None
     profile: Literal["latency", "balanced", "quality", "offline"] | None = None
+    markdown: bool | None = None
     sample_rate_hz: Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000] | None = None
 
 
@@ -66,6 +67,7 @@ def routes(door: Door) -> APIRouter:
             pipeline=await unless_gone(request, door.offer.pipeline_that_can(SPEAK, asked.model)),
             voice=await unless_gone(request, door.offer.voice(asked.voice)),
             speed=asked.speed,
+            markdown=asked.markdown,
             seed=asked.seed,
             profile=asked.profile,
             sample_rate_hz=rate_hz,

@@ -119,7 +119,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
     if "talker" in params and request.thinker.verbatim:
-        params["talker"].talker.plain = True  # Only a Thinker writes Markdown.
+        params["talker"].talker.plain = not params["talker"].talker.markdown
     return params
 
 

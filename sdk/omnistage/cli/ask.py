@@ -37,6 +37,7 @@ Profile = Annotated[
 MaxFrames = Annotated[
     int | None, typer.Option("--max-frames", min=1, metavar="N", help="Longest speech, in frames; Qwen2.5-Omni has 50 a second.")
 ]
+Markdown = Annotated[bool, typer.Option("--markdown", help="The text is Markdown: its marks are not read.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
@@ -162,6 +163,7 @@ def say(
     play: Play = None,
     voice: Voice = None,
     speed: Speed = None,
+    markdown: Markdown = False,
     profile: Profile = None,
     max_frames: MaxFrames = None,
     sample_rate: SampleRate = None,
@@ -181,7 +183,7 @@ def say(
     from omnistage.cli.speak import Question, speak
 
     options = options_of(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries, markdown=markdown or None)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)

@@ -98,6 +98,10 @@ class Options(TypedDict, total=False):
 
     voice: Annotated[str, About("Voice name, from `pipelines()`.", MODEL)]
     speed: Annotated[float, About("Speed of speech.", "1", Range(0.5, 2))]
+    markdown: Annotated[
+        bool,
+        About("Whether a text that is spoken unchanged is Markdown, and its marks are not read. What a model writes always is.", "False"),
+    ]
     max_frames: Annotated[int, About("The most frames of speech; the model decides how many a second has.", PIPELINE, Range(1, 1 << 20))]
 
     profile: Annotated[str, About("How sound is cut into chunks.", "balanced", ("latency", "balanced", "quality", "offline"))]
@@ -175,7 +179,7 @@ MEDIA = ("background",)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")
-TALKER = ("voice", "speed", "max_frames")
+TALKER = ("voice", "speed", "markdown", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
 DIFFUSION = (
     *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache"),

@@ -361,18 +361,20 @@ class Media(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: bool = ..., background: _Optional[str] = ...) -> None: ...
 
 class TalkerParams(_message.Message):
-    __slots__ = ("voice", "sampling", "max_frames", "speed", "plain")
+    __slots__ = ("voice", "sampling", "max_frames", "speed", "plain", "markdown")
     VOICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
+    MARKDOWN_FIELD_NUMBER: _ClassVar[int]
     voice: str
     sampling: Sampling
     max_frames: int
     speed: float
     plain: bool
-    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: bool = ...) -> None: ...
+    markdown: bool
+    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: bool = ..., markdown: bool = ...) -> None: ...
 
 class Code2WavParams(_message.Message):
     __slots__ = ("profile", "sample_rate_hz", "encoding", "voice")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from omnistage.models.smol.spoken.reader import read_aloud
+from omnistage.models.smol.spoken.reader import read_phrase
 
 PAD = 0
 MAX_PHONEMES = 400
@@ -54,7 +54,7 @@ class Phonemizer:
 
     def read(self, text: str) -> Reading:
         """Read one phrase."""
-        read = read_aloud(text)
+        read = read_phrase(text)
         normal = read.text
         letters = [""]
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(normal)) if normal else ():

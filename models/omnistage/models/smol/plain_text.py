@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from omnistage.models.smol.spoken.notations import Notations, escaped
+
 MAX_LINK_TEXT = 200
 MAX_LINK_TARGET = 1000
 MAX_TAG = 100
@@ -34,6 +36,7 @@ class PlainText:
     """Converts one Markdown text. `feed` returns the characters whose reading is certain by then, `flush` returns the rest."""
 
     def __init__(self) -> None:
+        self._notations = Notations(escaped)
         self._out: list[Placed] = []
         self._at = -1  # Place of the last character read.
         self._put_at = 0  # Place of the last character put out that is no space.
@@ -53,19 +56,24 @@ class PlainText:
 
     def feed(self, text: str) -> list[Placed]:
         """Read more of the text; returns the characters that are certain now."""
-        for character in text:
-            self._at += 1
-            self._state(character)
+        self._read(self._notations.feed(text))
         return self._take_certain()
 
     def flush(self) -> list[Placed]:
         """The text ends here: returns the rest. An open link or tag is read as text, an open code block is left out."""
+        self._read(self._notations.flush())
         if self._state == self._fenced:
             return []
         self._at += 1
         self._state("\n")
         out = self._take_certain()
         return out[:-1] if out and out[-1][0] == "\n" else out
+
+    def _read(self, placed: list[Placed]) -> None:
+        """Read characters, each with its place in the text."""
+        for character, place in placed:
+            self._at = place
+            self._state(character)
 
     def _take_certain(self) -> list[Placed]:
         """Return the characters that are certain: in a table row a last space stays, because a comma may come before it."""
@@ -76,7 +84,8 @@ class PlainText:
     def _replay(self, text: str, at: int) -> None:
         """Read characters that were held back. at: the place of the first of them."""
         now = self._at
-        for self._at, character in enumerate(text, at):
+        for place, character in enumerate(text, at):
+            self._at = min(place, now)  # The words of a formula may be longer than the formula.
             self._state(character)
         self._at = now
 
@@ -325,21 +334,25 @@ class AsGiven:
     """Does the work of PlainText for a text that is no Markdown: it keeps every character, and joins lines as PlainText does."""
 
     def __init__(self) -> None:
+        self._notations = Notations()
         self._at = -1  # Place of the last character read.
         self._breaks = 0  # Line breaks since the last character of text.
         self._has_text = False
 
     def feed(self, text: str) -> list[Placed]:
         """Read more of the text; returns its characters."""
-        out = list[Placed]()
-        for character in text:
-            self._at += 1
-            out += self._placed(character)
-        return out
+        return self._placed_of(self._notations.feed(text))
 
     def flush(self) -> list[Placed]:
-        """The text ends here: the list is empty, because nothing was held back."""
-        return []
+        """The text ends here: returns what was held back."""
+        return self._placed_of(self._notations.flush())
+
+    def _placed_of(self, read: list[Placed]) -> list[Placed]:
+        out = list[Placed]()
+        for character, place in read:
+            self._at = place
+            out += self._placed(character)
+        return out
 
     def _placed(self, character: str) -> Iterator[Placed]:
         """Yield the character, after a line break or a space if it begins a line. A line that begins with a small letter was wrapped."""

@@ -55,6 +55,16 @@ class Timed:
         return [0, *ends.clamp(0, self.count).tolist()]
 
 
+def at_speed(durations: Tensor, speed: float) -> Tensor:
+    """Durations in rows, [n] int64, at another speed. No phoneme is left out: each lasts 1 row at least, and what this takes too long is
+    made up by the phonemes after it, so that all together last as long as they should."""
+    ends, end = list[int](), 0
+    for due in durations.cumsum(0).div(speed).round().tolist():
+        end = max(int(due), end + 1)
+        ends.append(end)
+    return torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+
 class ProsodyNet(nn.Module):
     """Predicts the length of each phoneme, and pitch and energy of every frame. symbols: number of phoneme ids. heads: attention heads."""
 
@@ -66,11 +76,11 @@ class ProsodyNet(nn.Module):
         self.pro = nn.ModuleList(ConvNeXtBlock(192, 384, 7, dilation) for dilation in DILATIONS)
         self.pro_out = nn.Conv1d(192, 4, 1)
 
-    def durations(self, text: Tensor, speed: float) -> Tensor:
+    def durations(self, text: Tensor) -> Tensor:
         """Text features [n, 192] -> the number of rows that each phoneme lasts, [n] int64, at least 1."""
         hidden = F.gelu(self.dur["0"](text.T[None]))
         raw: Tensor = self.dur["2"](hidden)[0, 0]
-        return raw.exp().sub(1).div(speed).round().clamp(min=1).long()
+        return raw.exp().sub(1).round().clamp(min=1).long()
 
     def contour(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Text features of every row [t, 192] -> f0 in Hz and energy, both [t, 2]: two values a row, 80 a second."""
@@ -93,10 +103,12 @@ class FeatureNet(nn.Module):
     def timed(self, ids: Tensor, speed: float, silence: Silence) -> Timed:
         """Predict the length of each phoneme. ids: [n] int64, a pad first and last. speed: 2 speaks twice as fast."""
         text = self.pn.text(ids)
-        durations = self.pn.durations(text, speed)
-        first = max(int(durations[0]) - silence.before, 0)
-        end = int(durations.sum()) - max(int(durations[-1]) - silence.after, 0)
-        return Timed(ids, text, durations, first, end)
+        slow = self.pn.durations(text)
+        first = max(int(slow[0]) - silence.before, 0)
+        end = int(slow.sum()) - max(int(slow[-1]) - silence.after, 0)
+        durations = at_speed(slow, speed)
+        kept_first, sounds_end, rows = round(first / speed), int(durations[:-1].sum()), int(durations.sum())
+        return Timed(ids, text, durations, kept_first, min(max(kept_first + round((end - first) / speed), sounds_end), rows))
 
     @torch.inference_mode()
     def forward(self, timed: Timed) -> Tensor:

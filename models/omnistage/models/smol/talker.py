@@ -42,7 +42,7 @@ from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureN
 
 Rows = NDArray[np.float32]
 
-CODE_REVISION = "3"
+CODE_REVISION = "4"
 """Raise it with every change of the code that changes the rows, or the times of words."""
 VOICE = "heart"
 FEATURES = "features"

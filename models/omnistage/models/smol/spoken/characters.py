@@ -7,89 +7,12 @@ import unicodedata
 from dataclasses import dataclass
 
 from omnistage.models.smol.spoken.numbers import GROUP
+from omnistage.models.smol.spoken.quotes import QUOTE
+from omnistage.models.smol.spoken.tables import read_rows, read_table
 
 LOST = "\x00"
 """Stands for a character that means something and has neither a sound nor a word."""
-SIGN_WORDS = {
-    "≤": "less than or equal to",
-    "≥": "greater than or equal to",
-    "≠": "is not equal to",
-    "≈": "is approximately equal to",
-    "≅": "is congruent to",
-    "≡": "is identical to",
-    "≪": "is much less than",
-    "≫": "is much greater than",
-    "∝": "is proportional to",
-    "±": "plus or minus",
-    "∓": "minus or plus",
-    "√": "the square root of",
-    "∛": "the cube root of",
-    "∞": "infinity",
-    "∑": "the sum of",
-    "∏": "the product of",
-    "∫": "the integral of",
-    "∂": "partial",
-    "∇": "del",
-    "∈": "is in",
-    "∉": "is not in",
-    "⊂": "is a subset of",
-    "⊆": "is a subset of or equal to",
-    "∪": "union",
-    "∩": "intersection",
-    "∅": "the empty set",
-    "∀": "for all",
-    "∃": "there exists",
-    "∧": "and",
-    "∨": "or",
-    "¬": "not",
-    "⇒": "implies",
-    "⇔": "if and only if",
-    "∴": "therefore",
-    "∵": "because",
-    "∠": "angle",
-    "⊥": "is perpendicular to",
-    "∥": "is parallel to",
-    "÷": "divided by",
-    "→": "to",
-    "←": "from",
-    "↔": "to and from",
-    "↑": "up",
-    "↓": "down",
-    "‰": "per thousand",
-    "‱": "per ten thousand",
-    "°": "degrees",
-    "№": "number",
-    "§": "section",
-    "¶": "paragraph",
-    "©": "copyright",
-    "®": "registered trademark",
-    "™": "trademark",
-    "℠": "service mark",
-    "†": "dagger",
-    "‡": "double dagger",
-    "♯": "sharp",
-    "♭": "flat",
-    "♂": "male",
-    "♀": "female",
-    "✓": "check",
-    "✔": "check",
-    "✗": "cross",
-    "✘": "cross",
-    "★": "star",
-    "☆": "star",
-    "ℏ": "h bar",
-    "℮": "estimated",
-    "⌀": "diameter",
-    "▲": "up",
-    "▼": "down",
-    "⌊": "the floor of",
-    "⌈": "the ceiling of",
-    "\u0302": "hat",
-    "\u0303": "tilde",
-    "\u0304": "bar",
-    "\u0305": "bar",
-    "\u20d7": "vector",
-}
+SIGN_WORDS = read_table("signs.tsv")
 """The word for a sign that reads the same wherever it stands. Other signs are forms in signs.py."""
 CURRENCY_SIGNS = "$£€¥₹₩₽₺₴₫₪฿₿¢₦₱"
 _LETTERS = (
@@ -100,80 +23,34 @@ GREEK |= {letter.upper(): word for letter, word in GREEK.items()} | {"ϕ": "phi"
 SUPERSCRIPTS = {"⁰": "0", "¹": "1", "²": "2", "³": "3", "⁻": "-", "⁺": "+", "ⁿ": "n"} | {
     chr(0x2070 + one): str(one) for one in range(4, 10)
 }
-FRACTIONS = {
-    "½": (1, 2),
-    "⅓": (1, 3),
-    "⅔": (2, 3),
-    "¼": (1, 4),
-    "¾": (3, 4),
-    "⅕": (1, 5),
-    "⅖": (2, 5),
-    "⅗": (3, 5),
-    "⅘": (4, 5),
-    "⅙": (1, 6),
-    "⅚": (5, 6),
-    "⅐": (1, 7),
-    "⅛": (1, 8),
-    "⅜": (3, 8),
-    "⅝": (5, 8),
-    "⅞": (7, 8),
-    "⅑": (1, 9),
-    "⅒": (1, 10),
-}
+FRACTIONS = {sign: (int(over), int(under)) for sign, over, under in read_rows("fractions.tsv")}
 _ROMAN_SIGNS = "".join(chr(0x2160 + place) for place in (*range(12), *range(16, 28)))
-_SPOKEN = set("“”—–…−×·¿¡‖⌋⌉") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
-_SAME = {
-    **dict.fromkeys("‘’‚‛′ʼʹ＇´", "'"),
-    **dict.fromkeys("″„‟«»＂", '"'),
-    **dict.fromkeys("‐‑﹣－", "-"),
-    **dict.fromkeys("‒", "–"),
-    **dict.fromkeys("―", "—"),
-    **dict.fromkeys("⁄∕", "/"),
-    **dict.fromkeys("∗", "*"),
-    **dict.fromkeys("∶", ":"),
-    **dict.fromkeys("∼", "~"),
-    **dict.fromkeys("⋅∙", "·"),
-    **dict.fromkeys("、，", ","),
-    **dict.fromkeys("。", "."),
-    **dict.fromkeys("[{", "("),
-    **dict.fromkeys("]}", ")"),
-    "٫": ".",
-    "٬": ",",
-    "µ": "μ",
-    "ß": "ss",
-    "ẞ": "SS",
-    "þ": "th",
-    "Þ": "Th",
-    "œ": "oe",
-    "Œ": "OE",
-    "ı": "i",
-    "ŋ": "ng",
-    "Ŋ": "Ng",
-    "ſ": "s",
-    "Ω": "Ω",
-    "∆": "Δ",
-    "Å": "Å",
-    "→": "→",
-    "⟶": "→",
-    "➔": "→",
-    "➜": "→",
-    "➡": "→",
-    "⟹": "⇒",
-    "⇐": "←",
-    "⟵": "←",
-}
+_SPOKEN = set("′″—–…−×·¿¡‖⌋⌉") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
+_SAME = {character: same for same, characters in read_rows("alike.tsv") for character in characters}
 _LATIN = re.compile(r"LATIN (SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z])(?: WITH .*)?")
-_MEANING = frozenset(("Lu", "Ll", "Lt", "Lo", "Lm", "Nd", "Nl", "No", "Sm", "Sc", "So", "Sk", "Co", "Cn"))
-_SIGNS_TOO = frozenset("•‣⁃⁂⁎⁑⁕⁜⁒※‾⟨⟩⟪⟫⟦⟧〈〉⦃⦄")
-"""Characters that mean something, although Unicode calls them punctuation."""
+_ALIKE = read_table("marks.tsv")
+"""By the end of the name of a mark in any script: the mark that is read for it."""
+_SILENT = frozenset(("Mn", "Mc", "Me", "Cf"))
+"""Kinds of characters that are parts of others: they have no sound of their own."""
+_OF_EMOJI = frozenset("\ufe0e\ufe0f\u20e3")
+"""Marks that make an emoji of a digit."""
 _JOINING = frozenset(("Mn", "Mc", "Me", "Cf", "Sk"))
 _LAST_KNOWN = 0xFF
 _GREEK_WORD = re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]{3,}")
 _REPEATED = re.compile(r"([^\w\s\x00(),★☆])\1{2,}")
 _RULES = re.compile(r"([-_=*~#+<>|/\\^])\1{2,}")
+_DASHES = (
+    (re.compile(r"(?<![-\s])---(?![-\s])|(?<![-\S])---(?![-\S])"), "—"),
+    (re.compile(r"(?<=[\w%°)$€£¥'.])--(?=[\w$€£¥(.])(?![A-Za-z](?![A-Za-z]))|(?<=\d )--(?= [$€£¥]?\d)"), "–"),
+    (re.compile(r"(?<!\S)--(?!\S)"), "—"),
+)
+"""Hyphens that are typed for a dash. Two of them before a word that begins there are the option of a command."""
 _UNDERSCORED = re.compile(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?![\w])")
-_SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)")
+_SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)|\.{2,}(?=[-−–+~<>]?[$€£¥]?\.?\d)")
 _WORD = re.compile(r"\S+")
+_CLOSING_QUOTES = re.compile(rf"(?<=[\w.,:/-]){QUOTE}+(?=\w|[.,:/-]+\w)|(?<=\S){QUOTE}+(?=\s)")
+"""Quotes that end a form: what follows does not belong to it."""
+_TICKS = re.compile(r"(?<=\d)`+(?=\d)")
 _GROUPING = "\u00a0\u2007\u2009\u202f"
 
 
@@ -187,9 +64,31 @@ class Clean:
 
 def clean(text: str) -> Clean:
     """Replace the characters of a text, in linear time. The number of words stays, so that they can be counted by spaces."""
-    parts, unspoken, end = list[str](), list[str](), 0
+    unspoken = list[str]()
+    if "--" in text:
+        for hyphens, dash in _DASHES:
+            text = hyphens.sub(dash, text)
+    text = _CLOSING_QUOTES.sub(LOST, text)
+    if text.replace(QUOTE, "").isascii():
+        text = " ".join(text.split()).replace(QUOTE, "")
+    else:
+        text = _known_words(text, unspoken).replace("′′", "″")
+    if ".." in text:
+        text = _SPAN.sub("…", text)
+    if rules := [match.group() for match in _RULES.finditer(text)]:
+        unspoken += [rule for rule in rules if rule[0] not in "-_"]
+        text = _RULES.sub(LOST, text)
+    if "_" in text:
+        text = _UNDERSCORED.sub(lambda match: match.group().replace("_", ","), text)
+    unspoken += _TICKS.findall(text)
+    return Clean(_REPEATED.sub(r"\1", _TICKS.sub(LOST, text)).translate(_BRACKETS), tuple(unspoken))
+
+
+def _known_words(text: str, unspoken: list[str]) -> str:
+    """The words of a text in characters that the forms know. unspoken: the runs that became LOST are added."""
+    parts, end = list[str](), 0
     for match in _WORD.finditer(text):
-        word = match.group()
+        word = match.group().replace(QUOTE, "")
         if parts:
             gap = text[end : match.start()]
             groups = gap in _GROUPING and parts[-1][-1:].isdecimal() and re.match(r"\d{3}(?!\d)", word)
@@ -197,16 +96,9 @@ def clean(text: str) -> Clean:
         if not word.isascii():
             word, lost = _known_word(word)
             unspoken += lost
-        if ".." in word:
-            word = _SPAN.sub("…", word)
-        if rules := [match.group() for match in _RULES.finditer(word)]:
-            unspoken += [rule for rule in rules if rule[0] not in "-_"]
-            word = _RULES.sub(lambda match: "" if match[1] in "-_" else LOST, word)
-        if "_" in word:
-            word = _UNDERSCORED.sub(lambda match: match.group().replace("_", ","), word)
-        parts.append(_REPEATED.sub(r"\1", word).translate(_BRACKETS))
+        parts.append(word)
         end = match.end()
-    return Clean("".join(parts), tuple(unspoken))
+    return "".join(parts)
 
 
 _BRACKETS = str.maketrans("[]{}", "()()", "`")
@@ -219,6 +111,9 @@ def _known_word(word: str) -> tuple[str, list[str]]:
     out, lost, joined = list[str](), list[str](), False
     for place, character in enumerate(word):
         plain = LOST if place in greek else _plain(character)
+        follows_digit = out[-1:] != [] and out[-1][-1:].isdecimal()
+        if plain == "" and follows_digit and unicodedata.category(character)[0] == "M" and character not in _OF_EMOJI:
+            plain = LOST
         if plain == LOST:
             if not joined:
                 lost.append("")
@@ -229,6 +124,8 @@ def _known_word(word: str) -> tuple[str, list[str]]:
             continue
         else:
             joined = False
+        if plain == "" and follows_digit and word[place + 1 : place + 2].isdecimal():
+            plain = LOST  # Nothing that has no sound may make one number of two.
         out.append(plain)
     return "".join(out), lost
 
@@ -264,5 +161,7 @@ def _plain_of(character: str) -> str:
         parts = [_plain_of(one) for one in same]
         if "".join(parts) and LOST not in "".join(parts):
             return "".join(parts)
-    category = unicodedata.category(character)
-    return LOST if category in _MEANING or character in _SIGNS_TOO else ""
+    if unicodedata.category(character)[0] == "P":
+        alike = next((mark for name, mark in _ALIKE.items() if unicodedata.name(character, "").endswith(name)), LOST)
+        return alike + LOST if alike in (",", ".", ":") else alike  # Such a mark never stands within a number.
+    return "" if unicodedata.category(character) in _SILENT else LOST

@@ -6,12 +6,12 @@ import re
 
 from omnistage.models.smol.spoken import roman
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
-from omnistage.models.smol.spoken.codes import STATES, awaits_digits
 from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import table
-from omnistage.models.smol.spoken.mistaken import LASTING, awaits_letter
-from omnistage.models.smol.spoken.quantities import SCALE_WORDS, awaits_figure, awaits_score
+from omnistage.models.smol.spoken.reader import NAMES
+from omnistage.models.smol.spoken.rules import MAX_CONTEXT
 from omnistage.models.smol.spoken.signs import BOOKS, LABELS
+from omnistage.models.smol.spoken.tables import read_lists
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS, awaits_ratio
 
 _CLOSERS = "\"'”’)]}»(|"
@@ -22,15 +22,27 @@ _NAMES = (
     | roman.LEADERS
     | roman.SMALL_AFTER
     | BOOKS
-    | STATES
-    | {"World"}
+    | frozenset(read_lists()["states"])
+    | {"World", "Nº"}
     | SAYS
     | frozenset((*WEEKDAYS, *table("noon midnight Noon Midnight am pm AM PM")))
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
 )
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
 """A 5 km run: the unit is read as a kind of run."""
-_SCALES = frozenset(SCALE_WORDS.split("|"))
+_AWAITING = (
+    "lasting before",
+    "place before",
+    "scored",
+    "account",
+    "secret before",
+    "place name before",
+    "versioned before",
+    "emergency before",
+)
+"""Contexts that decide how a number after them is read."""
+_AWAITED = re.compile(f"(?:{'|'.join(NAMES.patterns[name] for name in _AWAITING)}) ?$")
+_SCALES = frozenset(NAMES.patterns["scale words"].split("|"))
 _NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
 _HOUSE = re.compile(r"\d{3}[A-Z]?")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -50,7 +62,7 @@ def is_open(text: str) -> bool:
     if not _LETTER.search(word) or any(map(str.isdigit, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
     if (
-        stem.lower() in _FORMS_GO_ON | LASTING | LABELS
+        stem.lower() in _FORMS_GO_ON | LABELS
         or stem in _NAMES
         or stem.removesuffix("s") in roman.PARTS | roman.KINDS
         or stem.capitalize() in MONTHS
@@ -76,4 +88,4 @@ def is_open(text: str) -> bool:
         return True
     if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
         return True
-    return awaits_digits(text) or awaits_letter(text) or any(awaits(f"{text} ") for awaits in (awaits_figure, awaits_score, awaits_ratio))
+    return awaits_ratio(f"{text} ") or _AWAITED.search(f"{text[-MAX_CONTEXT:]} ") is not None

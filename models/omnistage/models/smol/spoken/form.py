@@ -1,26 +1,11 @@
-"""A written form: a pattern in a text, and the words that are spoken for it."""
+"""The text around a written form, and what it says about the form."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-Say = Callable[[re.Match[str]], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A pattern and a function. say: returns the words for a match: "" for a mark without a sound, None if the match is something else
-    after all. A pattern reads at most a fixed number of characters, so that reading takes linear time."""
-
-    pattern: re.Pattern[str]
-    say: Say
-
-
-def form(pattern: str, say: Say | str) -> Form:
-    """Make a form. say: a function as in Form, or the words themselves."""
-    return Form(re.compile(pattern), (lambda match: say) if isinstance(say, str) else say)
+from omnistage.models.smol.spoken.tables import read_lists
 
 
 def before(match: re.Match[str], characters: int) -> str:
@@ -60,3 +45,20 @@ COUNT_FOLLOWS = re.compile(
     r"|says|gives|takes|makes|shows|deals|lists|honors|celebrates|commemorates)\b)[a-z]{2,}(?<![su])s\b)"
 )
 """Words after a number that counts things, as in "By May 20 people had come": plurals. Some words that end with s are verbs."""
+
+
+_THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
+_THING = re.compile(
+    r"(?: |-)(?!(?:or|to|in|of|for|and|per|wide|tall|long|high|deep|thick|on|at|an?|is|was|are|were|from|with|by|the|that|which|as|if|each"
+    r"|every|more|less)\b)[a-z]{2,}"
+)
+_KIND = re.compile(rf"[ -](?:{'|'.join(read_lists()['things'])})s?(?![\w'-])")
+_MEASURE = re.compile(rf" (?:{'|'.join(read_lists()['sized things'])})s?\b")
+
+
+def is_kind(match: re.Match[str]) -> bool:
+    """Whether an amount says what kind of thing follows: a 5 km run, the 60 W bulb."""
+    text, end = match.string, match.end()
+    if _KIND.match(text, end) or _MEASURE.match(text, end):
+        return True
+    return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(text, end))

@@ -113,6 +113,13 @@ def year(number: int) -> str:
     return f"{cardinal(high)} " + (f"oh {ONES[low]}" if low < 10 else cardinal(low))
 
 
+def spoken_year(text: str) -> str:
+    """A year of two or four digits in words; two digits are a year from 1931 to 2030."""
+    if len(text) == 2:
+        text = ("19" if int(text) > 30 else "20") + text
+    return year(int(text)) if text[0] != "0" else digits(text)
+
+
 def name(text: str) -> str:
     """The number in a name, such as flight 370 or A320: "three seventy", "three twenty". text: its digits."""
     if text[0] == "0" or len(text) > 4:
@@ -125,8 +132,8 @@ def name(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """A run of digits in words, without a hint to its meaning: four digits are read as a year."""
-    if len(text) == 4 and text[0] != "0":
+    """A number in words, without a hint to its meaning: four digits are read as a year."""
+    if len(text) == 4 and text.isdecimal() and text[0] != "0":
         return year(int(text))
     return amount(text)
 
@@ -142,3 +149,11 @@ def plural(words: str) -> str:
     if words.endswith("y"):
         return f"{words[:-1]}ies"
     return f"{words}es" if words.endswith("x") else f"{words}s"
+
+
+def fraction(over: int, under: int) -> str:
+    """A fraction in words: 2/3 as "two thirds"."""
+    if under == 2:
+        return "one half" if over == 1 else f"{cardinal(over)} halves"
+    part = "quarter" if under == 4 else ordinal(under)
+    return f"{cardinal(over)} {part if over == 1 else plural(part)}"

@@ -3,68 +3,77 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from omnistage.models.smol.spoken import abbreviations, addresses, codes, quantities, roman, signs, times, units
-from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, FRACTIONS, clean
+from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, clean
 from omnistage.models.smol.spoken.currencies import CURRENCIES
-from omnistage.models.smol.spoken.form import Form, before, form
-from omnistage.models.smol.spoken.numbers import GROUP
+from omnistage.models.smol.spoken.form import alternatives
+from omnistage.models.smol.spoken.notations import read_notations
+from omnistage.models.smol.spoken.numbers import GROUP, amount, bare, cardinal, letters
+from omnistage.models.smol.spoken.quotes import Quotation
+from omnistage.models.smol.spoken.rules import Names, Rule, Spell, read_rules
+from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
 
 
-def _lone_unit(match: re.Match[str]) -> str | None:
-    """A unit without a number: singular after "per" or "a", else plural. None for a mm that is no unit."""
-    if match.group() == "mm" and not _MEASURED.search(before(match, 12)):
-        return None  # Mm, mmm.
-    single = re.search(r"\b(?:per|an?|each|every) $", before(match, 6))
-    return units.unit_names(match.group())[0 if single else 1]
+def _long_form(forms: Mapping[str, str], written: str) -> str:
+    return forms.get(written, written)
 
 
-_MEASURED = re.compile(r"(?:\b(?:in|per|to|of|or|and|from|an?|the|each|every|into|as|by|are|is|units?:?)|[,(:/]) ?$")
-_LONE_UNITS = (form(rf"(?<![\w/.])(?:{units.LONE_UNIT})(?![\w/²³^])", _lone_unit),)
-_WORD_FORMS = (
-    *addresses.ADDRESSES,
-    *addresses.PATHS,
-    *codes.HARDWARE,
-    *codes.MACHINES,
-    *addresses.SNAKES,
-    *quantities.MONEY,
-    *codes.V_VERSIONS,
-    *codes.CHARACTER_CODES,
-    *times.ZONES,
-    *signs.BOOK_FORMS,
-    *times.MONTH_DAYS,
-    *roman.ROMAN,
-    *abbreviations.ABBREVIATIONS,
-    *quantities.SIZES,
-    *_LONE_UNITS,
-)
-_DIGIT_FORMS = (
-    *addresses.ADDRESSES,
-    *codes.HARDWARE,
-    *codes.MACHINES,
-    *signs.BOOK_NUMBERS,
-    *quantities.TENS_OF_SECONDS,
-    *times.TIMES,
-    *codes.NAMES,
-    *quantities.QUANTITIES,
-    *times.DAYS,
-    *codes.PLAIN,
-)
-_SIGN_FORMS: dict[str, tuple[Form, ...]] = {
-    **signs.SIGNS,
-    **dict.fromkeys(FRACTIONS, quantities.QUANTITIES),
-    **{sign: (*addresses.PATHS, *signs.SIGNS[sign]) for sign in "/~\\@#*"},
-    **{sign: (*quantities.PRICES, *quantities.SIGNED_NEGATIVES, *quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
-    "μ": (*_LONE_UNITS, *signs.SIGNS["μ"]),
-    "'": times.APOSTROPHES,
-    "+": (*codes.PHONES, *signs.SIGNS["+"]),
-    "(": (*codes.PHONES, *codes.BRACKETED, *quantities.NEGATIVES),
-    ":": (*codes.MACHINES, *signs.SIGNS[":"]),
-    ".": (*addresses.PATHS, *signs.SIGNS["."], *quantities.QUANTITIES, *codes.PLAIN),
-    "_": (*addresses.ADDRESSES, *addresses.SNAKES, *signs.SIGNS["_"]),
+_SPELLINGS: dict[str, Spell] = {
+    **{kind: partial(_long_form, forms) for kind, forms in read_short_forms().items()},
+    "written": str,
+    "lower": str.lower,
+    "cardinal": lambda text: cardinal(int(text)),
+    "whole": lambda text: amount(text.lstrip("0") or "0"),
+    "numeral": lambda text: cardinal(int(text) if text.isdecimal() else len(text)),
+    "letters": letters,
+    "bare": bare,
 }
+NAMES = Names(
+    {name: alternatives(words) for name, words in (*read_lists().items(), *read_short_forms().items())}
+    | quantities.PATTERNS
+    | signs.PATTERNS
+    | times.PATTERNS,
+    _SPELLINGS | addresses.SPELLINGS | codes.SPELLINGS | times.SPELLINGS | quantities.SPELLINGS | signs.SPELLINGS,
+    dict(quantities.NOUNS),
+    abbreviations.FUNCTIONS | times.FUNCTIONS | quantities.FUNCTIONS | signs.FUNCTIONS | roman.FUNCTIONS,
+)
+_WORDS = {**SIGN_WORDS, **GREEK, **{sign: CURRENCIES[sign][0] for sign in CURRENCY_SIGNS}, **roman.OWN, LOST: ""}
+"""The words for signs that no rule reads."""
+
+
+def _rules_by_start() -> tuple[dict[str, list[Rule]], dict[str, list[Rule]]]:
+    """The rules by what their forms begin with: "letters", or a sign; and those that begin with digits, by what follows these."""
+    rules, of_digits = defaultdict[str, list[Rule]](list), defaultdict[str, list[Rule]](list)
+    read = [(begins, rule) for begins, rule in read_rules("rules.tsv", NAMES)]
+    following = {sign for begins, _ in read for start in begins for sign in _following(start)} | {""}
+    for begins, rule in read:
+        for start in begins:
+            if start.startswith("digits"):
+                named = _following(start)
+                for sign in following:
+                    if not named or sign in named or (sign.isalpha() and _LETTER in named):
+                        of_digits[sign].append(rule)
+            else:
+                for sign in CURRENCY_SIGNS if start == "currency" else [start] if start == _LETTER else start:
+                    rules[sign].append(rule)
+    return dict(rules), dict(of_digits)
+
+
+def _following(start: str) -> Sequence[str]:
+    """The signs of which one follows the digits: "digits+:" is a colon, "digits+_" a space, "digits+\\w" any letter. Empty for any sign."""
+    signs = start.partition("+")[2]
+    if signs == "currency":
+        return f"{CURRENCY_SIGNS}¢"
+    return [*signs.replace("\\w", "").replace("_", " "), *([_LETTER] if "\\w" in signs else [])]
+
+
+_LETTER = "letters"
+_RULES, _RULES_OF_DIGITS = _rules_by_start()
 _SPECIAL = (
     abbreviations.SHORTS
     | frozenset(times.MONTHS)
@@ -126,15 +135,28 @@ class _Reading:
         plain = _PLAIN.match(text, at)
         if plain and not _may_begin_form(plain.group()):
             return self._leave(plain)
-        for one in _forms(character):
-            match = one.pattern.match(text, at)
+        for rule in self._rules(at):
+            match = rule.find(text, at)
             if match and match.end() > at:
-                words = one.say(match)
+                words = rule.words(match)
                 if words is not None:
                     self._say(words)
                     self._passed += match.group().count(" ") + match.group().count(GROUP)
                     return match.end()
+        if character in _WORDS:
+            self._say(_WORDS[character])
+            return at + 1
         return self._leave(_LETTERS.match(text, at) or _ANY.match(text, at))
+
+    def _rules(self, at: int) -> Sequence[Rule]:
+        """The rules whose forms may begin at a place."""
+        character = self._text[at]
+        if not character.isdecimal():
+            return _RULES.get(character) or (_RULES[_LETTER] if character.isalpha() else ())
+        end = _DIGITS.match(self._text, at).end()  # type: ignore[union-attr]
+        following = self._text[end : end + 1].replace(GROUP, " ")
+        rules = _RULES_OF_DIGITS.get(following)
+        return rules if rules is not None else _RULES_OF_DIGITS[_LETTER if following.isalpha() else ""]
 
     def _say(self, words: str) -> None:
         """Add the words of a form, with a space between them and the letters before it."""
@@ -165,6 +187,7 @@ class _Reading:
 
 
 _OPENERS = ("(", '"', "'", "“", "-", "–", "—")
+_DIGITS = re.compile(r"\d+")
 _ANY = re.compile(".", re.DOTALL)
 
 
@@ -172,13 +195,12 @@ def _may_begin_form(word: str) -> bool:
     return word in _SPECIAL or _ROMAN_LETTERS.issuperset(_ENDING.sub("", word))
 
 
-def _forms(character: str) -> Sequence[Form]:
-    if character.isalpha() and character not in _SIGN_FORMS:
-        return _WORD_FORMS
-    return _DIGIT_FORMS if character.isdecimal() else _SIGN_FORMS.get(character, ())
+def read_phrase(phrase: str) -> SpokenText:
+    """Read a text aloud that has no notations (see `notations`) any more. Linear in its length."""
+    cleaned = clean(Quotation().read(phrase))
+    return _Reading(cleaned.text).result(cleaned.unspoken)
 
 
 def read_aloud(text: str) -> SpokenText:
-    """Read a text aloud. Linear in its length."""
-    cleaned = clean(text)
-    return _Reading(cleaned.text).result(cleaned.unspoken)
+    """Read any text aloud. Linear in its length."""
+    return read_phrase(read_notations(text))

@@ -6,42 +6,25 @@ import re
 from itertools import pairwise
 
 from omnistage.models.smol.spoken.abbreviations import NUMBERED, WORDS_TOO
-from omnistage.models.smol.spoken.form import Form, after, before, form, table
+from omnistage.models.smol.spoken.form import after, before
 from omnistage.models.smol.spoken.numbers import cardinal, ordinal, year
+from omnistage.models.smol.spoken.rules import Say
+from omnistage.models.smol.spoken.tables import read_lists
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _VALID = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 
-_RULERS = """
-Albert Alexander Alexandra Alfonso Amenhotep Andrew Anne Artaxerxes Baldwin Baudouin Beatrix Benedict Boniface Callixtus Carl Carlos Carol
-Catherine Celestine Charles Christian Clement Constantine Constantius Cosimo Darius David Edmund Edward Elizabeth Eric Eugene Farouk
-Felipe
-Ferdinand Francis Frederick Frederik Friedrich George Gregory Gustav Haakon Hadrian Harald Harold Henri Henry Honorius Hussein Innocent
-Isabella Ivan James Joan John Joseph Juan Julius Justinian Karl Leo Leopold Louis Ludwig Magnus Mahmud Malcolm Manuel Margaret Margrethe
-Mary Maximilian Mehmed Mehmet Michael Murad Napoleon Nicholas Olaf Olav Oscar Otto Paul Pedro Peter Philip Philippe Pius Ptolemy Rama
-Ramesses Ramses Rene Richard Robert Rudolf Selim Seti Sigismund Sixtus Stephen Suleiman Sylvester Theodore Theodosius Thutmose Umberto
-Urban Valentinian Victor Emmanuel Vittorio Wilhelm Wilhelmina Willem William Xerxes Martin King Thurston Sammy Davis Prince Princess
-"""
-RULERS = frozenset(_RULERS.split())
-"""Names that "the second" may follow. After other pairs of names the number is read as a number: Gladiator II."""
-TITLES = frozenset(table("King Queen Pope Emperor Empress Tsar Czar Kaiser Sultan Pharaoh Shah Prince Princess Duke Archbishop Patriarch"))
-_SMALL_TOO = "Chapter Part Act Scene Section Volume Book Article Episode"
-_PARTS = "Vol Title Canto War Mark Mk Appendix Bowl Apollo Fantasy Rocky Rambo Wars Scrolls Saturn Auto Vatican Quest Psalm"
-PARTS = frozenset(f"{_PARTS} {_SMALL_TOO} {_SMALL_TOO.lower()}".split())
+_LISTS = {name: frozenset(words) for name, words in read_lists().items()}
+RULERS, TITLES = _LISTS["rulers"], _LISTS["ruler titles"]
+"""Names that "the second" may follow, and titles before them. After other pairs of names the number is read as a number: Gladiator II."""
+PARTS = _LISTS["parts"]
 """Words that no single letter follows, so that V and X after them are numbers."""
-_KINDS = """
-Gemini Round Category Division Group Tier Factor Step Lesson Unit Schedule Table Figure Symphony Olympiad Annex Form Theft Titan
-Pentium Band
-Region Zone Tome Rule
-"""
-_SMALL_KINDS = "Phase Type Level Stage Class Grade"
-KINDS = frozenset(f"{_KINDS} {_SMALL_KINDS} {_SMALL_KINDS.lower()}".split())
+KINDS = _LISTS["kinds"]
 """Words that may also stand before a letter (Type C, Group X): of single letters only I is a number after them."""
+SMALL_AFTER = _LISTS["numbered pages"]
 LEADERS = RULERS | TITLES | PARTS | KINDS
 _COUNTED_AFTER = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
-_ALIKE = frozenset(
-    table("Type Phase Class Grade Level Stage Category Tier Division Group Schedule Factor Region Zone Band Apollo Saturn Gemini War")
-)
+_ALIKE = _LISTS["alike kinds"]
 """Words before which I names the kind of thing that follows: a Type I error. Elsewhere I is a number only where no pronoun can stand."""
 _NAMES_TOO = frozenset(("Mark", "Rocky"))
 _I_IS_SAID = re.compile(
@@ -55,17 +38,9 @@ _I_RULES = re.compile(
     r"|begins|began|starts|started|ends|ended|contains|covers|deals|describes|shows|says|states|and (?:[A-Z]\w+ )?[IVX]+)\b"
 )
 _HIS = re.compile(r" [a-z]+(?: [a-z]+)? (?:his|her)\b")
-_ARTICLE = frozenset(table("the a an this that each every any my your his her our their which what"))
+_ARTICLE = _LISTS["articles"]
 _AFTER_STOP = re.compile(r"\.[\"'”’)]* [\"'“‘(]*(?P<word>\w+)")
-_BEGINS_SENTENCE = frozenset(
-    table(
-        "The A An He She It They We You I His Her Its Their Our My Your This That These Those There Here Then When Where What Who Why How"
-        " Which In On At After Before Since Until During While Because Although Though But And Or So If As For From By With Without"
-        " To Of Not No Yes Is Was Are Were Do Did Does Has Have Had Can Could Will Would Later Soon Now Today Once Only Many Most"
-        " Some All Both Each Every"
-        " Next Finally However Thus Read See Go Turn"
-    )
-)
+_BEGINS_SENTENCE = _LISTS["sentence beginnings"]
 """Words after a number that ends its sentence; before another word the letter is an initial: John V. Lindsay."""
 _WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
 _CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
@@ -187,9 +162,6 @@ def _small_numeral(match: re.Match[str]) -> str | None:
     return cardinal(number) if number and counted else None
 
 
-SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
-
-
 def _with_ending(match: re.Match[str]) -> str | None:
     """A numeral with the ending of an ordinal: XIXth. None for a wrong ending."""
     number = value(match["numeral"])
@@ -202,20 +174,13 @@ def _item(match: re.Match[str]) -> str | None:
     return None if re.search(r"[\w)]\($", front) or "(h)" in front else "one"
 
 
-def _own_character(match: re.Match[str]) -> str:
-    return cardinal(_OWN[match.group()])
-
-
-_OWN = {chr(0x2160 + case + place): place + 1 for case in (0, 16) for place in range(12)}
-
-_NUMERAL = "[IVXL]{1,8}"
-ROMAN: tuple[Form, ...] = (
-    form(rf"(?<![\w.'&/-]){_NUMERAL}(?:(?:, (?:and |or )?| and | or )(?!I\b){_NUMERAL}){{1,12}}(?![\w&/'-]|\.\w)", _list),
-    form(r"(?<![\w.'-])(?P<first>[IVXL]{1,8})[-–](?P<last>[IVXL]{1,8})(?![\w'-])", _range),
-    form(r"(?<![\w.'-])(?P<first>[ivxl]{1,8})[-–](?P<last>[ivxl]{1,8})(?![\w'-])", _range),
-    form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
-    form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small_numeral),
-    form(r"(?<=\()i(?=\) [A-Za-z])", _item),
-    form(r"(?<![\w.'&/-])(?P<numeral>[IVXL]{2,8})(?P<ending>th|st|nd|rd)(?!\w)", _with_ending),
-)
-ROMAN_SIGNS: tuple[Form, ...] = (form(r"[Ⅰ-Ⅻⅰ-ⅻ]", _own_character),)
+OWN = {chr(0x2160 + case + place): cardinal(place + 1) for case in (0, 16) for place in range(12)}
+"""Characters that are numerals themselves, in words."""
+FUNCTIONS: dict[str, Say] = {
+    "numerals": _list,
+    "range of numerals": _range,
+    "numeral": _numeral,
+    "small numeral": _small_numeral,
+    "item": _item,
+    "numeral with ending": _with_ending,
+}

@@ -1,0 +1,144 @@
+"""Characters of HTML and formulas in LaTeX within a text that is still being written: both are replaced by what they mean, before anything
+else reads the text."""
+
+from __future__ import annotations
+
+import html
+import re
+import string
+from collections.abc import Callable
+from typing import NamedTuple
+
+from omnistage.models.smol.spoken.characters import LOST
+from omnistage.models.smol.spoken.latex import spell_formula
+
+MAX_ENTITY = 32
+MAX_INLINE = 200
+MAX_FORMULA = 1000
+"""Longer ones are no entities and no formulas, in characters: no more than that is held back."""
+_LETTERS = (
+    rf"(?:\\[A-Za-z]{{1,20}}(?: ?\{{[A-Za-z ]{{0,60}}\}})?|\\[^A-Za-z\n]|[A-Za-z]{{1,3}}(?![A-Za-z])|[^$`\\A-Za-z\n]){{0,{MAX_INLINE}}}"
+)
+"""A formula between single dollar signs: few letters together, commands, signs and digits, and no words."""
+_WORD = re.compile(
+    r"(?<![A-Za-z\\])(?:an?|and|at|by|for|in|is|of|on|or|per|the|to|via|was|with|vs) |(?<![A-Za-z\\])[A-Za-z]{2,3}(?![A-Za-z])(?!.*[=^_\\])"
+)
+"""Words between two prices; of letters that stand together there must be an equation, a power or a command."""
+_LINES = rf"(?:[^$`\\\n]|\\[^()\[\]]|\n(?!\n)){{0,{MAX_FORMULA}}}"
+_MATHEMATICS = re.compile(r"\\[A-Za-z]{2}|[=^_+<>≤≥≠±×÷√π∞|/*-]")
+_LONE = re.compile(r"[A-Za-z](?:'|\(\w\))?|\d+(?:\.\d+)?")
+_UNFINISHED = re.compile(r"[-+*/=<>^_,.;:(\s]$")
+
+
+def _entity(text: str) -> str | None:
+    """The character of an entity; None for a name that is none."""
+    character = html.unescape(text)
+    return character if character != text else None
+
+
+def _formula(text: str) -> str | None:
+    """The words of a formula between two marks of two characters. None if nothing in it is mathematics."""
+    inside = text[2:-2].strip()
+    return spell_formula(inside) or None if _MATHEMATICS.search(inside) or _LONE.fullmatch(inside) else None
+
+
+def _inline_formula(text: str) -> str | None:
+    """The words of a formula between two dollar signs. None for two prices."""
+    inside = text[1:-1]
+    if (
+        _UNFINISHED.search(inside)
+        or _WORD.search(re.sub(r"\{[^{}]*\}", "", inside))
+        or (inside[0].isdecimal() and not re.search(r"[\\^_=]", inside))
+    ):
+        return None
+    return spell_formula(inside) or None if _MATHEMATICS.search(inside) or _LONE.fullmatch(inside) else None
+
+
+class _Notation(NamedTuple):
+    """begins: matches a text that may become one. whole: matches a complete one. replace: returns what it means, or None if it is none."""
+
+    begins: re.Pattern[str]
+    whole: re.Pattern[str]
+    replace: Callable[[str], str | None]
+
+
+def _notation(whole: str, begins: str, replace: Callable[[str], str | None]) -> _Notation:
+    return _Notation(re.compile(begins), re.compile(whole), replace)
+
+
+_NOTATIONS = (
+    _notation(
+        rf"&(?:#\d{{1,7}}|#[xX][0-9A-Fa-f]{{1,6}}|[A-Za-z]\w{{1,{MAX_ENTITY}}});",
+        rf"&(?:#\w{{0,8}}|[A-Za-z]\w{{0,{MAX_ENTITY}}})?",
+        _entity,
+    ),
+    _notation(rf"\$\${_LINES}\$\$", rf"\$(?:\${_LINES}\$?\\?)?", _formula),
+    _notation(rf"\\\({_LINES}\\\)", rf"\\(?:\({_LINES}\\?)?", _formula),
+    _notation(rf"\\\[{_LINES}\\\]", rf"\\(?:\[{_LINES}\\?)?", _formula),
+    _notation(rf"\$(?![\s$]){_LETTERS}\$", rf"\$(?![\s$]){_LETTERS}(?:\\[A-Za-z]{{0,20}}(?: ?\{{[A-Za-z ]{{0,60}})?)?", _inline_formula),
+)
+_OPENERS = "&$\\"
+
+
+class Notations:
+    """Reads one text. `feed` returns the characters that are certain by then, each with its place in the text; `flush` returns the rest.
+    The text for a notation stands at the place where that begins. write: given a notation and its meaning, returns what is put out."""
+
+    def __init__(self, write: Callable[[str, str], str] = lambda notation, meaning: meaning) -> None:
+        self._write = write
+        self._at = -1  # Place of the last character read.
+        self._held = ""  # Characters that may become a notation.
+
+    def feed(self, text: str) -> list[tuple[str, int]]:
+        """Read more of the text."""
+        out = list[tuple[str, int]]()
+        for character in text:
+            self._at += 1
+            if self._held or character in _OPENERS:
+                self._hold(character, out)
+            else:
+                out.append((character, self._at))
+        return out
+
+    def flush(self) -> list[tuple[str, int]]:
+        """The text ends here."""
+        out = list[tuple[str, int]]()
+        self._release(self._at, out)
+        return out
+
+    def _hold(self, character: str, out: list[tuple[str, int]]) -> None:
+        """Read a character that may begin a notation, or go on with one."""
+        held = self._held + character
+        for notation in _NOTATIONS:
+            replacement = notation.replace(held) if notation.whole.fullmatch(held) else None
+            if replacement is not None:
+                out.extend((one, self._at - len(held) + 1) for one in self._write(held, replacement))
+                self._held = ""
+                return
+        if any(notation.begins.fullmatch(held) for notation in _NOTATIONS):
+            self._held = held
+            return
+        self._release(self._at - 1, out)
+        if character in _OPENERS:
+            self._held = character
+        else:
+            out.append((character, self._at))
+
+    def _release(self, last: int, out: list[tuple[str, int]]) -> None:
+        """Put out what was held back as it is written. last: the place of the last character of it."""
+        out.extend((one, last - len(self._held) + 1 + number) for number, one in enumerate(self._held))
+        self._held = ""
+
+
+def escaped(notation: str, meaning: str) -> str:
+    """The text for a notation within Markdown: the character of an entity is no mark there."""
+    return f"\\{meaning}" if notation[0] == "&" and meaning in string.punctuation else meaning
+
+
+def read_notations(text: str) -> str:
+    """A whole text with its notations replaced. It has as many words between spaces as before: LOST stands between those that came to it,
+    and for those that went."""
+    if not any(opener in text for opener in _OPENERS):
+        return text
+    notations = Notations(lambda notation, meaning: LOST.join(meaning.split()) + f" {LOST}" * len(re.findall(r"\s+", notation)))
+    return "".join(character for character, _ in (*notations.feed(text), *notations.flush()))

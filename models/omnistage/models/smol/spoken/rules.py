@@ -1,0 +1,136 @@
+"""The machine that reads written forms: rows of a table say what is written, between which contexts, and which words are said for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from omnistage.models.smol.spoken.form import in_equation, is_kind
+from omnistage.models.smol.spoken.numbers import amount, parse_number
+from omnistage.models.smol.spoken.tables import read_lines
+
+MAX_CONTEXT = 48
+"""How many characters before a form may decide about it."""
+Say = Callable[[re.Match[str]], str | None]
+"""Returns the words for a match: "" for a mark without a sound, None if the match is something else after all."""
+Spell = Callable[[str], str | None]
+"""Returns the words for a group of a match, or None as `Say`."""
+_NAME = re.compile(r"\{([a-z][a-z -]*)\}")
+_PIECE = re.compile(r"\[(?P<optional>[^\]]*)\]|\{(?P<group>\w+)(?::(?P<how>[^}]*))?\}")
+_FIXED = re.compile(r"([!=])(\S+)")
+
+
+class Rule(NamedTuple):
+    """A row. find: matches a text from the place where a form begins, with what follows. before: matches the text before it, or is None.
+    equation: whether the form must stand in an equation or must not, or None. say: its words."""
+
+    find: Callable[[str, int], re.Match[str] | None]
+    before: re.Pattern[str] | None
+    equation: bool | None
+    say: Say
+
+    def words(self, found: re.Match[str]) -> str | None:
+        """The words for a form that was found. None if what stands before it is not what the row wants."""
+        place = found.start()
+        if self.before and not self.before.search(found.string, max(place - MAX_CONTEXT, 0), place):
+            return None
+        if self.equation is not None and in_equation(found) != self.equation:
+            return None
+        return self.say(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Things that the rows name. patterns: parts of patterns; the table adds its own. spellings: readings of one group. nouns: for a text, its
+    singular and plural. functions: readings of a whole match."""
+
+    patterns: dict[str, str]
+    spellings: dict[str, Spell]
+    nouns: dict[str, Callable[[str], tuple[str, str]]]
+    functions: dict[str, Say]
+
+    def expand(self, pattern: str) -> str:
+        """A pattern with the named ones in their places."""
+        return _NAME.sub(lambda found: f"(?:{self.patterns[found[1]]})", pattern)
+
+
+def read_rules(table: str, names: Names) -> Iterator[tuple[list[str], Rule]]:
+    """Read a table of rules: for each row the kinds of characters with which its form may begin, and the rule."""
+    begins = list[str]()
+    for line in read_lines(table):
+        if line[0] == "@":
+            name, pattern = line[1:].split("\t")
+            names.patterns[name] = names.expand(pattern)
+        elif "\t" in line:
+            before, form, after, words = line.split("\t")
+            yield begins, _rule(before, form, after, words, names)
+        else:
+            begins = line[1:-1].split()
+
+
+def _rule(before: str, form: str, after: str, words: str, names: Names) -> Rule:
+    """Compile a row."""
+    equation = True if before.startswith("equation") else False if before.startswith("no equation") else None
+    before = names.expand(before.removeprefix("no ").removeprefix("equation").lstrip() if equation is not None else before)
+    fixed = "".join(f"(?<{sign}{part})" for sign, part in _FIXED.findall(before)) if before[:1] in ("!", "=") else ""
+    after = names.expand(after)
+    if after:
+        after = f"(?!{after[1:]})" if after[0] == "!" else f"(?={after})"
+    context = re.compile(rf"(?:{before})$") if before and not fixed else None
+    return Rule(re.compile(fixed + names.expand(form) + after).match, context, equation, _say(words, names))
+
+
+def _say(words: str, names: Names) -> Say:
+    """Returns the words of a row: a function of its whole match, or words with groups in them."""
+    if words[:1] == "!":
+        return names.functions[words[1:]]
+    if "{" not in words:
+        return lambda match: words
+    pieces = list(_pieces(words, names))
+
+    def say(match: re.Match[str]) -> str | None:
+        said = [piece(match) for piece in pieces]
+        return None if None in said else "".join(said)  # type: ignore[arg-type]
+
+    return say
+
+
+def _pieces(words: str, names: Names) -> Iterator[Say]:
+    """The pieces of a template, each a function of the match."""
+    end = 0
+    for found in _PIECE.finditer(words):
+        yield _written(words[end : found.start()])
+        yield _optional(found["optional"], names) if found["optional"] else _group(found["group"], found["how"], names)
+        end = found.end()
+    yield _written(words[end:])
+
+
+def _written(words: str) -> Say:
+    return lambda match: words
+
+
+def _optional(words: str, names: Names) -> Say:
+    """Words that are said if all groups in them are written."""
+    groups = [found["group"] for found in _PIECE.finditer(words)]
+    say = _say(words, names)
+    return lambda match: say(match) if all(match[group] for group in groups) else ""
+
+
+def _group(group: str, how: str | None, names: Names) -> Say:
+    """The reading of a group; or a noun that it counts, "foot/feet"; or the noun that it is, counted by another group, "unit of number"."""
+    name: str | int = 0 if group == "all" else group
+    if how and "/" in how:
+        one, many = how.split("/")
+        return lambda match: one if _is_single(match, name) else many
+    if how and " of " in how and how not in names.spellings:
+        noun, counted = how.split(" of ")
+        return lambda match: names.nouns[noun](match[name])[not _is_single(match, 0 if counted == "all" else counted)]
+    spell: Spell = names.spellings[how] if how else amount
+    return lambda match: spell(match[name])
+
+
+def _is_single(match: re.Match[str], number: str | int) -> bool:
+    """Whether the noun that this group counts is in the singular: after one, and before a thing of which it names the kind."""
+    return (match[number][:1].isdecimal() and parse_number(match[number]).is_one and not match.groupdict().get("scale")) or is_kind(match)
