@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import lengths
+from omnistage.models.smol.phrase import PhraseCutter
 from omnistage.models.smol.spoken.ends import is_open
 from omnistage.models.smol.spoken.notations import Notations
 from omnistage.models.smol.spoken.numbers import ONES, TENS, cardinal, ordinal
-from omnistage.models.smol.spoken.reader import read_aloud
+from omnistage.models.smol.spoken.reader import read_aloud, read_phrase
 from omnistage.models.smol.spoken.roman import KINDS, PARTS, RULERS, TITLES
 
 LINES = (Path(__file__).parent / "written_forms.tsv").read_text(encoding="utf-8").splitlines()
@@ -28,13 +29,29 @@ NUMBERS = frozenset((*ONES, *TENS, *(ordinal(number) for number in range(20)), "
 
 def words_of(text: str) -> str:
     """The words alone: small letters, no punctuation; letters that are read one by one stand apart."""
-    said = unicodedata.normalize("NFKC", read_aloud(text).text).lower()
+    return words_in(read_aloud(text).text)
+
+
+def words_in(said: str) -> str:
+    """The words of what is said, as of `words_of`."""
+    said = unicodedata.normalize("NFKC", said).lower()
     said = re.sub(r"\b(?:[a-z]\.){2,}|\b[a-z]\.(?=[a-z])", lambda match: match.group().replace(".", " "), said)
     return " ".join(re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", said))
 
 
 def test_the_table_is_large() -> None:
-    assert len(FORMS) == len(set(WRITTEN)) >= 400
+    assert len(FORMS) == len(set(WRITTEN)) > 1000
+
+
+def words_said(text: str) -> str:
+    """The words of a text as they are spoken: cut into phrases that are read one by one."""
+    cutter = PhraseCutter(plain=True)
+    return words_in(" ".join(read_phrase(phrase.text).text for phrase in [*cutter.feed(text), *cutter.flush()]))
+
+
+def test_every_written_form_is_spoken_in_the_words_of_the_table() -> None:
+    """Though a text is cut into phrases before it is read."""
+    assert [(written, words_said(written)) for written, _ in FORMS] == FORMS
 
 
 def test_every_written_form_is_read_in_the_words_of_the_table() -> None:

@@ -61,6 +61,7 @@ def test_a_form_reads_the_same_in_quotes_and_brackets(seed: int, rounds: int) ->
             quoted = f"{opening}{written}{closing}"
             sounds = sounds_of(quoted)
             assert words_of(quoted) == words, quoted
+            assert read_aloud(quoted).unspoken == read_aloud(written).unspoken, quoted
             assert [token for token, phonemes in sounds if is_silent(token, phonemes)] == [], quoted
             if opening not in "([{":
                 assert [phonemes for _, phonemes in sounds] == plain, quoted

@@ -309,7 +309,7 @@ class ThinkerModel(Model, Protocol[P]):
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """A request to a Talker. voice: empty: the default voice. max_frames: largest number of frames of the speech; 0: the model's own limit.
-    speed: 0.5 to 2. plain: whether the text is no Markdown, so that every character stands for itself. client, scope: as in TextRequest.
+    speed: 0.5 to 2. plain: whether the text is no Markdown. client, scope: as in TextRequest.
 
     To go on with speech that an equal request began: history: the codes made so far, [frames, codebooks]; None: there are none, or the
     caller keeps no codes of this model."""

@@ -119,7 +119,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[s
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
     if "talker" in params and request.thinker.verbatim:
-        params["talker"].talker.plain = not params["talker"].talker.markdown
+        talker = params["talker"].talker
+        talker.plain = talker.plain or not talker.markdown
     return params
 
 

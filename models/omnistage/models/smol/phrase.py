@@ -12,7 +12,8 @@ from omnistage.models.smol.plain_text import AsGiven, PlainText
 from omnistage.models.smol.spoken.abbreviations import NUMBERED, SHORTS, WORDS_TOO
 from omnistage.models.smol.spoken.ends import is_open
 from omnistage.models.smol.spoken.quotes import Quotation
-from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
+from omnistage.models.smol.spoken.signs import SHORT_BOOKS
+from omnistage.models.smol.spoken.times import NAMED, SHORT_DAYS, WEEKDAYS
 
 FIRST_WORDS = 4
 """The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
@@ -35,7 +36,7 @@ _FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
 _OTHER_SHORTS = frozenset(("etc", "al"))
 _UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "max", "avg"))
 """Abbreviations that, unlike the others, end a sentence if a capital letter follows."""
-_GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS
+_GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS | frozenset((*SHORT_BOOKS, "Rs"))
 _NUMERAL = re.compile(r"[IVXLivxl]+,?")
 _RANGE_BEGINS = re.compile(
     rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{NAMED}\.?)$", re.IGNORECASE
@@ -57,8 +58,7 @@ class Pause(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """Text to be spoken in one breath, without line breaks. pause: the rest after it. places: the place of each character in the whole
-    text, see Placed; empty for a phrase that comes from no text. A straight quotation mark after a digit is written as a closing mark if
-    it ends a quotation of an earlier phrase, so that it is not read as inches."""
+    text, see Placed; empty for a phrase that comes from no text. Each quote, apostrophe and prime is written as quotes.py says."""
 
     text: str
     pause: Pause
@@ -68,7 +68,7 @@ class Phrase:
 class PhraseCutter:
     """Cuts one text into phrases: Markdown goes in, phrases of plain text come out. Symbols without a word (★★) make a phrase too, because
     characters that are not spoken are reported. ASCII symbols alone make none: they may be left over from Markdown. plain: the text is no
-    Markdown: every character stands for itself."""
+    Markdown. Formulas in LaTeX and characters of HTML are replaced by what they mean in both."""
 
     def __init__(self, plain: bool = False) -> None:
         self._is_plain = plain
@@ -137,7 +137,10 @@ class PhraseCutter:
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
             # Numerals; or the beginnings of months, days, noon, midnight and prices.
-            return character.isdecimal() or character in ("IVXL" if before.endswith(",") else "JFMASONDTWnm$£€")
+            after_day = before.endswith(",") and before[:-1].rsplit(None, 1)[-1] in SHORT_DAYS
+            return character.isdecimal() or character in (
+                "JFMASOND" if after_day else "IVXL" if before.endswith(",") else "JFMASONDTWnm$£€"
+            )
         stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
         # A numeral follows in `Fig. IV`, but not in `no. I think` or `a fig. It grew`: such abbreviations are words too.
         numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
@@ -177,9 +180,11 @@ class PhraseCutter:
 
 def _may_go_on(word: str, before: str) -> bool:
     """Whether the mark at the end of a word may be within a list of numerals (I, II and III), before hours (Friday, 9 - 5) or in a range
-    (9 AM – 5 PM), so that no clause ends. before: the text up to the end of the word."""
+    (9 AM – 5 PM), or before a code (PIN: 4521), so that no clause ends. before: the text up to the end of the word."""
     if word == "–":
         return _RANGE_BEGINS.search(before[:-1].rstrip()) is not None
+    if word.endswith(":"):
+        return is_open(before[:-1])
     return word.endswith(",") and (word[:-1] in WEEKDAYS or _NUMERAL.fullmatch(word) is not None)
 
 

@@ -39,6 +39,9 @@ class PlainText:
         self._notations = Notations(escaped)
         self._out: list[Placed] = []
         self._at = -1  # Place of the last character read.
+        self._read_at = 0  # Place of the last character that was given.
+        self._reached = 0  # Place of the last character put out.
+        self._is_gap = False  # Whether marks were left out behind the last character put out.
         self._put_at = 0  # Place of the last character put out that is no space.
         self._filled = False  # Whether the table cell has text.
         self._state: Callable[[str], None] = self._line_start  # Reads the next character.
@@ -72,7 +75,7 @@ class PlainText:
     def _read(self, placed: list[Placed]) -> None:
         """Read characters, each with its place in the text."""
         for character, place in placed:
-            self._at = place
+            self._at = self._read_at = place
             self._state(character)
 
     def _take_certain(self) -> list[Placed]:
@@ -213,7 +216,11 @@ class PlainText:
 
     def _put(self, text: str, before: int = 0) -> None:
         """Put out a text. before: by how many characters its place is before the place of the character that was read last."""
-        self._out += [(character, self._at - before) for character in text]
+        place = max(min(self._at - before, self._read_at), self._reached)
+        if self._is_gap and self._last.isdigit() and text[0].isdigit():
+            self._out.append((" ", place))  # Marks that are left out do not make one number of two.
+        self._is_gap, self._reached = False, place
+        self._out += [(character, place) for character in text]
         self._last = text[-1]
         if not text[-1].isspace():
             self._put_at = self._at - before
@@ -239,8 +246,11 @@ class PlainText:
         """End a run of equal marks: emphasis and code marks vanish; an operator between two operands is read."""
         run, self._run = self._run, ""
         before, distance = self._last, self._at - self._run_at
+        self._is_gap = True
         if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
             self._put(" times " if before.isdigit() else "times", distance)
+        elif run == "**" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
+            self._put("**", distance)
         elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
             self._put(run, distance)
 
@@ -296,6 +306,7 @@ class PlainText:
         """Skip the target of a link."""
         if character == self._held[0]:
             self._state = self._body
+            self._is_gap = True
         elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
             self._release(len(self._held), character)
         else:
@@ -324,6 +335,7 @@ class PlainText:
         left out, so that no character is held twice and the time is linear."""
         held, at, self._held = self._held, self._held_at, ""
         self._state = self._body
+        self._is_gap = True
         for part in _between(held, skipped):
             self._replay(held[part], at + part.start)
         for character in following:
@@ -331,7 +343,7 @@ class PlainText:
 
 
 class AsGiven:
-    """Does the work of PlainText for a text that is no Markdown: it keeps every character, and joins lines as PlainText does."""
+    """Does the work of PlainText for a text that is no Markdown: it takes no mark for one, and joins lines as PlainText does."""
 
     def __init__(self) -> None:
         self._notations = Notations()

@@ -56,8 +56,8 @@ class Timed:
 
 
 def at_speed(durations: Tensor, speed: float) -> Tensor:
-    """Durations in rows, [n] int64, at another speed. No phoneme is left out: each lasts 1 row at least, and what this takes too long is
-    made up by the phonemes after it, so that all together last as long as they should."""
+    """Durations in rows, [n] int64, at another speed. Each phoneme lasts at least 1 row. If that makes one too long, the next ones are
+    shorter, so that the sum stays right."""
     ends, end = list[int](), 0
     for due in durations.cumsum(0).div(speed).round().tolist():
         end = max(int(due), end + 1)

@@ -39,11 +39,12 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.smol.g2p import Phonemizer, SpokenRun
 from omnistage.models.smol.phrase import Pause, Phrase, PhraseCutter
 from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence, Timed
+from omnistage.models.smol.spoken.tables import digest
 
 Rows = NDArray[np.float32]
 
 CODE_REVISION = "4"
-"""Raise it with every change of the code that changes the rows, or the times of words."""
+"""Raise it with every change of the code that changes the rows, or the times of words. The tables of written forms count by themselves."""
 VOICE = "heart"
 FEATURES = "features"
 ALIGNMENT = "alignment"
@@ -249,7 +250,7 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
     spoken = compute_on_thread(partial(_first_rows, net, phonemizer), options.threads)
     info = ModelInfo(
         name="hibari-talker",
-        revision=revision(folder, CODE_REVISION, dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),
+        revision=revision(folder, f"{CODE_REVISION}-{digest()}", dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),
         accepts=(PortSpec("text", Content.TEXT),),
         produces=(PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH), PortSpec(ALIGNMENT, Content.ALIGNMENT)),
         max_sessions=options.sessions,

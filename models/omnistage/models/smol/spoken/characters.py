@@ -48,7 +48,7 @@ _DASHES = (
 _UNDERSCORED = re.compile(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?![\w])")
 _SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)|\.{2,}(?=[-−–+~<>]?[$€£¥]?\.?\d)")
 _WORD = re.compile(r"\S+")
-_CLOSING_QUOTES = re.compile(rf"(?<=[\w.,:/-]){QUOTE}+(?=\w|[.,:/-]+\w)|(?<=\S){QUOTE}+(?=\s)")
+_CLOSING_QUOTES = re.compile(rf"(?<=[\w.,:/-]){QUOTE}+(?=\w|[.,:/-]+\w)|(?<=[^\s{QUOTE}]){QUOTE}+(?=\s)")
 """Quotes that end a form: what follows does not belong to it."""
 _TICKS = re.compile(r"(?<=\d)`+(?=\d)")
 _GROUPING = "\u00a0\u2007\u2009\u202f"
@@ -114,7 +114,9 @@ def _known_word(word: str) -> tuple[str, list[str]]:
         follows_digit = out[-1:] != [] and out[-1][-1:].isdecimal()
         if plain == "" and follows_digit and unicodedata.category(character)[0] == "M" and character not in _OF_EMOJI:
             plain = LOST
-        if plain == LOST:
+        if character == LOST:
+            joined = False  # A gap that was put in before.
+        elif plain == LOST:
             if not joined:
                 lost.append("")
             lost[-1] += character

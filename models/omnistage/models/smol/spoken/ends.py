@@ -78,9 +78,9 @@ def is_open(text: str) -> bool:
         return True
     if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
         return True
-    if stem in ("to", "of") and words[-2:-1] and re.fullmatch(r"\d+s", words[-2]):
+    if stem in ("to", "of", "and", "or") and words[-2:-1] and re.fullmatch(r"\d+s", words[-2]):
         return True  # From 5s to 10s, 25s of audio.
-    if len(words) == 3 and words[0].lower() in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
+    if len(words) == 3 and words[0].lower().lstrip(_CLOSERS + "“‘") in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
         return True
     if len(stem.lstrip("-−")) == 1 and stem not in _SAME:
         return True

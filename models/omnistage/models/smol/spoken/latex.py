@@ -34,6 +34,7 @@ _UNHEARD = frozenset(
         *("\\hline", "\\underline", "\\overbrace", "\\underbrace", "\\rfloor", "\\rceil", "&", "~", "$", "\\"),
     )
 )
+_FUNCTIONS = frozenset("fghFGHPE")
 _ROOTS = {"2": "the square root of", "3": "the cube root of"}
 _POWERS = {"2": "squared", "3": "cubed", "\\circ": "degrees", "\\prime": "prime", "'": "prime"}
 _TOKEN = re.compile(
@@ -93,15 +94,23 @@ class _Formula:
             yield f"{self._argument()} {_BEHIND[token]}"
         elif token in _BEFORE:
             yield f"{_BEFORE[token]} {self._argument()}"
+        elif token == "|" and self._bars % 2 == 0 and re.fullmatch(r"[\w)}]+", "".join(self._tokens[max(self._at - 2, 0) : self._at - 1])):
+            yield "given"
         elif token == "|":
             self._bars += 1
             yield "the absolute value of" if self._bars % 2 else ""
+        elif token in _FUNCTIONS and self._is_applied():
+            yield f"{token} of"
         elif token not in _UNHEARD and not token.startswith(("\\begin", "\\end")):
             yield (
                 _WORDS.get(token)
                 or _WORDS.get(f"\\{token}" if len(token) > 1 else token)
                 or (amount(token) if token[0].isdecimal() else token.strip("\\}"))
             )
+
+    def _is_applied(self) -> bool:
+        """Whether the letter that was read is a function of what follows: f(x), f'(x)."""
+        return self._tokens[self._at : self._at + 1] == ["("]
 
     def _group_words(self) -> Iterator[str]:
         """The words of a group whose opening brace was read."""

@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable
 from typing import NamedTuple
 
-from omnistage.models.smol.spoken.characters import LOST
+from omnistage.models.smol.spoken.characters import GREEK, LOST, SIGN_WORDS
 from omnistage.models.smol.spoken.latex import spell_formula
 
 MAX_ENTITY = 32
@@ -20,13 +20,15 @@ _LETTERS = (
     rf"(?:\\[A-Za-z]{{1,20}}(?: ?\{{[A-Za-z ]{{0,60}}\}})?|\\[^A-Za-z\n]|[A-Za-z]{{1,3}}(?![A-Za-z])|[^$`\\A-Za-z\n]){{0,{MAX_INLINE}}}"
 )
 """A formula between single dollar signs: few letters together, commands, signs and digits, and no words."""
-_WORD = re.compile(
-    r"(?<![A-Za-z\\])(?:an?|and|at|by|for|in|is|of|on|or|per|the|to|via|was|with|vs) |(?<![A-Za-z\\])[A-Za-z]{2,3}(?![A-Za-z])(?!.*[=^_\\])"
-)
-"""Words between two prices; of letters that stand together there must be an equation, a power or a command."""
+_WORD = re.compile(r"(?<![A-Za-z\\])(?:an?|and|at|by|for|in|is|of|on|or|per|the|to|via|was|with|vs) (?![-+=<>*/^_\\])")
+"""Words between two prices."""
+_EQUATION = re.compile(r"[=^_\\<>≤≥≠≈]")
 _LINES = rf"(?:[^$`\\\n]|\\[^()\[\]]|\n(?!\n)){{0,{MAX_FORMULA}}}"
-_MATHEMATICS = re.compile(r"\\[A-Za-z]{2}|[=^_+<>≤≥≠±×÷√π∞|/*-]")
-_LONE = re.compile(r"[A-Za-z](?:'|\(\w\))?|\d+(?:\.\d+)?")
+_MATHEMATICS = re.compile(rf"\\[A-Za-z]{{2}}|[=^_+<>×|/*{''.join(SIGN_WORDS)}{''.join(GREEK)}-]")
+_LONE = re.compile(
+    r"\d*[A-Za-z]{1,3}(?:'{1,2}|!)?(?:\(\w\))?|\d+(?:\.\d+)?(?:[:/]\d+)?[°%!]?|[\[({]-?\d+(?:\.\d+)?(?:, ?-?\d+(?:\.\d+)?){1,5}[\])}]"
+)
+"""A formula without an operator: a variable, a number, a pair."""
 _UNFINISHED = re.compile(r"[-+*/=<>^_,.;:(\s]$")
 
 
@@ -45,13 +47,13 @@ def _formula(text: str) -> str | None:
 def _inline_formula(text: str) -> str | None:
     """The words of a formula between two dollar signs. None for two prices."""
     inside = text[1:-1]
-    if (
-        _UNFINISHED.search(inside)
-        or _WORD.search(re.sub(r"\{[^{}]*\}", "", inside))
-        or (inside[0].isdecimal() and not re.search(r"[\\^_=]", inside))
-    ):
+    if _LONE.fullmatch(inside):
+        return spell_formula(inside)
+    is_word = _WORD.search(re.sub(r"\{[^{}]*\}", "", inside)) or re.fullmatch(r"\d.*\W[A-Z]{1,3}", inside)
+    if _UNFINISHED.search(inside) or is_word:
         return None
-    return spell_formula(inside) or None if _MATHEMATICS.search(inside) or _LONE.fullmatch(inside) else None
+    letters = inside[0].isdecimal() or re.search(r"(?<![A-Za-z\\])[A-Za-z]{2}", inside)
+    return spell_formula(inside) or None if (_EQUATION if letters else _MATHEMATICS).search(inside) else None
 
 
 class _Notation(NamedTuple):
@@ -88,16 +90,18 @@ class Notations:
         self._write = write
         self._at = -1  # Place of the last character read.
         self._held = ""  # Characters that may become a notation.
+        self._last = ""  # The last character before them.
 
     def feed(self, text: str) -> list[tuple[str, int]]:
         """Read more of the text."""
         out = list[tuple[str, int]]()
         for character in text:
             self._at += 1
-            if self._held or character in _OPENERS:
+            if self._held or (character in _OPENERS and not (character == "$" and self._last.isalnum())):
                 self._hold(character, out)
             else:
                 out.append((character, self._at))
+            self._last = character
         return out
 
     def flush(self) -> list[tuple[str, int]]:

@@ -71,12 +71,6 @@ def amount(number: str | WrittenNumber) -> str:
     return f"{words} point {digits(part)}".strip() if part else words
 
 
-def count_words(number: str, one: str, many: str) -> str:
-    """A number and the thing that it counts. one, many: its singular and plural."""
-    written = parse_number(number)
-    return f"{amount(written)} {one if written.is_one else many}"
-
-
 def cardinal(number: int) -> str:
     """A number of at most MAX_DIGITS + 3 digits in words."""
     if number < 100:

@@ -1,5 +1,5 @@
-"""Marks of quotation, apostrophes and primes: one character may be any of them. The text around a mark decides which it is, once, before any
-written form is read; so a form in quotes is read as the same form without them."""
+"""Quotes, apostrophes and primes: one character may be any of them. The text around a mark decides which it is, once, before any form is
+read; so a form in quotes is read as the same form without them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CLOSES_BEHIND = re.compile(rf"$|[\s)\]}},.;:!?…>/|`*_~\x1a–—-]|[{''.join(
 _GROUPS_DIGITS = re.compile(r"\d{3}(?!\d)")
 _SHORT_YEAR = re.compile(r"\d0s(?!\w)|\d\d(?=$|[\s,;:!?)]|\.(?!\d)|[-–]['’])(?!['’])")
 """Text after the apostrophe of a decade or a year: '90s, '99, '68-'72."""
-_ELIDED = re.compile(r"(?:tis|twas|twere|em|til|till|cause|cos|bout|n|round|ere|neath|o)\b", re.IGNORECASE)
+_ELIDED = re.compile(r"(?:tis|twas|twere|em|til|till|cause|cos|bout|round|ere|neath)(?=['’ ,;!?-]|$)|[no](?=['’])", re.IGNORECASE)
 """Words that are written with an apostrophe at their beginning."""
 _YEAR_BEFORE = re.compile(r"\b(?:of|in|since|from|until|to|by|the|and|or|early|late|mid|class|summer|winter|[A-Z][a-z]{2,8})[ -]$")
 _PART = "[½¼¾⅓⅔⅛⅜⅝⅞]"
 _NUMBER_ENDS = re.compile(
     rf"(?<![\w.,:/+-])(?:\d{{1,3}}(?:\.\d+)?|(?:\d{{1,3}}[ -])?\d{{1,2}}/\d{{1,2}}|\d{{0,3}}{_PART}"
-    rf"|\d{{1,3}}°\d{{1,2}}(?:['′]\d+(?:\.\d+)?)?|\d{{1,3}}['’′\"″]?[-x×]?\d{{1,2}}(?:\.\d+)?{_PART}?|\d+\+\d+)['’′]?$"
+    rf"|\d{{1,3}}°\d{{1,2}}(?:['′]\d+(?:\.\d+)?)?|\d{{1,3}}['’′\"″]?[-x×]?\d{{1,2}}(?:\.\d+)?{_PART}?|\d+\+\d+)$"
 )
 """A number that a sign of feet, inches, minutes or seconds may follow."""
 _THINGS = "screen|monitor|display|pipe|board|wheel|ladder|fence|wall|tube|nail|disk|frame|tire|pizza|bolt|screw"
@@ -70,7 +70,7 @@ class Quotation:
         depth = self._depths[mark.kind]
         is_open, closers = depth > 0, sum(one.may_close for one in later)
         if mark.may_open and not (is_open and mark.sign == "'" and closers <= depth):
-            if mark.kind in _SINGLE and (mark.begins_year or not (closers or mark.begins_speech)):
+            if mark.kind in _SINGLE and (mark.is_elision or not (closers or mark.begins_speech)):
                 return APOSTROPHE
             self._depths[mark.kind] = depth + 1
             return QUOTE
@@ -117,12 +117,14 @@ class _Mark:
         return not is_open or ends_later or (self.is_size and self.goes_on)
 
     @property
-    def begins_year(self) -> bool:
-        return _SHORT_YEAR.match(self._rest) is not None and _YEAR_BEFORE.search(self._front) is not None
+    def is_elision(self) -> bool:
+        """Whether the mark stands for the beginning of a word or a year: 'tis, '99."""
+        year = _SHORT_YEAR.match(self._rest) is not None and _YEAR_BEFORE.search(self._front) is not None
+        return year or _ELIDED.match(self._rest) is not None
 
     @property
     def begins_speech(self) -> bool:
-        return self._rest[:1].isalpha() and not _ELIDED.match(self._rest)
+        return self._rest[:1].isalpha()
 
     @property
     def goes_on(self) -> bool:

@@ -196,11 +196,11 @@ def _may_begin_form(word: str) -> bool:
 
 
 def read_phrase(phrase: str) -> SpokenText:
-    """Read a text aloud that has no notations (see `notations`) any more. Linear in its length."""
-    cleaned = clean(Quotation().read(phrase))
+    """Read a phrase aloud whose notations are replaced and whose quotes are told apart. Linear in its length."""
+    cleaned = clean(phrase)
     return _Reading(cleaned.text).result(cleaned.unspoken)
 
 
 def read_aloud(text: str) -> SpokenText:
     """Read any text aloud. Linear in its length."""
-    return read_phrase(read_notations(text))
+    return read_phrase(Quotation().read(read_notations(text)))

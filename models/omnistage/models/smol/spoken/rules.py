@@ -43,8 +43,8 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Things that the rows name. patterns: parts of patterns; the table adds its own. spellings: readings of one group. nouns: for a text, its
-    singular and plural. functions: readings of a whole match."""
+    """Things that the rows name. patterns: parts of patterns; the table adds its own. spellings: readings of one group. nouns: for a text,
+    its singular and plural. functions: readings of a whole match."""
 
     patterns: dict[str, str]
     spellings: dict[str, Spell]
@@ -66,8 +66,10 @@ def read_rules(table: str, names: Names) -> Iterator[tuple[list[str], Rule]]:
         elif "\t" in line:
             before, form, after, words = line.split("\t")
             yield begins, _rule(before, form, after, words, names)
-        else:
+        elif line[0] == "[" and line[-1] == "]":
             begins = line[1:-1].split()
+        else:
+            raise ValueError(f"{table}: {line!r} is no row of four cells, no @name and no line in brackets")
 
 
 def _rule(before: str, form: str, after: str, words: str, names: Names) -> Rule:
@@ -119,7 +121,7 @@ def _optional(words: str, names: Names) -> Say:
 
 
 def _group(group: str, how: str | None, names: Names) -> Say:
-    """The reading of a group; or a noun that it counts, "foot/feet"; or the noun that it is, counted by another group, "unit of number"."""
+    """The reading of a group; or the noun that it counts, "foot/feet"; or, for "unit of n", the unit as the group n asks for."""
     name: str | int = 0 if group == "all" else group
     if how and "/" in how:
         one, many = how.split("/")

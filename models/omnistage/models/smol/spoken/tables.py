@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -21,6 +22,12 @@ def read_rows(name: str) -> Iterator[list[str]]:
 def read_table(name: str) -> dict[str, str]:
     """A table of two columns: the words for each sign."""
     return {row[0]: row[1] for row in read_rows(name)}
+
+
+def digest() -> str:
+    """A hash of all tables: two voices with other tables speak otherwise."""
+    tables = sorted(files(__package__).joinpath("tables").iterdir(), key=lambda table: table.name)
+    return hashlib.sha256(b"".join(table.read_bytes() for table in tables)).hexdigest()[:12]
 
 
 @functools.cache
