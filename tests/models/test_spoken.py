@@ -52,6 +52,7 @@ def words_said(text: str) -> str:
 def test_every_written_form_is_spoken_in_the_words_of_the_table() -> None:
     """Though a text is cut into phrases before it is read."""
     assert [(written, words_said(written)) for written, _ in FORMS] == FORMS
+    assert words_said('He said, "I want it, the screen at 55", and left.') == "he said i want it the screen at fifty five and left"
 
 
 def test_every_written_form_is_read_in_the_words_of_the_table() -> None:
