@@ -56,11 +56,13 @@ class Timed:
 
 
 def at_speed(durations: Tensor, speed: float) -> Tensor:
-    """Durations in rows, [n] int64, at another speed. Each phoneme lasts at least 1 row. If that makes one too long, the next ones are
-    shorter, so that the sum stays right."""
+    """Durations in rows, [n] int64, each at least 1, at another speed: again at least 1 row each, and their sum is the old one divided by
+    the speed, rounded, if so many rows are enough. Where a short one is kept at 1 row, those beside it are shorter."""
+    places = durations.cumsum(0).div(speed).round().long().tolist()
+    last = max(places[-1], len(places)) - len(places) + 1
     ends, end = list[int](), 0
-    for due in durations.cumsum(0).div(speed).round().tolist():
-        end = max(int(due), end + 1)
+    for index, place in enumerate(places):
+        end = max(min(place, last + index), end + 1)
         ends.append(end)
     return torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
 
