@@ -50,6 +50,7 @@ READ: Mapping[str, Collection[str]] = {
     "docs/images/*.png": (_TREE,),
     "docs/images/*.svg": (_TREE,),
     "models/omnistage/models/smol/spoken/tables/*.tsv": ("models/omnistage/models/smol/spoken/tables.py",),
+    "tests/models/rare_forms.tsv": ("tests/models/test_spoken.py",),
     "tests/models/written_forms.tsv": ("tests/models/test_spoken.py", "tests/models/test_voice.py"),
     ".gitignore": (_TREE,),
     ".ci/run": ("tests/house/test_reach.py",),

@@ -102,7 +102,7 @@ async def test_a_word_begins_with_its_first_phoneme(talker: SmolTalker, default_
             end = len(word.rstrip(".,"))
             expected.append([ROW_US * (rows + before + sum(lasts[1 : 1 + at])) for at in (place, place + end)])
             place += len(word) + 1
-        rows += max(round(kept / speed), before + sum(lasts[1:-1]))
+        rows += min(max(round(kept / speed), before + sum(lasts[1:-1])), before + sum(lasts[1:]))
     words = await words_of(talker, PLAIN, request=SpeechRequest(seed=0, speed=speed))
     assert said(PLAIN, words) == PLAIN.split()
     assert [[word.begin_us, word.end_us] for word in words] == expected

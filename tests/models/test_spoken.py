@@ -17,12 +17,18 @@ from omnistage.models.smol.phrase import PhraseCutter
 from omnistage.models.smol.spoken.ends import is_open
 from omnistage.models.smol.spoken.notations import Notations
 from omnistage.models.smol.spoken.numbers import ONES, TENS, cardinal, ordinal
-from omnistage.models.smol.spoken.reader import read_aloud, read_phrase
+from omnistage.models.smol.spoken.reader import NAMES, read_aloud, read_phrase
 from omnistage.models.smol.spoken.roman import KINDS, PARTS, RULERS, TITLES
+from omnistage.models.smol.spoken.rules import Rule, read_rules
 
-LINES = (Path(__file__).parent / "written_forms.tsv").read_text(encoding="utf-8").splitlines()
-FORMS = [tuple(line.split("\t")) for line in LINES if not line.startswith("# ")]
-"""Pairs of what is written and the words it becomes."""
+
+def read_forms(table: str) -> list[tuple[str, ...]]:
+    """Pairs of what is written and the words it becomes."""
+    lines = (Path(__file__).parent / table).read_text(encoding="utf-8").splitlines()
+    return [tuple(line.split("\t")) for line in lines if not line.startswith("# ")]
+
+
+FORMS = read_forms("written_forms.tsv")
 WRITTEN = [written for written, _ in FORMS]
 NUMBERS = frozenset((*ONES, *TENS, *(ordinal(number) for number in range(20)), "hundred", "thousand", "million", "zeroth"))
 
@@ -57,6 +63,24 @@ def test_every_written_form_is_spoken_in_the_words_of_the_table() -> None:
 
 def test_every_written_form_is_read_in_the_words_of_the_table() -> None:
     assert [(written, words_of(written)) for written, _ in FORMS] == FORMS
+
+
+def test_each_row_of_the_rules_is_needed_by_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that no form of the two tables needs is a claim without a proof, or stands behind a row that reads all that it would read."""
+    rows_read, words = set[str](), Rule.words
+
+    def count(rule: Rule, found: re.Match[str]) -> str | None:
+        said = words(rule, found)
+        if said is not None:
+            rows_read.add(rule.row)
+        return said
+
+    monkeypatch.setattr(Rule, "words", count)
+    forms = [*FORMS, *read_forms("rare_forms.tsv")]
+    assert [(written, words_of(written)) for written, _ in forms] == forms
+    rows = [rule.row for _, rule in read_rules("rules.tsv", NAMES)]
+    assert [row for row in rows if row not in rows_read] == []
+    assert len(rows) > 350
 
 
 @pytest.mark.parametrize(

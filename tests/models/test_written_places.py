@@ -84,7 +84,7 @@ def test_forms_drawn_in_quotes_beside_others(seed: int, rounds: int) -> None:
     """Two forms in one sentence, each in marks of its own: each keeps its words, and each word has a sound."""
     draw = random.Random(seed)
     for _ in range(rounds):
-        (one, its_words), (other, other_words) = draw.sample([form for form in FORMS if not re.search(r"[\"'’′″.!?]", form[0])], 2)
+        (one, its_words), (other, other_words) = draw.sample([form for form in FORMS if not re.search(r"[\"'‘’“”′″.!?]", form[0])], 2)
         (first, last), (third, fourth) = draw.choice(QUOTES[2:]), draw.choice(QUOTES[2:])
         begin, between, end = (
             draw.choice(("", "Here is ", "We read: ")),

@@ -46,6 +46,7 @@ _DASHES = (
 )
 """Hyphens that are typed for a dash. Two of them before a word that begins there are the option of a command."""
 _UNDERSCORED = re.compile(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?![\w])")
+_FACE = re.compile(r"(?<!\S)[:;]-?[()DPp/\\|*](?![^\s,.;!?)])")
 _SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)|\.{2,}(?=[-−–+~<>]?[$€£¥]?\.?\d)")
 _WORD = re.compile(r"\S+")
 _CLOSING_QUOTES = re.compile(rf"(?<=[\w.,:/-]){QUOTE}+(?=\w|[.,:/-]+\w)|(?<=[^\s{QUOTE}]){QUOTE}+(?=\s)")
@@ -73,6 +74,9 @@ def clean(text: str) -> Clean:
         text = " ".join(text.split()).replace(QUOTE, "")
     else:
         text = _known_words(text, unspoken).replace("′′", "″")
+    if ":" in text or ";" in text:
+        unspoken += _FACE.findall(text)
+        text = _FACE.sub(LOST, text)
     if ".." in text:
         text = _SPAN.sub("…", text)
     if rules := [match.group() for match in _RULES.finditer(text)]:

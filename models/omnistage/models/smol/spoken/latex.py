@@ -26,6 +26,7 @@ _BEHIND = {
 }
 _BEFORE = {"\\vec": "vector", "\\overrightarrow": "vector"}
 _FRACTIONS = frozenset(("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"))
+_CHOICES = frozenset(("\\binom", "\\dbinom", "\\tbinom"))
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|operatorname|mbox)\*? ?\{([^{}]*)\}")
 _UNHEARD = frozenset(
     (
@@ -84,6 +85,8 @@ class _Formula:
             yield self._argument()
         elif token in _FRACTIONS:
             yield self._fraction()
+        elif token in _CHOICES:
+            yield f"{self._argument()} choose {self._argument()}"
         elif token == "\\sqrt":
             yield self._root()
         elif token in _LARGE:

@@ -17,7 +17,8 @@ MAX_INLINE = 200
 MAX_FORMULA = 1000
 """Longer ones are no entities and no formulas, in characters: no more than that is held back."""
 _LETTERS = (
-    rf"(?:\\[A-Za-z]{{1,20}}(?: ?\{{[A-Za-z ]{{0,60}}\}})?|\\[^A-Za-z\n]|[A-Za-z]{{1,3}}(?![A-Za-z])|[^$`\\A-Za-z\n]){{0,{MAX_INLINE}}}"
+    r"(?:\\[A-Za-z]{1,20}(?: ?\{[A-Za-z ]{0,60}\})?|\\[^A-Za-z()\[\]\n]|[A-Za-z]{1,3}(?![A-Za-z])|[^$`\\A-Za-z\n])"
+    rf"{{0,{MAX_INLINE}}}"
 )
 """A formula between single dollar signs: few letters together, commands, signs and digits, and no words."""
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:an?|and|at|by|for|in|is|of|on|or|per|the|to|via|was|with|vs) (?![-+=<>*/^_\\])")
@@ -80,6 +81,8 @@ _NOTATIONS = (
     _notation(rf"\$(?![\s$]){_LETTERS}\$", rf"\$(?![\s$]){_LETTERS}(?:\\[A-Za-z]{{0,20}}(?: ?\{{[A-Za-z ]{{0,60}})?)?", _inline_formula),
 )
 _OPENERS = "&$\\"
+_ESCAPED = re.compile(r"\\[&$\\]")
+"""An opener behind a backslash begins no notation. Else each of a million of them would hold back those that follow."""
 
 
 class Notations:
@@ -88,7 +91,7 @@ class Notations:
 
     def __init__(self, write: Callable[[str, str], str] = lambda notation, meaning: meaning) -> None:
         self._write = write
-        self._at = -1  # Place of the last character read.
+        self._at = -1  # Place of the last character that was fed.
         self._held = ""  # Characters that may become a notation.
         self._last = ""  # The last character before them.
 
@@ -97,41 +100,43 @@ class Notations:
         out = list[tuple[str, int]]()
         for character in text:
             self._at += 1
-            if self._held or (character in _OPENERS and not (character == "$" and self._last.isalnum())):
-                self._hold(character, out)
-            else:
-                out.append((character, self._at))
-            self._last = character
+            self._read(character, self._at, out)
         return out
 
     def flush(self) -> list[tuple[str, int]]:
         """The text ends here."""
         out = list[tuple[str, int]]()
-        self._release(self._at, out)
+        while self._held:
+            self._give_up(self._held, self._at, out)
         return out
 
-    def _hold(self, character: str, out: list[tuple[str, int]]) -> None:
+    def _read(self, character: str, place: int, out: list[tuple[str, int]]) -> None:
         """Read a character that may begin a notation, or go on with one."""
+        if not self._held and (character not in _OPENERS or (character == "$" and self._last.isalnum())):
+            out.append((character, place))
+            self._last = character
+            return
         held = self._held + character
         for notation in _NOTATIONS:
             replacement = notation.replace(held) if notation.whole.fullmatch(held) else None
             if replacement is not None:
-                out.extend((one, self._at - len(held) + 1) for one in self._write(held, replacement))
-                self._held = ""
+                out.extend((one, place - len(held) + 1) for one in self._write(held, replacement))
+                self._held, self._last = "", character
                 return
         if any(notation.begins.fullmatch(held) for notation in _NOTATIONS):
             self._held = held
-            return
-        self._release(self._at - 1, out)
-        if character in _OPENERS:
-            self._held = character
         else:
-            out.append((character, self._at))
+            self._give_up(held, place, out)
 
-    def _release(self, last: int, out: list[tuple[str, int]]) -> None:
-        """Put out what was held back as it is written. last: the place of the last character of it."""
-        out.extend((one, last - len(self._held) + 1 + number) for number, one in enumerate(self._held))
-        self._held = ""
+    def _give_up(self, text: str, last: int, out: list[tuple[str, int]]) -> None:
+        """No notation begins where this text does: put out its first character, or a backslash with the opener that it escapes, and read
+        the others again, as one may begin at each of them. last: the place of its last character."""
+        first = last - len(text) + 1
+        length = 2 if _ESCAPED.match(text) else 1
+        out.extend((character, first + number) for number, character in enumerate(text[:length]))
+        self._held, self._last = "", text[length - 1]
+        for place, character in enumerate(text[length:], first + length):
+            self._read(character, place, out)
 
 
 def escaped(notation: str, meaning: str) -> str:

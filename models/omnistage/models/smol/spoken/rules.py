@@ -23,9 +23,10 @@ _FIXED = re.compile(r"([!=])(\S+)")
 
 
 class Rule(NamedTuple):
-    """A row. find: matches a text from the place where a form begins, with what follows. before: matches the text before it, or is None.
-    equation: whether the form must stand in an equation or must not, or None. say: its words."""
+    """A rule. row: its line of the table. find: matches a text from the place where a form begins, with what follows. before: matches the
+    text before it, or is None. equation: whether the form must stand in an equation or must not, or None. say: its words."""
 
+    row: str
     find: Callable[[str, int], re.Match[str] | None]
     before: re.Pattern[str] | None
     equation: bool | None
@@ -64,16 +65,16 @@ def read_rules(table: str, names: Names) -> Iterator[tuple[list[str], Rule]]:
             name, pattern = line[1:].split("\t")
             names.patterns[name] = names.expand(pattern)
         elif "\t" in line:
-            before, form, after, words = line.split("\t")
-            yield begins, _rule(before, form, after, words, names)
+            yield begins, _rule(line, names)
         elif line[0] == "[" and line[-1] == "]":
             begins = line[1:-1].split()
         else:
             raise ValueError(f"{table}: {line!r} is no row of four cells, no @name and no line in brackets")
 
 
-def _rule(before: str, form: str, after: str, words: str, names: Names) -> Rule:
+def _rule(row: str, names: Names) -> Rule:
     """Compile a row."""
+    before, form, after, words = row.split("\t")
     equation = True if before.startswith("equation") else False if before.startswith("no equation") else None
     before = names.expand(before.removeprefix("no ").removeprefix("equation").lstrip() if equation is not None else before)
     fixed = "".join(f"(?<{sign}{part})" for sign, part in _FIXED.findall(before)) if before[:1] in ("!", "=") else ""
@@ -81,7 +82,7 @@ def _rule(before: str, form: str, after: str, words: str, names: Names) -> Rule:
     if after:
         after = f"(?!{after[1:]})" if after[0] == "!" else f"(?={after})"
     context = re.compile(rf"(?:{before})$") if before and not fixed else None
-    return Rule(re.compile(fixed + names.expand(form) + after).match, context, equation, _say(words, names))
+    return Rule(row, re.compile(fixed + names.expand(form) + after).match, context, equation, _say(words, names))
 
 
 def _say(words: str, names: Names) -> Say:
