@@ -144,7 +144,7 @@ def test_ctrl_c_ends_a_recording_and_not_the_command(address: str, size: tuple[i
 
 
 def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
-    terminal = Terminal(100, 24)
+    terminal = Terminal(200, 24)
     assert terminal.run(("ask", "What is this?", "--image", str(files / "cat.png"), "--seed", "3", "--address", address)) == 0
     *answer, figures = terminal.lines
     assert words_of(answer) == said("u", PICTURE, "What is this?").split()

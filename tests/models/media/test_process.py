@@ -63,10 +63,11 @@ def descriptors(pid: int | None = None) -> int:
 def nothing_left() -> Iterator[None]:
     """No process and no descriptor more than before, without what an earlier test left to the collector."""
     gc.collect()
-    before = children(), descriptors()
+    processes, count = children(), descriptors()
     yield
     gc.collect()
-    assert (children(), descriptors()) == before
+    # Fewer descriptors are possible: threads of gRPC may close those of an earlier test now.
+    assert children() == processes and descriptors() <= count
 
 
 @pytest.fixture(scope="module")
