@@ -156,7 +156,10 @@ def test_no_mark_of_a_formula_is_left(seed: int, rounds: int) -> None:
         assert len(re.findall("twel[vf]", words)) == formula.count("12") and words.count("the rest") == formula.count("the rest")
 
 
-@pytest.mark.parametrize("unit", ["$", "$$", "\\(", "\\(\\", "\\[x=", "&", "&a", "$a+", "{", "\\frac{", "$\\a{b", "\\sqrt[", "^", "$$x^{"])
+HOSTILE = ["$", "$$", "\\(", "\\(\\", "\\[x=", "&", "&a", "$a+", "{", "\\frac{", "$\\a{b", "\\sqrt[", "^", "$$x^{", "$\\$", "\\(&", "$&a"]
+
+
+@pytest.mark.parametrize("unit", [*HOSTILE, "$" + "\\frac" * 30, "$" + "\\a{b}" * 30, "$" + "\\text {x y} " * 12])
 def test_time_is_linear_in_any_text(unit: str) -> None:
     """Otherwise this does not end within the time limit of a test."""
     text = (unit * 20_000)[:20_000]
