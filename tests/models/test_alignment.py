@@ -70,6 +70,15 @@ async def test_every_spoken_word_is_told_with_its_place_in_the_markdown(talker: 
     check_order(words, len(await rows_of(talker, MARKDOWN)))
 
 
+async def test_the_words_of_a_formula_are_one_at_its_place(talker: SmolTalker) -> None:
+    """Even where it is so long that it is read as two phrases."""
+    for formula in ("$x^2 + 1$", r"\[" + " + ".join(["x^2"] * 60) + r"\]"):
+        text = f"We know {formula} now."
+        words = await words_of(talker, text)
+        assert [word.first_character for word in words] == [0, 3, 8, text.rindex("now")]
+        check_order(words, len(await rows_of(talker, text)))
+
+
 async def test_words_do_not_depend_on_the_deltas(talker: SmolTalker, seed: int) -> None:
     draw = random.Random(seed)
     whole = await words_of(talker, MARKDOWN)

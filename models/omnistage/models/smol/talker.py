@@ -141,6 +141,7 @@ class _Speech:
         self._wanted = wanted
         self._rows = 0  # Number of the rows of the speech so far.
         self._words = 0  # Number of the words of the alignment so far.
+        self._characters = 0  # Where the text begins that no told word covers.
         self.finish_reason = FinishReason.STOP
 
     @property
@@ -174,11 +175,19 @@ class _Speech:
             for run in self._phonemizer.runs(text, reading):
                 begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], count)
                 if begin < count:
-                    words.append(_word(phrase, run, begun + begin, begun + end))
+                    self._add_word(words, _word(phrase, run, begun + begin, begun + end))
         skipped, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
         is_cut_before = not count and self.finish_reason is FinishReason.LENGTH
         unspoken = () if is_cut_before else reading.unspoken
         return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[skipped:]), unspoken)
+
+    def _add_word(self, words: list[SpokenWord], word: SpokenWord) -> None:
+        """Add a word of a phrase to `words`. All words of a formula stand at its place, and are one word there."""
+        if word.first_character >= self._characters:
+            words.append(word)
+            self._characters = word.first_character + word.character_count
+        elif words:
+            words[-1] = replace(words[-1], end_us=word.end_us)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
         """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: limit of rows of the phrase."""
