@@ -141,7 +141,7 @@ async def test_a_neighbour_comes_first_while_its_load_is_close() -> None:
         assert placement.place("thinker")[0] == here  # of the router
         assert placement.place("thinker")[0] == here  # one more than the others is close
         assert placement.place("thinker")[0] in there
-        assert placement.place("thinker", near="there")[0] in there
+        assert placement.place("thinker", boot_id="there")[0] in there
         assert placement.boot_id("thinker", here) == "here"
         assert placement.boot_id("thinker", "127.0.0.1:1") == ""
 

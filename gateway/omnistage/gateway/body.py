@@ -24,11 +24,11 @@ LEAST_TOP_P = 1e-6
 """Sent in place of OpenAI's 0, which means that only the likeliest token is taken."""
 
 
-def few(given: object, most: int) -> object:
-    """Return `given`. Raises an error for an object with more than `most` keys, before other code looks at them."""
-    if isinstance(given, dict) and len(given) > most:
-        raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": most})
-    return given
+def few(value: object, max_keys: int) -> object:
+    """Return `value`. Raises an error for an object with more than `max_keys` keys, before other code looks at them."""
+    if isinstance(value, dict) and len(value) > max_keys:
+        raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": max_keys})
+    return value
 
 
 SCHEMAS = {"schema", "parameters"}
@@ -71,34 +71,34 @@ class StrictBody(Body):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def seed_of(given: int) -> int:
+def seed_of(seed: int) -> int:
     """The seed to send to a pipeline, 0 or more: a seed below zero counts back from the largest seed, so -1 is the largest."""
-    return given & MOST_SEED
+    return seed & MOST_SEED
 
 
-def top_p_of(given: float | None) -> float | None:
+def top_p_of(top_p: float | None) -> float | None:
     """The top_p to send to a pipeline, which refuses 0: 0 becomes `LEAST_TOP_P`."""
-    return None if given is None else max(given, LEAST_TOP_P)
+    return None if top_p is None else max(top_p, LEAST_TOP_P)
 
 
-def _voice_name(given: object) -> object:
-    """The name of a voice. given: the name, or an object with the name as `id`."""
-    return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
+def _voice_name(voice: object) -> object:
+    """The name of a voice. voice: the name, or an object with the name as `id`."""
+    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
 
 
 def _dropped(_: object) -> None:
     """None, whatever is given: nothing holds it while the answer is made."""
 
 
-def _not_called(given: object) -> object:
+def _not_called(choice: object) -> object:
     """None for "none" and "auto", which change no answer because there are no tools; any other value unchanged."""
-    return None if given in ("none", "auto") else given
+    return None if choice in ("none", "auto") else choice
 
 
-def value_of_json(given: object) -> object:
+def value_of_json(value: object) -> object:
     """The value in a form's field, which is a text of JSON; any other value unchanged."""
     try:
-        return from_json(given) if isinstance(given, str) else given
+        return from_json(value) if isinstance(value, str) else value
     except ValueError:
         raise PydanticCustomError("json", "give it as JSON") from None
 
@@ -149,8 +149,8 @@ class DrawnBody(Body):
         return {name: getattr(self, name) for name in DrawnBody.model_fields}
 
 
-def refuse(asked: Body, *names: str) -> None:
+def refuse(body: Body, *names: str) -> None:
     """Raises ApiError if one of these fields has a value, because the value should change the answer and cannot."""
     for name in names:
-        if getattr(asked, name) not in (None, [], {}, False):
+        if getattr(body, name) not in (None, [], {}, False):
             raise unsupported_error(name, "nothing here does that yet; leave it out")

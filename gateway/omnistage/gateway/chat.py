@@ -35,47 +35,47 @@ def routes(door: Door) -> APIRouter:
     transcripts = Transcripts()
 
     @router.post("/chat/completions", response_model=None)
-    async def chat(request: Request, asked: ChatRequest) -> Response:
+    async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation: text and speech, whole or as server-sent events."""
-        asked.check()
+        body.check()
         visitor = visitor_of(request)
-        fields = names_of(asked)
+        fields = names_of(body)
         with in_words_of(fields):
-            pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
-            answers = await unless_gone(request, _ask_all(door, visitor, asked, pipeline, transcripts))
-            frame = _frame(visitor, asked, pipeline)
-            if not asked.stream:
-                return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
-            stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor, text, name)[1])
+            pipeline = await unless_gone(request, door.offer.chat_pipeline(body.model))
+            answers = await unless_gone(request, _ask_all(door, visitor, body, pipeline, transcripts))
+            frame = _frame(visitor, body, pipeline)
+            if not body.stream:
+                return JSONResponse(await unless_gone(request, _completion(answers, body, frame, visitor, transcripts)))
+            stream = ChatStream(body, frame, lambda text, name: transcripts.put(visitor, text, name)[1])
             return await stream_response(request, stream.pieces(merge_events(answers)), fields)
 
     return router
 
 
-async def _ask_all(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
+async def _ask_all(door: Door, visitor: Visitor, body: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
     """The events of each answer to a request. The router is asked for an answer when its first event is read."""
     fetch = door.fetcher.of(visitor.account)
-    turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch, use_audio=asked.hears_films)
-    asked.messages.clear()  # The turns have what was in them, and go with this call.
-    voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
-    given = [options_of(asked, pipeline, voice, number) for number in range(asked.n or 1)]
-    calls = [door.options(visitor, **one) for one in given]
+    turns = await turns_of(body.messages, lambda name: transcripts.get(visitor.who, name), fetch, use_audio=body.hears_films)
+    body.messages.clear()  # The turns have what was in them, and go with this call.
+    voice = await door.offer.voice(body.audio.voice if body.audio else None)
+    options = [options_of(body, pipeline, voice, number) for number in range(body.n or 1)]
+    calls = [door.options(visitor, **one) for one in options]
     for number, call in enumerate(calls[1:], 1):
         call["request_id"] += f"-{number}"
     return [visitor.account.ask(visitor.omni.stream_chat, turns, **call) for call in calls]
 
 
-def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any]:
+def _frame(visitor: Visitor, body: ChatRequest, pipeline: str) -> dict[str, Any]:
     """The fields that all chunks of an answer share."""
     name = f"chatcmpl-{visitor.account.request_id}"
-    return {"id": name, "created": int(time.time()), "model": asked.model, "system_fingerprint": f"{pipeline}-{__version__}"}
+    return {"id": name, "created": int(time.time()), "model": body.model, "system_fingerprint": f"{pipeline}-{__version__}"}
 
 
 async def _completion(
-    answers: list[Events], asked: ChatRequest, frame: dict[str, Any], visitor: Visitor, transcripts: Transcripts
+    answers: list[Events], body: ChatRequest, frame: dict[str, Any], visitor: Visitor, transcripts: Transcripts
 ) -> dict[str, Any]:
     """The whole completion, as one object. answers: the events of each answer. frame: see `_frame`."""
-    encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
+    encoders = [new_encoder(body.sound_format, RATE_HZ, "audio.format") for _ in answers if body.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
     done = await collect_all([_note_text(events, noted) for events, noted in zip(answers, deltas, strict=True)])
     choices = []
@@ -83,13 +83,13 @@ async def _completion(
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.thought:
             message["reasoning_content"] = answer.thought
-        if asked.is_spoken:
+        if body.is_spoken:
             data = await asyncio.to_thread(_sound, answer, encoders[number])
             name, expires_at = transcripts.put(visitor, answer.text)
             sound = {"id": name, "expires_at": expires_at, "data": data, "transcript": answer.text}
             message |= {"content": None, "audio": sound}
-        rows = [row for delta in deltas[number] for row in logprobs_of(delta, asked.top_logprobs or 0)]
-        logprobs = {"content": rows, "refusal": None} if asked.logprobs else None
+        rows = [row for delta in deltas[number] for row in logprobs_of(delta, body.top_logprobs or 0)]
+        logprobs = {"content": rows, "refusal": None} if body.logprobs else None
         reason = FINISHED.get(answer.finish_reason, "stop")
         choices.append({"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs})
     usage = chat_usage([answer.usage for answer in done])

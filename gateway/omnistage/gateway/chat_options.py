@@ -25,20 +25,20 @@ OTHERWISE = {
 """By option: its field in the request, if that has another name."""
 
 
-def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
+def options_of(body: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
     """The options for the answer with this number, from 0. voice: the pipeline's name for it; None: the default. Raises ApiError."""
-    options: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
+    options: dict[str, Any] = {name: getattr(body, name) for name in SAME}
     options |= {
         "pipeline": pipeline,
         "outputs": ["text"],
-        "max_tokens": asked.most_tokens,
-        "seed": asked.seed_of(number),
-        "top_p": top_p_of(asked.top_p),
-        "json_schema": asked.response_format and asked.response_format.kept_to,
+        "max_tokens": body.most_tokens,
+        "seed": body.seed_of(number),
+        "top_p": top_p_of(body.top_p),
+        "json_schema": body.response_format and body.response_format.kept_to,
     }
-    if asked.logprobs:
-        options |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
-    if asked.is_spoken:
+    if body.logprobs:
+        options |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    if body.is_spoken:
         options |= {"outputs": ["text", "audio"], "voice": voice, "sample_rate_hz": RATE_HZ}
     return options
 
@@ -46,8 +46,8 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
 FIELDS = fields_of("messages", OTHERWISE)
 
 
-def names_of(asked: ChatRequest) -> Mapping[str, str]:
+def names_of(body: ChatRequest) -> Mapping[str, str]:
     """The request's name of a field, by the name that the client library and the stages use."""
-    most = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
-    kept_to = next((name for name in ("regex", "choice") if getattr(asked, name) is not None), "response_format")
-    return {**FIELDS, "max_tokens": most, "thinker.max_tokens": most, "thinker.constraint": kept_to}
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    kept_to = next((name for name in ("regex", "choice") if getattr(body, name) is not None), "response_format")
+    return {**FIELDS, "max_tokens": limit_name, "thinker.max_tokens": limit_name, "thinker.constraint": kept_to}

@@ -15,9 +15,9 @@ MAX_TEXTS = 1024
 """The most texts that an answer can be chosen from."""
 
 
-def _list_of(given: object) -> object:
+def _list_of(value: object) -> object:
     """Make a list of a single text."""
-    return [given] if isinstance(given, str) else given
+    return [value] if isinstance(value, str) else value
 
 
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_list_of, json_schema_input_type=str | list[str])]

@@ -27,11 +27,11 @@ FINISHED = {"length": "length"}
 class ChatStream:
     """Makes server-sent events of the answers to one request. frame: the fields that all chunks have. keep: see `Keep`."""
 
-    def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
-        self._asked = asked
-        self._options = asked.stream_options or StreamOptions()
+    def __init__(self, body: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
+        self._asked = body
+        self._options = body.stream_options or StreamOptions()
         self._frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if self._options.include_usage else {})}
-        self._choices = [_Choice(asked, keep) for _ in range(asked.n or 1)]
+        self._choices = [_Choice(body, keep) for _ in range(body.n or 1)]
 
     async def pieces(self, events: Numbered) -> Pieces:
         """Yield all server-sent events. events: (number of its answer, event), of all answers."""
@@ -72,21 +72,21 @@ class ChatStream:
         logprobs = {"content": rows, "refusal": None} if rows else None
         return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
-    def _own_chunk(self, number: int, what: Mapping[str, Any]) -> bytes:
-        """A chunk with fields that OpenAI does not have, as a server-sent event. number: of the answer. what: the fields."""
+    def _own_chunk(self, number: int, fields: Mapping[str, Any]) -> bytes:
+        """A chunk with fields that OpenAI does not have, as a server-sent event. number: of the answer. fields: the fields."""
         index = {"index": number} if len(self._choices) > 1 else {}
-        return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
+        return as_event({**self._frame, "choices": [], "omnistage": {**fields, **index}})
 
 
 class _Choice:
     """One of the answers while it is streamed. Its methods return the field `delta` of a chunk; `end` returns several."""
 
-    def __init__(self, asked: ChatRequest, keep: Keep) -> None:
+    def __init__(self, body: ChatRequest, keep: Keep) -> None:
         self._keep = keep
         self._name = new_name("audio_")
         self._texts: list[str] = []
         # A format that cannot be made here is refused before the router is asked.
-        self._encoder = new_encoder(asked.sound_format, RATE_HZ, "audio.format") if asked.is_spoken else None
+        self._encoder = new_encoder(body.sound_format, RATE_HZ, "audio.format") if body.is_spoken else None
         self._has_begun = False
         self.is_heard = False
         """Whether any sound has come."""

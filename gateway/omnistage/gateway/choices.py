@@ -38,13 +38,13 @@ async def merge_events(answers: Sequence[Events]) -> Numbered:
     try:
         running = len(tasks)
         while running:
-            number, given = await queue.get()
-            if isinstance(given, Exception):
-                raise given
-            if given is None:
+            number, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
                 running -= 1
             else:
-                yield number, given
+                yield number, item
     finally:
         await _end(tasks)
 

@@ -83,17 +83,17 @@ def document(app: FastAPI) -> None:
 
     @cache
     def serialized() -> bytes:
-        whole = app.openapi()
-        for path, operations in whole["paths"].items():
+        document_fields = app.openapi()
+        for path, operations in document_fields["paths"].items():
             for operation in operations.values():
                 _complete(path, operation)
-        components = whole.setdefault("components", {})
+        components = document_fields.setdefault("components", {})
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
         components.setdefault("schemas", {})["Error"] = ERROR
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
-        whole["security"] = [{}, {"key": []}]
-        return json.dumps(whole, separators=(",", ":")).encode()
+        document_fields["security"] = [{}, {"key": []}]
+        return json.dumps(document_fields, separators=(",", ":")).encode()
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

@@ -108,9 +108,9 @@ class Door:
         """Wait until no request runs."""
         await self._idle.wait()
 
-    def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
-        """Options of a call: the values of `given` that are not None, the request's name, and the time limit of the answer."""
-        options = {name: value for name, value in given.items() if value is not None}
+    def options(self, visitor: Visitor, **values: Any) -> dict[str, Any]:
+        """Options of a call: the values of `values` that are not None, the request's name, and the time limit of the answer."""
+        options = {name: value for name, value in values.items() if value is not None}
         return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **options}
 
 

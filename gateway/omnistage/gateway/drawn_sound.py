@@ -42,24 +42,24 @@ def routes(door: Door) -> APIRouter:
     router = new_router("/v1/audio", "sound")
 
     @router.post("/generate", response_class=Response)
-    async def generate(request: Request, asked: SoundRequest) -> Response:
+    async def generate(request: Request, body: SoundRequest) -> Response:
         """Make the sound that a description asks for: one file while it is made, or server-sent events with its pieces."""
         visitor = visitor_of(request)
-        check_format(asked.response_format, 0, FORMAT)
+        check_format(body.response_format, 0, FORMAT)
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SOUND, asked.model)),
-            seconds=asked.seconds,
-            begin_s=asked.begin_s or None,
-            **asked.drawn,
+            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SOUND, body.model)),
+            seconds=body.seconds,
+            begin_s=body.begin_s or None,
+            **body.drawn,
         )
         with in_words_of(FIELDS):
-            outputs = ["audio", "progress"] if asked.stream_format == "sse" else ["audio"]
-            events = visitor.account.ask(visitor.omni.stream_sound, asked.prompt, outputs=outputs, **options)
-        if asked.stream_format == "sse":
-            return await stream_response(request, _events(events, asked.response_format), FIELDS)
-        media_type = MEDIA_TYPES[asked.response_format]
-        return await stream_response(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
+            outputs = ["audio", "progress"] if body.stream_format == "sse" else ["audio"]
+            events = visitor.account.ask(visitor.omni.stream_sound, body.prompt, outputs=outputs, **options)
+        if body.stream_format == "sse":
+            return await stream_response(request, _events(events, body.response_format), FIELDS)
+        media_type = MEDIA_TYPES[body.response_format]
+        return await stream_response(request, file_of(events, body.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
 
     return router
 

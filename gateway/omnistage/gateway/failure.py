@@ -110,14 +110,14 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def invalid(param: str, what: str, hint: str = "") -> ApiError:
+def invalid(param: str, fault: str, hint: str = "") -> ApiError:
     """The error for a field with an impossible value."""
-    return ApiError(400, f"{param}: {what}", param=param, code="invalid_value", hint=hint)
+    return ApiError(400, f"{param}: {fault}", param=param, code="invalid_value", hint=hint)
 
 
-def unsupported_error(param: str, why: str) -> ApiError:
-    """The error for a field that OpenAI's interface has and this one does not have. why: the rest of the message."""
-    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+def unsupported_error(param: str, reason: str) -> ApiError:
+    """The error for a field that OpenAI's interface has and this one does not have. reason: the rest of the message."""
+    return ApiError(400, f"{param}: {reason}", param=param, code="unsupported_parameter")
 
 
 def unrecognized_error(param: str) -> ApiError:
@@ -145,8 +145,8 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
         return ApiError(400, message, code=_code(error), **extra)
     if isinstance(error, DeadlineError):
         # A retry would take as long, so this header says to OpenAI's clients not to retry.
-        extra["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
-        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **extra)
+        extra["reason"], retry_headers = "DEADLINE", {"X-Should-Retry": "false"}
+        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=retry_headers, **extra)
     if isinstance(error, UnavailableError):
         after_s = RETRY_AFTER_S if error.retry_delay_s is None else error.retry_delay_s
         return ApiError(503, message, code=_code(error), retry_after_s=after_s, **extra)
@@ -187,11 +187,11 @@ def _code(error: OmniError) -> str:
 def of_validation(error: RequestValidationError) -> ApiError:
     """The error for a body of the wrong form. It is about the first field that is missing, or else about the first fault."""
     first = min(error.errors(), key=lambda fault: fault["type"] != "missing" or len(_place(fault)) != 1)
-    where = _place(first)
-    param = path_of(where)
+    path = _place(first)
+    param = path_of(path)
     if first["type"] == "extra_forbidden":
         return unrecognized_error(param)
-    if not where and first["type"] in ("json_invalid", "missing", "model_attributes_type", "dict_type"):
+    if not path and first["type"] in ("json_invalid", "missing", "model_attributes_type", "dict_type"):
         hint = "Send JSON: Content-Type: application/json."
         return ApiError(400, "the body is no JSON object", code="invalid_json", hint=hint)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
@@ -200,13 +200,13 @@ def of_validation(error: RequestValidationError) -> ApiError:
 
 def _place(fault: Mapping[str, Any]) -> Sequence[object]:
     """The path of keys and indices to a fault that pydantic found, without its first word, such as "body"."""
-    where: Sequence[object] = fault["loc"]
-    return where[1:] if where and where[0] in ("body", "query", "path", "header") else where
+    path: Sequence[object] = fault["loc"]
+    return path[1:] if path and path[0] in ("body", "query", "path", "header") else path
 
 
-def path_of(where: Sequence[object]) -> str:
+def path_of(keys: Sequence[object]) -> str:
     """The path of a field: messages[0].content for ("messages", 0, "content")."""
     path = ""
-    for part in where:
+    for part in keys:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path

@@ -47,41 +47,41 @@ class Fetcher:
         account.at_end.append(memory.free)
         return partial(self._fetch, _Mine(self._most_bytes, memory))
 
-    async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
-        """The bytes at a URL; it may redirect, but only on the same host. mine: counts bytes. where: field with the URL. Raises
+    async def _fetch(self, mine: _Mine, url: str, field: str) -> bytes:
+        """The bytes at a URL; it may redirect, but only on the same host. mine: counts bytes. field: field with the URL. Raises
         ApiError."""
-        place = _parse_url(url, where)
-        self._check(place, where)
+        place = _parse_url(url, field)
+        self._check(place, field)
         try:
             async with asyncio.timeout_at(mine.until()):
                 for _ in range(MOST_REDIRECTS + 1):
-                    found = await self._get(mine, place, where)
-                    if isinstance(found, bytes):
-                        return found
-                    if _authority(found) != _authority(place) or found.scheme != "https":
-                        raise _refusal(where, f"{place.host} sends on to another host, {found.host[:128]}: name what you mean")
-                    place = found
+                    answer = await self._get(mine, place, field)
+                    if isinstance(answer, bytes):
+                        return answer
+                    if _authority(answer) != _authority(place) or answer.scheme != "https":
+                        raise _refusal(field, f"{place.host} sends on to another host, {answer.host[:128]}: name what you mean")
+                    place = answer
         except TimeoutError:
             raise _refusal(
-                where, f"{place.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
+                field, f"{place.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise _refusal(where, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
-        raise _refusal(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
+            raise _refusal(field, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
+        raise _refusal(field, f"{place.host} sends on more than {MOST_REDIRECTS} times")
 
-    def _check(self, place: httpx2.URL, where: str) -> None:
-        """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. where: the field with the
+    def _check(self, place: httpx2.URL, field: str) -> None:
+        """Raises ApiError unless the URL is of https, without a name and password, and of an allowed host. field: the field with the
         URL."""
         if place.scheme != "https" or place.userinfo:
-            raise _refusal(where, "must be a data: URL, or one of https without a name and password")
+            raise _refusal(field, "must be a data: URL, or one of https without a name and password")
         if _authority(place) not in self._hosts:
             hint = "Send it as a data: URL. Who runs the gateway names hosts in OMNISTAGE_MEDIA_HOSTS, or with its --media-hosts."
-            named = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
-            raise ApiError(400, f"{where}: {named}", param=where, code="invalid_value", reason="BAD_REQUEST", hint=hint)
+            refusal = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
+            raise ApiError(400, f"{field}: {refusal}", param=field, code="invalid_value", reason="BAD_REQUEST", hint=hint)
 
-    async def _get(self, mine: _Mine, place: httpx2.URL, where: str) -> bytes | httpx2.URL:
+    async def _get(self, mine: _Mine, place: httpx2.URL, field: str) -> bytes | httpx2.URL:
         """The bytes at this URL, or the URL that it redirects to. Raises ApiError."""
-        address = await _address_of(place, where)
+        address = await _address_of(place, field)
         if self._trust is None:
             self._trust = httpx2.create_ssl_context()
         # Connect to the address that was checked, because a second look-up of the name may give another one.
@@ -93,8 +93,8 @@ class Fetcher:
                 if answer.has_redirect_location:
                     return place.join(answer.headers["location"])
                 if answer.status_code != httpx2.codes.OK:
-                    raise _refusal(where, f"{place.host} says {answer.status_code}")
-                return await _read(mine, answer, where)
+                    raise _refusal(field, f"{place.host} says {answer.status_code}")
+                return await _read(mine, answer, field)
             finally:
                 await answer.aclose()
 
@@ -102,8 +102,8 @@ class Fetcher:
 class _Mine:
     """Counts the bytes of media that one request has fetched. most: the largest allowed number. memory: counts them among all requests."""
 
-    def __init__(self, most: int, memory: HeldMemory) -> None:
-        self._most, self._memory = most, memory
+    def __init__(self, max_bytes: int, memory: HeldMemory) -> None:
+        self._most, self._memory = max_bytes, memory
         self._size = 0
         self._until: float | None = None
 
@@ -113,32 +113,32 @@ class _Mine:
             self._until = asyncio.get_running_loop().time() + LIMIT_S
         return self._until
 
-    def grow(self, size: int, where: str) -> None:
+    def grow(self, size: int, field: str) -> None:
         """Count more bytes. Raises ApiError if they are too many."""
         if self._size + size > self._most:
-            raise _refusal(where, f"with it the media of this request have more than {self._most >> 20} MiB")
+            raise _refusal(field, f"with it the media of this request have more than {self._most >> 20} MiB")
         self._memory.take(size)
         self._size += size
 
 
-async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
+async def _read(mine: _Mine, answer: httpx2.Response, field: str) -> bytes:
     """The body of an answer; its pieces are counted in `mine`. Raises ApiError if it is too large."""
     pieces: list[bytes] = []
     async for piece in answer.aiter_raw(65_536):
-        mine.grow(len(piece), where)
+        mine.grow(len(piece), field)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def _address_of(place: httpx2.URL, where: str) -> str:
+async def _address_of(place: httpx2.URL, field: str) -> str:
     """The IP address of the host. Raises ApiError for a host name that leads into a network that is not public."""
-    named = _literal(place.host)
-    if named is not None:
-        return str(named)
-    found = await asyncio.get_running_loop().getaddrinfo(place.host, place.port or HTTPS_PORT)
-    addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in found]
+    literal = _literal(place.host)
+    if literal is not None:
+        return str(literal)
+    addresses_found = await asyncio.get_running_loop().getaddrinfo(place.host, place.port or HTTPS_PORT)
+    addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in addresses_found]
     if not addresses or not all(_is_public(address) for address in addresses):
-        raise _refusal(where, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
+        raise _refusal(field, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
     return str(addresses[0])
 
 
@@ -155,11 +155,11 @@ def _literal(host: str) -> Address | None:
         return None
 
 
-def _parse_url(url: str, where: str) -> httpx2.URL:
+def _parse_url(url: str, field: str) -> httpx2.URL:
     try:
         return httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise _refusal(where, f"is no URL: {error}") from None
+        raise _refusal(field, f"is no URL: {error}") from None
 
 
 def _authority(place: httpx2.URL) -> str:
@@ -177,5 +177,5 @@ def _with_port(host: str) -> str:
     return f"[{host}]:{HTTPS_PORT}" if bare is not None and bare.version == 6 else f"{host}:{HTTPS_PORT}"
 
 
-def _refusal(where: str, why: str) -> ApiError:
-    return ApiError(400, f"{where}: {why}", param=where, code="invalid_value", reason="BAD_REQUEST")
+def _refusal(field: str, reason: str) -> ApiError:
+    return ApiError(400, f"{field}: {reason}", param=field, code="invalid_value", reason="BAD_REQUEST")

@@ -26,10 +26,10 @@ MOST_PROGRESS = 99
 """Percent that a film shows at most before it is whole."""
 
 
-async def beside(call: Callable[..., T], *given: Any) -> T:
+async def beside(call: Callable[..., T], *arguments: Any) -> T:
     """Return the result of `call(*given)`, run on a thread. A caller that is cancelled still waits for the end of the call, so that no
     later write overtakes this one."""
-    work = asyncio.ensure_future(asyncio.to_thread(call, *given))
+    work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -40,8 +40,8 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
 def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
     """The events of a film; the router is asked when the first of them is read. picture: bytes of the file of the first frame; None: there
     is none. Raises OmniError if the client library refuses the options."""
-    given: dict[str, Any] = {} if picture is None else {"image": picture}
-    return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
+    media: dict[str, Any] = {} if picture is None else {"image": picture}
+    return omni.stream_film(prompt, outputs=["video", "progress"], **media, **options)
 
 
 async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:

@@ -144,14 +144,14 @@ class Jobs:
 
     # Looking up ----------------------------------------------------------------------------------------------------------------------
 
-    def of(self, who: str) -> list[FilmJob]:
+    def of(self, client: str) -> list[FilmJob]:
         """This client's jobs, the oldest first."""
-        return [job for job in self._jobs.values() if job.who == who and not self._is_past(job)]
+        return [job for job in self._jobs.values() if job.who == client and not self._is_past(job)]
 
-    def find(self, who: str, name: str) -> FilmJob:
+    def find(self, client: str, name: str) -> FilmJob:
         """The job of this name. Raises ApiError 404 if there is none or it belongs to another client."""
         job = self._jobs.get(name)
-        if job is None or job.who != who or self._is_past(job):
+        if job is None or job.who != client or self._is_past(job):
             hint = "GET /v1/videos lists yours; films are deleted after a while."
             raise ApiError(404, f"there is no video {name[:128]}", param="video_id", code="not_found", hint=hint)
         return job
@@ -261,24 +261,24 @@ class Jobs:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
         while not self._closes:
             running = [run for run in self._runs.values() if run.task is not None]
             waiting = [run for run in self._runs.values() if run.task is None and run.is_kept]
-            due = [run for run in waiting if run.not_before <= now]
+            due = [run for run in waiting if run.not_before <= now_s]
             if len(running) >= self._settings.video_runs or not due:
                 break
             by_host, by_client = Counter(run.job.host for run in running), Counter(run.job.who for run in running)
-            chosen = min(due, key=lambda run: (by_host[run.job.host], by_client[run.job.who]))
-            chosen.task = asyncio.create_task(self._make(chosen), name=f"omnistage-film-{chosen.job.id}")
-        later = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now]
+            run_chosen = min(due, key=lambda run: (by_host[run.job.host], by_client[run.job.who]))
+            run_chosen.task = asyncio.create_task(self._make(run_chosen), name=f"omnistage-film-{run_chosen.job.id}")
+        later = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now_s]
         if later and not self._closes:
             self._timer = asyncio.get_running_loop().call_at(min(later), self._fill)
         self._count()
 
     async def _make(self, run: _Run) -> None:
         """Run one try of a job; then the job has ended, or waits for another try."""
-        job, begun = run.job, time.perf_counter()
+        job, begin_s = run.job, time.perf_counter()
         try:
             await self._try(run)
             await self._end(job, "completed", None)
@@ -303,7 +303,7 @@ class Jobs:
             if job.is_over:
                 self._runs.pop(job.id, None)
                 run.growing.end()
-                self._tell(job, time.perf_counter() - begun)
+                self._tell(job, time.perf_counter() - begin_s)
             if not self._closes:
                 self._fill()
 
@@ -407,9 +407,9 @@ class Jobs:
         """The jobs that have expired, and of too many others those that go first."""
         over = [job for job in self._jobs.values() if job.is_over]
         gone = [job for job in over if self._is_past(job)]
-        left = [job for job in over if not self._is_past(job)]
-        while len(left) > MOST_KEPT and (job := _first_to_go(left, lambda job: 1)) is not None:
-            left.remove(job)
+        remaining = [job for job in over if not self._is_past(job)]
+        while len(remaining) > MOST_KEPT and (job := _first_to_go(remaining, lambda job: 1)) is not None:
+            remaining.remove(job)
             gone.append(job)
         return gone
 
@@ -432,9 +432,9 @@ def _first_to_go(jobs: Iterable[FilmJob], size_of: Callable[[FilmJob], int]) -> 
     return max(over, key=lambda job: (of_host[job.host], of_client[job.host, job.who]), default=None)
 
 
-def new_job(who: str, **given: Any) -> FilmJob:
-    """A new job of the client `who`. given: its further fields."""
-    return FilmJob(new_name("video_"), who, int(time.time()), **given)
+def new_job(client: str, **fields: Any) -> FilmJob:
+    """A new job of the client `client`. fields: its further fields."""
+    return FilmJob(new_name("video_"), client, int(time.time()), **fields)
 
 
 def pause_s(error: OmniError, job: FilmJob) -> float | None:
@@ -451,13 +451,13 @@ def pause_s(error: OmniError, job: FilmJob) -> float | None:
     return error.retry_delay_s or AGAIN_S
 
 
-def _unwritten(job: FilmJob, what: str, error: OSError | sqlite3.Error) -> ApiError:
-    """The error for a job that could not be kept or deleted. what: "keep" or "delete". error: of the disk or the database."""
-    log.warning("film.not_kept" if what == "keep" else "film.not_removed", job=job.id, why=str(error))
+def _unwritten(job: FilmJob, verb: str, error: OSError | sqlite3.Error) -> ApiError:
+    """The error for a job that could not be kept or deleted. verb: "keep" or "delete". error: of the disk or the database."""
+    log.warning("film.not_kept" if verb == "keep" else "film.not_removed", job=job.id, why=str(error))
     code, hint = _code_of(error), "Ask again; if it fails again, whoever runs the gateway has to look into its --video-folder."
     if code == "disk_full":
         hint = "Whoever runs the gateway has to make room in its --video-folder."
-    return ApiError(503, f"the gateway cannot {what} a video: {error}", code=code, hint=hint, retry_after_s=FULL_AGAIN_S)
+    return ApiError(503, f"the gateway cannot {verb} a video: {error}", code=code, hint=hint, retry_after_s=FULL_AGAIN_S)
 
 
 def _code_of(error: OSError | sqlite3.Error) -> str:

@@ -140,22 +140,22 @@ class Store:
             raise sqlite3.DatabaseError(f"{DATABASE} is of another version of omnistage ({version}, and this one has {VERSION})")
         if not version:
             self._database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        found = run("SELECT value FROM secret").fetchone()
-        if found is None:
-            found = (secrets.token_bytes(32),)
-            run("INSERT INTO secret VALUES (?)", found)
-        return bytes(found[0])
+        row = run("SELECT value FROM secret").fetchone()
+        if row is None:
+            row = (secrets.token_bytes(32),)
+            run("INSERT INTO secret VALUES (?)", row)
+        return bytes(row[0])
 
     def _tidy(self) -> None:
         """Remove unfinished films, which will be made anew, and files that belong to no job. The others are for this user alone. A
         file for which the system refuses this is told in the log, and costs no other."""
-        known = self._names()
+        names = self._names()
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
             if not _NAME.fullmatch(name):
                 continue
             try:
-                if end == GROWING or (known is not None and name not in known):
+                if end == GROWING or (names is not None and name not in names):
                     path.unlink()
                 else:
                     path.chmod(0o600)  # An earlier version let other users read it.
@@ -195,12 +195,12 @@ class Store:
         name = f"row {number}"
         try:
             with self._lock:
-                found = self._database.execute(
+                record = self._database.execute(
                     "SELECT CAST(id AS BLOB), CAST(job AS BLOB) FROM jobs WHERE number = ?", (number,)
                 ).fetchone()
-            if found is None:
+            if record is None:
                 return None
-            name, row = bytes(found[0]).decode(), bytes(found[1])
+            name, row = bytes(record[0]).decode(), bytes(record[1])
             from_json(row, allow_inf_nan=False)
             job = _JOB.validate_json(row, strict=True)
         except (ValueError, TypeError, sqlite3.DatabaseError) as error:
@@ -271,16 +271,16 @@ def _size_of(path: Path) -> int:
 
 def _hold(folder: Path) -> int:
     """A descriptor with a lock on the folder. Raises OSError if another process has the lock."""
-    held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(held)
+        os.close(descriptor)
         raise OSError("another gateway has it") from None
     except BaseException:
-        os.close(held)
+        os.close(descriptor)
         raise
-    return held
+    return descriptor
 
 
 def _sweep(parent: Path) -> None:
@@ -312,12 +312,12 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def finish(growing: Path, whole: Path) -> None:
-    """Wait until the film is on the disk, then move it from `growing` to `whole`. Raises OSError."""
+def finish(growing: Path, finished: Path) -> None:
+    """Wait until the film is on the disk, then move it from `growing` to `finished`. Raises OSError."""
     with growing.open("rb") as file:
         os.fsync(file.fileno())
-    growing.replace(whole)
-    folder = os.open(whole.parent, os.O_RDONLY)
+    growing.replace(finished)
+    folder = os.open(finished.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

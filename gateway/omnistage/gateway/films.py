@@ -62,8 +62,8 @@ def routes(door: Door) -> APIRouter:
     @router.post("", openapi_extra=film_bodies())
     async def create(request: Request) -> dict[str, Any]:
         """Ask for a film: JSON, or a form with a picture to begin with. It is made while nobody waits."""
-        asked, reference = await _read(request)
-        return await _create_job(door, request, asked, reference)
+        body, reference = await _read(request)
+        return await _create_job(door, request, body, reference)
 
     @router.get("")
     async def videos(
@@ -74,14 +74,14 @@ def routes(door: Door) -> APIRouter:
     ) -> dict[str, Any]:
         """List the videos of this visitor."""
         visitor = visitor_of(request)
-        found = jobs.of(visitor.who)
+        jobs_found = jobs.of(visitor.who)
         if order == "desc":
-            found.reverse()
+            jobs_found.reverse()
         if after is not None:
-            found = found[found.index(jobs.find(visitor.who, after)) + 1 :]
-        data = [_job_fields(door, job) for job in found[:limit]]
+            jobs_found = jobs_found[jobs_found.index(jobs.find(visitor.who, after)) + 1 :]
+        data = [_job_fields(door, job) for job in jobs_found[:limit]]
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-        return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+        return {"object": "list", "data": data, **ends, "has_more": len(jobs_found) > limit}
 
     @router.get("/{video_id}")
     async def video(request: Request, video_id: str) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def routes(door: Door) -> APIRouter:
 async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
     """The request, and the picture to begin with: the bytes of a file, or a URL. Raises ApiError, RequestValidationError."""
     if not is_form(request):
-        asked = validate_body(FilmRequestJson, request.scope["state"]["json"])
-        return asked, None if asked.input_reference is None else url_of(asked.input_reference, PICTURE)
+        body = validate_body(FilmRequestJson, request.scope["state"]["json"])
+        return body, None if body.input_reference is None else url_of(body.input_reference, PICTURE)
     picture, fields = None, dict[str, str]()
     for name, value in await form_of(request, 1):
         if isinstance(value, str) and name != PICTURE:
@@ -127,44 +127,44 @@ async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
     return validate_body(FilmRequest, fields), picture
 
 
-async def _create_job(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
+async def _create_job(door: Door, request: Request, body: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
     """Make a job of the request, have it kept, and return it in OpenAI's shape. reference: the picture to begin with, as bytes or a URL.
     Raises ApiError."""
     visitor = visitor_of(request)
-    if asked.seconds is not None and asked.frames is not None:
+    if body.seconds is not None and body.frames is not None:
         raise invalid("seconds", "frames say how long it is; give one of them")
     picture = None if reference is None else await unless_gone(request, _picture(door, visitor, reference))
-    width, height = sides_of(asked.size)
-    if asked.seed is None:
-        asked.seed = secrets.randbelow(DRAWN_SEEDS)
-    pipeline = await unless_gone(request, door.offer.pipeline_that_can(FILM, asked.model))
+    width, height = sides_of(body.size)
+    if body.seed is None:
+        body.seed = secrets.randbelow(DRAWN_SEEDS)
+    pipeline = await unless_gone(request, door.offer.pipeline_that_can(FILM, body.model))
     options = door.options(
         visitor,
         pipeline=pipeline,
         width=width,
         height=height,
-        seconds=asked.seconds,
-        frames=asked.frames,
-        frames_per_second=asked.frames_per_second,
-        guidance_scale_2=asked.guidance_scale_2,
-        flow_shift=asked.flow_shift,
-        media_type=asked.format and MEDIA_TYPES[asked.format],
-        **asked.drawn,
+        seconds=body.seconds,
+        frames=body.frames,
+        frames_per_second=body.frames_per_second,
+        guidance_scale_2=body.guidance_scale_2,
+        flow_shift=body.flow_shift,
+        media_type=body.format and MEDIA_TYPES[body.format],
+        **body.drawn,
     )
     del options["timeout_s"]  # The time limit begins only when the job begins.
     with in_words_of(FIELDS):  # The router is not asked yet, but the client library already refuses wrong options.
         _check(options)
-        await ask_for_film(visitor.omni, asked.prompt, picture, options).aclose()
-    seconds = asked.seconds
-    if asked.frames and asked.frames_per_second:
-        seconds = asked.frames / asked.frames_per_second
+        await ask_for_film(visitor.omni, body.prompt, picture, options).aclose()
+    seconds = body.seconds
+    if body.frames and body.frames_per_second:
+        seconds = body.frames / body.frames_per_second
     job = new_job(
         visitor.who,
         host=visitor.host,
-        prompt=asked.prompt,
+        prompt=body.prompt,
         options=options,
-        model=asked.model or pipeline or AUTO,
-        size=asked.size or AUTO,
+        model=body.model or pipeline or AUTO,
+        size=body.size or AUTO,
         seconds=AUTO if seconds is None else f"{seconds:g}",
         has_picture=picture is not None,
     )
@@ -181,9 +181,9 @@ def _check(options: Mapping[str, Any]) -> None:
 
 async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
     """The bytes of the picture's file. reference: bytes or a URL. Raises ApiError."""
-    (given,) = await fetch_pictures({PICTURE: reference}, door.fetcher.of(visitor.account))
+    (picture,) = await fetch_pictures({PICTURE: reference}, door.fetcher.of(visitor.account))
     with in_words_of(FIELDS):
-        part = await asyncio.to_thread(to_part, given, "image", PICTURE)
+        part = await asyncio.to_thread(to_part, picture, "image", PICTURE)
     return part.media.data
 
 

@@ -75,8 +75,8 @@ class HttpGuard:
         self._door = door
         settings = door.settings
         self._is_local = is_loopback(host_and_port(settings.address)[0])
-        own = settings.address.rpartition(":")[0].lower()
-        local = LOCAL_NAMES | {own} if self._is_local else frozenset()
+        host = settings.address.rpartition(":")[0].lower()
+        local = LOCAL_NAMES | {host} if self._is_local else frozenset()
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         self._app = self._readable(app)
@@ -100,10 +100,10 @@ class HttpGuard:
                     scope["state"]["visitor"] = self._door.visitor(request.headers, account)
                 with self._held(request.headers, account.host) as body:
                     answer.memory = body.memory
-                    again = await body.read(receive)
+                    receive_again = await body.read(receive)
                     scope["state"]["json"] = body.json
                     account.on_copied = body.give_up
-                    await self._app(scope, again, answer.send)
+                    await self._app(scope, receive_again, answer.send)
             except ApiError as error:
                 if answer.has_begun:
                     raise
@@ -216,9 +216,9 @@ class _Body:
         """Read the whole body. Returns a `receive` of ASGI, which gives the app the body, and later the message that the client has left.
         Raises ApiError, ClientDisconnect."""
         pieces: list[bytes] = []
-        size, more = 0, True
+        size, has_more = 0, True
         until = time.monotonic() + BODY_LIMIT_S
-        while more:
+        while has_more:
             try:
                 async with asyncio.timeout(until - time.monotonic()):
                     message = await receive()
@@ -232,7 +232,7 @@ class _Body:
                 raise _too_large(self._max_bytes)
             self.memory.take(len(piece))
             pieces.append(piece)
-            more = message.get("more_body", False)
+            has_more = message.get("more_body", False)
         body = b"".join(pieces)
         if self._is_json and body:
             parts = await _look_at(_parts, body)
@@ -334,5 +334,5 @@ def _parse_json(body: bytes) -> Any:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json", reason="BAD_REQUEST") from None
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body has more than {most >> 20} MiB", code="too_large", hint="Send less, or smaller media.")
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body has more than {max_bytes >> 20} MiB", code="too_large", hint="Send less, or smaller media.")

@@ -54,8 +54,8 @@ class ExpiringCache(Generic[T]):
 
     def _clear(self, size: int) -> None:
         """Drop values that have expired, and then others until `size` more bytes fit."""
-        now = time.time()
-        while self._entries and next(iter(self._entries.values())).expires_at <= now:
+        now_s = time.time()
+        while self._entries and next(iter(self._entries.values())).expires_at <= now_s:
             self._drop(next(iter(self._entries)))
         while self._entries and self._bytes.total() + size > self._most_bytes:
             (host, _), *_ = self._bytes.most_common(1)

@@ -28,10 +28,10 @@ Said = Callable[[str], str | None]
 Turn = dict[str, Any]
 
 
-async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. said: see `Said`. use_audio: whether films are heard whose parts do
+async def turns_of(messages: Sequence[Mapping[str, Any]], transcript_of: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
+    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether films are heard whose parts do
     not say. Raises ApiError, BadRequestError."""
-    turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
+    turns = [_turn(message, f"messages[{i}]", transcript_of) for i, message in enumerate(messages)]
     if use_audio:
         turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
@@ -61,22 +61,22 @@ def _characters(turn: Turn) -> int:
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
-def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
+def _turn(message: Mapping[str, Any], field: str, transcript_of: Said) -> Turn:
     """The turn for one message; its media are not fetched yet. Raises ApiError."""
     unknown = next((key for key in message if key not in KEYS), None)
     if unknown is not None and unknown != "tool_call_id":
-        raise unrecognized_error(f"{where}.{unknown}")
+        raise unrecognized_error(f"{field}.{unknown}")
     if message.get("role") in ("tool", "function"):
-        raise unsupported_error(f"{where}.role", f"is {message['role']}, and nothing here calls tools yet")
+        raise unsupported_error(f"{field}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if message.get(key):
-            raise unsupported_error(f"{where}.{key}", "nothing here calls tools yet; leave it out")
+            raise unsupported_error(f"{field}.{key}", "nothing here calls tools yet; leave it out")
     thought = message.get("reasoning_content")
-    _check_thought(thought, message.get("role"), f"{where}.reasoning_content")
+    _check_thought(thought, message.get("role"), f"{field}.reasoning_content")
     # The thoughts before an earlier answer are no part of the conversation.
     turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
     if message.get("audio"):
-        turn["content"] = message.get("content") or _earlier_text(message["audio"], f"{where}.audio", said)
+        turn["content"] = message.get("content") or _earlier_text(message["audio"], f"{field}.audio", transcript_of)
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
@@ -84,60 +84,60 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
         turn["content"] = ""
     if isinstance(turn["content"], list):
         for j, part in enumerate(turn["content"]):
-            _check_part(part, f"{where}.content[{j}]")
+            _check_part(part, f"{field}.content[{j}]")
     return turn
 
 
-def _with_heard_films(turn: Turn, where: str) -> Turn:
+def _with_heard_films(turn: Turn, field: str) -> Turn:
     """The turn, such that films are also heard whose parts do not say. Raises BadRequestError."""
     if not isinstance(turn["content"], list):
         return turn
     content = []
     for j, part in enumerate(turn["content"]):
-        is_silent = FILM_URL in part and use_audio_of(part, FILM_URL, f"{where}.content[{j}].{FILM_URL}") is None
+        is_silent = FILM_URL in part and use_audio_of(part, FILM_URL, f"{field}.content[{j}].{FILM_URL}") is None
         content.append({**part, "use_audio": True} if is_silent else part)
     return {**turn, "content": content}
 
 
-def _check_thought(thought: object, role: object, where: str) -> None:
+def _check_thought(thought: object, role: object, field: str) -> None:
     """Raises ApiError if the thoughts are no text, or the message is not the assistant's."""
     if thought is not None and not isinstance(thought, str):
-        raise invalid(where, "must be text")
+        raise invalid(field, "must be text")
     if thought and role != "assistant":
-        raise invalid(where, "only messages of an assistant have it; leave it out")
+        raise invalid(field, "only messages of an assistant have it; leave it out")
 
 
-def _earlier_text(audio: object, where: str, said: Said) -> str:
+def _earlier_text(audio: object, field: str, transcript_of: Said) -> str:
     """The text of an earlier answer: found by the id of its sound, or, if the client sends back the whole `audio`, contained in that."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
-        raise invalid(f"{where}.id", "is missing")
-    words = said(name)
+        raise invalid(f"{field}.id", "is missing")
+    words = transcript_of(name)
     if words is None and isinstance(audio.get("transcript"), str):
         words = audio["transcript"]
     if words is None:
-        why = "no answer of the last hour that was given to you has a sound of this id; send what it said as content"
-        raise invalid(f"{where}.id", why)
+        reason = "no answer of the last hour that was given to you has a sound of this id; send what it said as content"
+        raise invalid(f"{field}.id", reason)
     return words
 
 
-def _check_part(part: object, where: str) -> None:
+def _check_part(part: object, field: str) -> None:
     """Raises ApiError if clients may not send parts of this kind."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in PARTS:
-        raise invalid(f"{where}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
+        raise invalid(f"{field}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
 
 
-async def _fetch_part(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
+async def _fetch_part(part: Mapping[str, Any], field: str, fetch: Fetch) -> object:
     """The part unchanged, or, if it has a web URL, a part with the fetched medium. Raises ApiError, BadRequestError."""
     kind = part["type"]
     if kind not in URLS:
         return part
-    given, where = part.get(kind), f"{where}.{kind}"
-    use_audio = use_audio_of(part, kind, where) if kind == FILM_URL and kind in part else None
-    url = given.get("url") if isinstance(given, Mapping) else given
-    where = f"{where}.url" if isinstance(given, Mapping) else where
+    value, field = part.get(kind), f"{field}.{kind}"
+    use_audio = use_audio_of(part, kind, field) if kind == FILM_URL and kind in part else None
+    url = value.get("url") if isinstance(value, Mapping) else value
+    field = f"{field}.url" if isinstance(value, Mapping) else field
     if not isinstance(url, str) or url[:5].lower() == "data:":
         return part
-    fetched = await fetch(url, where)
-    return to_medium(fetched if use_audio is None else Video(fetched, use_audio), URLS[kind], where)
+    fetched = await fetch(url, field)
+    return to_medium(fetched if use_audio is None else Video(fetched, use_audio), URLS[kind], field)

@@ -81,17 +81,17 @@ class Offer:
         If the name is in the last list, the router is not asked for a new one: that would be a call before each answer, and the router
         itself refuses a pipeline that is gone.
         """
-        found = self._find(name)
-        if found is None:
+        pipeline = self._find(name)
+        if pipeline is None:
             await self.pipelines()
-            found = self._find(name)
-        if found is None:
+            pipeline = self._find(name)
+        if pipeline is None:
             raise self._unknown(name)
-        return found
+        return pipeline
 
     def _unknown(self, name: str) -> ApiError:
-        there = ", ".join(one.name for one in self._known[:MOST_NAMED])
-        text = f"The model '{name[:128]}' does not exist here; there are: {there}"
+        names = ", ".join(one.name for one in self._known[:MOST_NAMED])
+        text = f"The model '{name[:128]}' does not exist here; there are: {names}"
         return ApiError(404, text, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
@@ -109,31 +109,31 @@ class Offer:
 
     async def chat_pipeline(self, model: str) -> str:
         """The name of the pipeline that answers for a model. Raises ApiError: 404, or 400 if the pipeline does not answer."""
-        found = await self._resolved(model)
-        if found is None:  # OpenAI uses this name for speech or for pictures.
+        pipeline = await self._resolved(model)
+        if pipeline is None:  # OpenAI uses this name for speech or for pictures.
             raise self._unknown(model)
-        return self._able(found, ANSWER).name
+        return self._able(pipeline, ANSWER).name
 
     async def pipeline_that_can(self, ability: Ability, model: str | None) -> str | None:
         """The name of the pipeline that does this for a model; None: the router chooses. Raises ApiError: 404, or 400 if the pipeline lacks
         the ability, or no pipeline has it."""
-        found = None if model is None else await self._resolved(model)
-        if found is not None:
-            return self._able(found, ability).name
-        known = await self.pipelines()
-        if known and not any(map(ability.has, known)):
+        pipeline = None if model is None else await self._resolved(model)
+        if pipeline is not None:
+            return self._able(pipeline, ability).name
+        pipelines = await self.pipelines()
+        if pipelines and not any(map(ability.has, pipelines)):
             raise ApiError(400, f"model: no pipeline here can {ability.name}", param="model", code="unsupported", hint=LIST)
         return None
 
-    def _able(self, found: Pipeline, ability: Ability) -> Pipeline:
-        """Return the pipeline `found`. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
-        if ability.has(found):
-            return found
+    def _able(self, pipeline: Pipeline, ability: Ability) -> Pipeline:
+        """Return the pipeline `pipeline`. Raises ApiError 400, which names pipelines that can, if it lacks the ability."""
+        if ability.has(pipeline):
+            return pipeline
         able = [one.name for one in self._known if ability.has(one)]
         hint_words = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
-        other = next((other for other in ABILITIES if other.has(found)), None)
+        other = next((other for other in ABILITIES if other.has(pipeline)), None)
         hint = f"Ask {other.endpoint} for it." if other else LIST
-        raise ApiError(400, f"model: {found.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
+        raise ApiError(400, f"model: {pipeline.name} cannot {ability.name}; {hint_words}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
         """The voice that a name stands for; None: the pipeline's default. An unknown name stays, and the pipeline refuses it."""

@@ -95,7 +95,7 @@ def _answer(request: Request, file: _PageFile) -> Response:
     """The response with a file; 304 without it if the browser has it already."""
     # The worker is a file below /page, and must be allowed to answer for the page at /.
     headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if file.etag in known:
+    tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in tags:
         return Response(status_code=304, headers=headers)
     return Response(file.body, headers=headers, media_type=file.media_type)

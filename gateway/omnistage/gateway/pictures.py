@@ -72,9 +72,9 @@ def routes(door: Door) -> APIRouter:
     files: ExpiringCache[_PictureFile] = ExpiringCache(FILES_BYTES)
 
     @router.post("/generations", response_class=Response)
-    async def generations(request: Request, asked: PictureRequest) -> Response:
+    async def generations(request: Request, body: PictureRequest) -> Response:
         """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
-        return await _answer_drawing(door, files, request, asked, take_guides(asked))
+        return await _answer_drawing(door, files, request, body, take_guides(body))
 
     @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
     async def edits(request: Request) -> Response:
@@ -91,10 +91,10 @@ def routes(door: Door) -> APIRouter:
     @router.get("/files/{name}", response_class=Response, responses=PICTURE, name="picture_file")
     async def file(name: str) -> Response:
         """A picture that was drawn in the last hour."""
-        kept = files.get(name.partition(".")[0])
-        if kept is None:
+        picture = files.get(name.partition(".")[0])
+        if picture is None:
             raise ApiError(404, "there is no such picture, or it is no longer kept", code="not_found", hint="Draw it again.")
-        return Response(kept.data, media_type=kept.media_type, headers=FILE_HEADERS)
+        return Response(picture.data, media_type=picture.media_type, headers=FILE_HEADERS)
 
     return router
 
@@ -103,32 +103,32 @@ async def _answer_drawing(
     door: Door,
     files: ExpiringCache[_PictureFile],
     request: Request,
-    asked: PictureRequest,
+    body: PictureRequest,
     guides: dict[str, bytes | str],
     edit: Edit | None = None,
 ) -> Response:
     """Draw, and answer with the whole or as a stream. files: keeps pictures for URLs. guides: by field, the mask and the control image, as
     bytes or URLs. edit: has the pictures to draw from; None: there are none."""
-    _check(asked)
+    _check(body)
     fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     pictures = edit.pictures if edit else []
-    events = await _ask(door, request, asked, fields, pictures, guides)
+    events = await _ask(door, request, body, fields, pictures, guides)
     pictures.clear()  # The client library has copied them, and nobody needs them any more.
     guides.clear()
-    if asked.stream:
-        return await stream_response(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
+    if body.stream:
+        return await stream_response(request, _events(events, body, "image_edit" if edit else "image_generation"), fields)
     with in_words_of(fields):
         answer = await unless_gone(request, collect_whole(events))
-    if _wants_url(asked):
+    if _wants_url(body):
         _check_size(answer)
-        return _response(answer, asked, _keeper(files, request))
-    return await asyncio.to_thread(_response, answer, asked)  # Megabytes in base64 take a while.
+        return _response(answer, body, _keeper(files, request))
+    return await asyncio.to_thread(_response, answer, body)  # Megabytes in base64 take a while.
 
 
 async def _ask(
     door: Door,
     request: Request,
-    asked: PictureRequest,
+    body: PictureRequest,
     fields: Mapping[str, str],
     pictures: Sequence[bytes | str],
     guides: Mapping[str, bytes | str],
@@ -136,40 +136,40 @@ async def _ask(
     """The events of a drawing; the router is asked when the first of them is read. fields: as in `of_omni`. pictures, guides: see
     `_answer_drawing`."""
     visitor = visitor_of(request)
-    given = {f"images[{n}]": picture for n, picture in enumerate(pictures)}
-    media = await unless_gone(request, fetch_pictures({**given, **guides}, door.fetcher.of(visitor.account)))
-    width, height = asked.sides
+    by_field = {f"images[{n}]": picture for n, picture in enumerate(pictures)}
+    media = await unless_gone(request, fetch_pictures({**by_field, **guides}, door.fetcher.of(visitor.account)))
+    width, height = body.sides
     options = door.options(
         visitor,
-        pipeline=await unless_gone(request, door.offer.pipeline_that_can(DRAW, asked.model)),
-        outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
+        pipeline=await unless_gone(request, door.offer.pipeline_that_can(DRAW, body.model)),
+        outputs=["image", "progress"] if body.stream and body.include_events else ["image"],
         width=width,
         height=height,
-        results=asked.n,
-        media_type=asked.output_format and f"image/{asked.output_format}",
-        previews=(asked.partial_images or None) if asked.stream else None,
-        layers=asked.layers,
-        sigmas=asked.sigmas,
-        strength=asked.strength,
-        **asked.drawn,
-        **{GUIDES[name]: picture for name, picture in zip(guides, media[len(given) :], strict=True)},
+        results=body.n,
+        media_type=body.output_format and f"image/{body.output_format}",
+        previews=(body.partial_images or None) if body.stream else None,
+        layers=body.layers,
+        sigmas=body.sigmas,
+        strength=body.strength,
+        **body.drawn,
+        **{GUIDES[name]: picture for name, picture in zip(guides, media[len(by_field) :], strict=True)},
     )
     with in_words_of(fields):
-        return visitor.account.ask(visitor.omni.stream_draw, asked.prompt, images=media[: len(given)], **options)
+        return visitor.account.ask(visitor.omni.stream_draw, body.prompt, images=media[: len(by_field)], **options)
 
 
-def _check(asked: PictureRequest) -> None:
+def _check(body: PictureRequest) -> None:
     """Raises ApiError for a request that no pipeline can do."""
-    if asked.background == "transparent" and not asked.layers:
+    if body.background == "transparent" and not body.layers:
         hint = "Leave it out, or ask for layers where a model draws them."
         raise invalid("background", "pictures are drawn opaque; only layers can be transparent", hint)
-    if asked.stream and asked.response_format == "url":
+    if body.stream and body.response_format == "url":
         raise invalid("response_format", "the events of a stream have their pictures in b64_json", "Leave it out, or ask without stream.")
 
 
-def _wants_url(asked: PictureRequest) -> bool:
+def _wants_url(body: PictureRequest) -> bool:
     """Whether the answer holds URLs. Without `response_format` the default is that of the OpenAI model whose name was sent."""
-    return asked.response_format == "url" or (asked.response_format is None and (asked.model or "").startswith("dall-e"))
+    return body.response_format == "url" or (body.response_format is None and (body.model or "").startswith("dall-e"))
 
 
 # A whole answer ------------------------------------------------------------------------------------------------------------------------
@@ -196,16 +196,16 @@ def _check_size(answer: Answer) -> None:
         raise ApiError(400, message, param="response_format", code="too_large", hint="Ask for b64_json, or for fewer or smaller pictures.")
 
 
-def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -> Response:
+def _response(answer: Answer, drawing_request: PictureRequest, keep: Keep | None = None) -> Response:
     """The response with all pictures: as URLs from `keep`, or, if that is None, in base64."""
-    data = [_entry(picture, asked, keep) for picture in answer.pictures]
+    data = [_entry(picture, drawing_request, keep) for picture in answer.pictures]
     first = answer.pictures[0] if answer.pictures else None
     body = {
         "created": int(time.time()),
         "data": data,
-        "background": "transparent" if asked.layers else "opaque",
+        "background": "transparent" if drawing_request.layers else "opaque",
         **({"output_format": _format(first)} if first else {}),
-        **({"size": asked.size} if asked.sides[0] else {}),
+        **({"size": drawing_request.size} if drawing_request.sides[0] else {}),
         "usage": picture_usage(answer.usage),
         "seed": answer.seed,
         **({"notes": list(answer.notes)} if answer.notes else {}),
@@ -213,10 +213,10 @@ def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -
     return JSONResponse(body)
 
 
-def _entry(picture: Picture, asked: PictureRequest, keep: Keep | None) -> dict[str, Any]:
+def _entry(picture: Picture, body: PictureRequest, keep: Keep | None) -> dict[str, Any]:
     """The fields of one picture in the response; `keep`: as in `_response`."""
     shown = {"b64_json": base64.b64encode(picture.data).decode()} if keep is None else {"url": keep(picture)}
-    return {**shown, **({"layer": picture.layer} if asked.layers else {})}
+    return {**shown, **({"layer": picture.layer} if body.layers else {})}
 
 
 def _format(picture: Picture) -> str:
@@ -227,7 +227,7 @@ def _format(picture: Picture) -> str:
 # A stream ------------------------------------------------------------------------------------------------------------------------------
 
 
-async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made) -> Pieces:
+async def _events(events: AsyncGenerator[Event, None], body: PictureRequest, event_name: Made) -> Pieces:
     """Yield the server-sent events. A finished picture is sent when the next one, or the end, has come, because the event of the last
     picture also has the usage of all."""
     shown, finished = 0, None
@@ -235,40 +235,40 @@ async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, ma
         async for event in events:
             match event:
                 case Picture() if event.preview_step is not None:
-                    yield _event(f"{made}.partial_image", {**_picture_fields(event, asked), "partial_image_index": shown})
+                    yield _event(f"{event_name}.partial_image", {**_picture_fields(event, body), "partial_image_index": shown})
                     shown += 1
                 case Picture():
                     if finished is not None:
-                        yield _completed_event(finished, asked, made)
+                        yield _completed_event(finished, body, event_name)
                     finished = event
-                case Progress() if asked.include_events:
+                case Progress() if body.include_events:
                     yield _event("omnistage.progress", {"done": event.done, "total": event.total})
-                case Failover() if asked.include_events:
+                case Failover() if body.include_events:
                     yield _event("omnistage.failover", additions.failover(event))
                 case Done():
                     if finished is not None:
-                        yield _completed_event(finished, asked, made, event.usage)
-                    if asked.include_events:
+                        yield _completed_event(finished, body, event_name, event.usage)
+                    if body.include_events:
                         yield _event("omnistage.usage", additions.account(event))
                 case _:
                     pass
 
 
-def _completed_event(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
+def _completed_event(picture: Picture, body: PictureRequest, event_name: Made, usage: Usage | None = None) -> bytes:
     """The event of a finished picture. usage: of all pictures, for the last event; None: for other events."""
-    return _event(f"{made}.completed", {**_picture_fields(picture, asked), "usage": picture_usage(usage)})
+    return _event(f"{event_name}.completed", {**_picture_fields(picture, body), "usage": picture_usage(usage)})
 
 
-def _picture_fields(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
+def _picture_fields(picture: Picture, body: PictureRequest) -> dict[str, Any]:
     """The fields that all events with a picture have."""
     return {
         "b64_json": base64.b64encode(picture.data).decode(),
         "created_at": int(time.time()),
-        "size": asked.size or "auto",
+        "size": body.size or "auto",
         "quality": "auto",
-        "background": "transparent" if asked.layers else "opaque",
+        "background": "transparent" if body.layers else "opaque",
         "output_format": _format(picture),
-        **({"layer": picture.layer} if asked.layers else {}),
+        **({"layer": picture.layer} if body.layers else {}),
     }
 
 

@@ -34,10 +34,10 @@ async def read_edit(request: Request) -> Edit:
     """The edit in a request. Raises ApiError, RequestValidationError."""
     if is_form(request):
         return await _of_form(request)
-    asked = validate_body(EditRequest, request.scope["state"]["json"])
-    pictures: list[bytes | str] = [url_of(reference, f"images[{n}]") for n, reference in enumerate(asked.images)]
-    asked.images.clear()
-    return Edit(asked, pictures, "images", take_guides(asked))
+    body = validate_body(EditRequest, request.scope["state"]["json"])
+    pictures: list[bytes | str] = [url_of(reference, f"images[{n}]") for n, reference in enumerate(body.images)]
+    body.images.clear()
+    return Edit(body, pictures, "images", take_guides(body))
 
 
 async def _of_form(request: Request) -> Edit:
@@ -57,21 +57,21 @@ async def _of_form(request: Request) -> Edit:
     return Edit(validate_body(PictureRequest, fields), pictures, "image", guides)
 
 
-def take_guides(asked: PictureRequest) -> dict[str, bytes | str]:
+def take_guides(body: PictureRequest) -> dict[str, bytes | str]:
     """Take the guides out of a body in JSON: URLs, by field. Raises ApiError."""
-    references: dict[str, PictureReference | None] = {name: getattr(asked, name, None) for name in GUIDES}
+    references: dict[str, PictureReference | None] = {name: getattr(body, name, None) for name in GUIDES}
     guides: dict[str, bytes | str] = {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
     for name in guides:
-        setattr(asked, name, None)
+        setattr(body, name, None)
     return guides
 
 
-def url_of(reference: PictureReference, where: str) -> str:
-    """The URL of a picture in a body of JSON. where: the name of its field. Raises ApiError."""
+def url_of(reference: PictureReference, field: str) -> str:
+    """The URL of a picture in a body of JSON. field: the name of its field. Raises ApiError."""
     if reference.file_id is not None:
-        raise invalid(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
+        raise invalid(f"{field}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
     if reference.image_url is None:
-        raise invalid(f"{where}.image_url", "is missing; give the picture as a data: URL")
+        raise invalid(f"{field}.image_url", "is missing; give the picture as a data: URL")
     return reference.image_url
 
 
@@ -79,7 +79,7 @@ async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> l
     """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched, because the library would read
     any other text as a path. pictures: bytes or URLs, by field. Raises ApiError."""
     ready = list(pictures.values())
-    for n, (field, given) in enumerate(pictures.items()):
-        if isinstance(given, str) and given[:5].lower() != "data:":
-            ready[n] = await fetch(given, f"{field}.image_url")
+    for n, (field, picture) in enumerate(pictures.items()):
+        if isinstance(picture, str) and picture[:5].lower() != "data:":
+            ready[n] = await fetch(picture, f"{field}.image_url")
     return ready

@@ -140,9 +140,9 @@ class HttpListener:
 
 def _check_descriptors() -> None:
     """Raises StartError if the process may open too few descriptors."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
-        raise StartError(f"only {most} descriptors are allowed, and {LEAST_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
+    max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if max_descriptors != resource.RLIM_INFINITY and max_descriptors < LEAST_DESCRIPTORS:
+        raise StartError(f"only {max_descriptors} descriptors are allowed, and {LEAST_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -189,8 +189,8 @@ def _protocol(door: Door) -> type[H11Protocol]:
         _unread: asyncio.TimerHandle | None = None
         _place: Ticket | None = None
 
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
             self.conn = _Events(h11.SERVER, HEAD_BYTES)
 
         def connection_made(self, transport: Any) -> None:

@@ -20,15 +20,15 @@ PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "inp
 """By the type of a part: the key of its content. Except for texts, the key is also the type that chat gives the part."""
 
 
-def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
+def turns_of(body: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
     """Returns (the turns, names for errors). The names: by the client library's name of a turn or its content, such as conversation[1], the
     name in the body, such as input[0]. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
-    if asked.instructions:
+    if body.instructions:
         names |= {"conversation[0]": "instructions", "conversation[0].content": "instructions"}
-        turns.append({"role": "system", "content": asked.instructions})
-    for i, item in enumerate(asked.input):
+        turns.append({"role": "system", "content": body.instructions})
+    for i, item in enumerate(body.input):
         if item.get("type") == REASONING:
             _check_reasoning(item, f"input[{i}]")
             continue
@@ -37,49 +37,49 @@ def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
     return turns, names
 
 
-def _check_reasoning(item: Mapping[str, Any], where: str) -> None:
+def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
     """Raises ApiError if the item does not have the form of reasoning."""
-    _check_known(item, (*REASONING_KEYS, *THOUGHTS), where)
+    _check_known(item, (*REASONING_KEYS, *THOUGHTS), field)
     for name, kind in THOUGHTS.items():
         parts = item.get(name)
         if parts is not None and not isinstance(parts, list):
-            raise invalid(f"{where}.{name}", "must be a list")
+            raise invalid(f"{field}.{name}", "must be a list")
         for j, part in enumerate(parts or ()):
             if not isinstance(part, Mapping) or part.get("type") != kind:
-                raise invalid(f"{where}.{name}[{j}].type", f"must be {kind}")
+                raise invalid(f"{field}.{name}[{j}].type", f"must be {kind}")
             if not isinstance(part.get("text"), str):
-                raise invalid(f"{where}.{name}[{j}].text", "must be text")
+                raise invalid(f"{field}.{name}[{j}].text", "must be text")
     if not isinstance(item.get("encrypted_content"), str | None):
-        raise invalid(f"{where}.encrypted_content", "must be text")
+        raise invalid(f"{field}.encrypted_content", "must be text")
 
 
-def _check_known(item: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+def _check_known(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
     """Raises ApiError for a key that is not among `keys`."""
     unknown = next((key for key in item if key not in keys), None)
     if unknown is not None:
-        raise unrecognized_error(f"{where}.{unknown}"[:256])
+        raise unrecognized_error(f"{field}.{unknown}"[:256])
 
 
-def _turn(item: Mapping[str, Any], where: str) -> Turn:
+def _turn(item: Mapping[str, Any], field: str) -> Turn:
     """The turn for a message item. Raises ApiError."""
     kind = item.get("type", "message")
     if kind != "message":
-        raise unsupported_error(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
-    _check_known(item, KEYS, where)
+        raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
+    _check_known(item, KEYS, field)
     content = item.get("content")
     if isinstance(content, list):
-        content = [_part(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
+        content = [_part(part, f"{field}.content[{j}]") for j, part in enumerate(content)]
     return {"role": item.get("role"), "content": content}
 
 
-def _part(part: object, where: str) -> dict[str, Any]:
+def _part(part: object, field: str) -> dict[str, Any]:
     """The part of a chat message for a part of an item. Raises ApiError."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in PARTS:
-        raise unsupported_error(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
+        raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
     if part.get("file_id"):
-        raise unsupported_error(f"{where}.file_id", "no files are kept here; give image_url")
+        raise unsupported_error(f"{field}.file_id", "no files are kept here; give image_url")
     name = PARTS[kind]
     if not isinstance(part.get(name), str):
-        raise invalid(f"{where}.{name}", "must be text")
+        raise invalid(f"{field}.{name}", "must be text")
     return {"type": name, name: part[name]}

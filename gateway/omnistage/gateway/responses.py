@@ -41,24 +41,24 @@ def routes(door: Door) -> APIRouter:
     router = new_router("/v1", "responses")
 
     @router.post("/responses", response_model=None)
-    async def respond(request: Request, asked: ResponsesRequest) -> Response:
+    async def respond(request: Request, body: ResponsesRequest) -> Response:
         """Answer in text, whole or as server-sent events. Nothing of it is kept."""
-        asked.check()
+        body.check()
         visitor = visitor_of(request)
-        turns, names = turns_of(asked)
+        turns, names = turns_of(body)
         fields = {**FIELDS, **names}
         with in_words_of(fields):
-            pipeline = await unless_gone(request, door.offer.chat_pipeline(asked.model))
-            events = await unless_gone(request, _ask(door, visitor, asked, pipeline, turns, names))
-            making = _Making(asked)
-            if not asked.stream:
+            pipeline = await unless_gone(request, door.offer.chat_pipeline(body.model))
+            events = await unless_gone(request, _ask(door, visitor, body, pipeline, turns, names))
+            making = _Making(body)
+            if not body.stream:
                 return JSONResponse(await unless_gone(request, _whole(making, events)))
             return await stream_response(request, making.pieces(events), fields, telling=making.failed)
 
     return router
 
 
-async def _ask(door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
+async def _ask(door: Door, visitor: Visitor, body: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]) -> Events:
     """The events of the answer; the router is asked when the first of them is read. names: the client's name of each turn, by
     `conversation[i]`."""
     fetched = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], door.fetcher.of(visitor.account))
@@ -66,14 +66,14 @@ async def _ask(door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: 
         visitor,
         pipeline=pipeline,
         outputs=["text"],
-        max_tokens=asked.max_output_tokens,
-        temperature=asked.temperature,
-        top_p=top_p_of(asked.top_p),
-        seed=asked.seed,
-        json_schema=asked.kept_to,
-        **({"logprobs": True, "top_logprobs": asked.top_logprobs} if asked.tells_logprobs else {}),
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=top_p_of(body.top_p),
+        seed=body.seed,
+        json_schema=body.kept_to,
+        **({"logprobs": True, "top_logprobs": body.top_logprobs} if body.tells_logprobs else {}),
     )
-    asked.input.clear()  # The library copies the turns, and nothing else holds what was in them.
+    body.input.clear()  # The library copies the turns, and nothing else holds what was in them.
     turns.clear()
     return visitor.account.ask(visitor.omni.stream_chat, fetched, **options)
 
@@ -97,8 +97,8 @@ def _reasoning_text(text: str) -> dict[str, Any]:
 class _Making:
     """A response while it is made: one message with one text, and, before it, an item with the thoughts if there are any."""
 
-    def __init__(self, asked: ResponsesRequest) -> None:
-        self._asked = asked
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._asked = body
         self._name, self._item_name, self._thought_name = new_name("resp_"), new_name("msg_"), new_name("rs_")
         self._created = int(time.time())
         self._numbers = count()
@@ -132,10 +132,10 @@ class _Making:
         """Yield numbered server-sent events, to the last one."""
         async with aclosing(events):
             async for one in events:
-                for kind, what in self._changes(one):
-                    yield self._event(kind, **what)
-        for kind, what in self._end():
-            yield self._event(kind, **what)
+                for kind, fields in self._changes(one):
+                    yield self._event(kind, **fields)
+        for kind, fields in self._end():
+            yield self._event(kind, **fields)
         yield self._event(f"response.{self._status}", response=self.response)
 
     def failed(self, failure: ApiError) -> bytes:
@@ -143,9 +143,9 @@ class _Making:
         self._failure = failure
         return self._event("response.failed", response=self.response)
 
-    def _event(self, kind: str, **what: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         """One server-sent event with the next number."""
-        return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
+        return as_event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
     def _changes(self, event: Event) -> Changes:
         """The server-sent events for the next event of the answer."""
@@ -245,8 +245,8 @@ class _Making:
     @property
     def response(self) -> dict[str, Any]:
         """The response in its present state, as the client sees it."""
-        asked, status = self._asked, self._status
-        form = asked.text.format.model_dump(by_alias=True, exclude_none=True) if asked.text and asked.text.format else {"type": "text"}
+        body, status = self._asked, self._status
+        form = body.text.format.model_dump(by_alias=True, exclude_none=True) if body.text and body.text.format else {"type": "text"}
         return {
             "id": self._name,
             "object": "response",
@@ -256,21 +256,21 @@ class _Making:
             "background": False,
             "error": self._failure and {"code": "server_error", "message": self._failure.message},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
-            "model": asked.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
             "output": [] if status == "in_progress" else self._items,
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "temperature": asked.temperature,
+            "temperature": body.temperature,
             "text": {"format": form},
             "tool_choice": "auto",
             "tools": [],
-            "top_logprobs": asked.top_logprobs or 0,
-            "top_p": asked.top_p,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": body.top_p,
             "truncation": "disabled",
             **({"usage": response_usage(self._done.usage)} if self._done else {}),
         }

@@ -16,14 +16,14 @@ MAX_INCLUDED = 32
 MAX_METADATA = 16
 
 
-def _few(given: object) -> object:
+def _few(metadata: object) -> object:
     """Refuse metadata with too many keys."""
-    return few(given, MAX_METADATA)
+    return few(metadata, MAX_METADATA)
 
 
-def _messages_of(given: object) -> object:
+def _messages_of(value: object) -> object:
     """A text as a list with one message of the user; any other value unchanged."""
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class TextFormat(StrictBody):

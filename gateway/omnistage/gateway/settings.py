@@ -110,7 +110,7 @@ class GatewaySettings(ServerSettings):
 
     @field_validator("model_names", "voice_names")
     @classmethod
-    def _with_known(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    def _with_known(cls, names: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         """The names in KNOWN, changed by the setting, which may add names, change their meaning, or remove them."""
         assert info.field_name is not None
-        return {name: to for name, to in {**KNOWN[info.field_name], **given}.items() if to != NO_NAME}
+        return {name: to for name, to in {**KNOWN[info.field_name], **names}.items() if to != NO_NAME}

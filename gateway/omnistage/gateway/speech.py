@@ -55,29 +55,29 @@ def routes(door: Door) -> APIRouter:
     router = new_router("/v1", "speech")
 
     @router.post("/audio/speech", response_class=Response)
-    async def speech(request: Request, asked: SpeechBody) -> Response:
+    async def speech(request: Request, body: SpeechBody) -> Response:
         """Speak a text: one file while it is made, or server-sent events with its pieces."""
         visitor = visitor_of(request)
-        rate_hz: int | None = asked.sample_rate_hz
-        check_format(asked.response_format, rate_hz or 0, FORMAT)
-        if rate_hz is None and asked.response_format in FIXED_RATE:
+        rate_hz: int | None = body.sample_rate_hz
+        check_format(body.response_format, rate_hz or 0, FORMAT)
+        if rate_hz is None and body.response_format in FIXED_RATE:
             rate_hz = RATE_HZ
         options = door.options(
             visitor,
-            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SPEAK, asked.model)),
-            voice=await unless_gone(request, door.offer.voice(asked.voice)),
-            speed=asked.speed,
-            markdown=asked.markdown,
-            seed=asked.seed,
-            profile=asked.profile,
+            pipeline=await unless_gone(request, door.offer.pipeline_that_can(SPEAK, body.model)),
+            voice=await unless_gone(request, door.offer.voice(body.voice)),
+            speed=body.speed,
+            markdown=body.markdown,
+            seed=body.seed,
+            profile=body.profile,
             sample_rate_hz=rate_hz,
         )
         with in_words_of(FIELDS):
-            events = visitor.account.ask(visitor.omni.stream_say, asked.input, **options)
-        if asked.stream_format == "sse":
-            return await stream_response(request, _events(events, asked.response_format), FIELDS)
-        media_type = MEDIA_TYPES[asked.response_format]
-        return await stream_response(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
+            events = visitor.account.ask(visitor.omni.stream_say, body.input, **options)
+        if body.stream_format == "sse":
+            return await stream_response(request, _events(events, body.response_format), FIELDS)
+        media_type = MEDIA_TYPES[body.response_format]
+        return await stream_response(request, file_of(events, body.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
 
     return router
 

@@ -25,9 +25,9 @@ def routes(door: Door) -> APIRouter:
     @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
     async def ready(request: Request) -> Response:
         """The gateway takes requests, its router answers, and a pipeline is ready."""
-        why = await unless_gone(request, _not_ready(door))
-        if why:
-            return JSONResponse({"status": "not ready", "why": why}, 503, {"Retry-After": "1"})
+        reason = await unless_gone(request, _not_ready(door))
+        if reason:
+            return JSONResponse({"status": "not ready", "why": reason}, 503, {"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
 
     @router.get("/metrics", response_class=PlainTextResponse)

@@ -23,7 +23,7 @@ class Transcripts:
         already; empty: make a new one."""
         return self._kept.put(visitor.host, (visitor.who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
-    def get(self, who: str, name: str) -> str | None:
+    def get(self, client: str, name: str) -> str | None:
         """The text of this name; None if it is gone, or was not kept for this client."""
-        found = self._kept.get(name)
-        return found[1] if found is not None and found[0] == who else None
+        entry = self._kept.get(name)
+        return entry[1] if entry is not None and entry[0] == client else None

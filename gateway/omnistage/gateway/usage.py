@@ -51,8 +51,8 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 def speech_usage(usage: Usage) -> dict[str, int]:
     """The usage of a spoken text. input_tokens are the tokens of the text, as the model cut it."""
-    read, spoken = usage.completion_tokens or 0, audio_tokens(usage)
-    return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
+    read, spoken_tokens = usage.completion_tokens or 0, audio_tokens(usage)
+    return {"input_tokens": read, "output_tokens": spoken_tokens, "total_tokens": read + spoken_tokens}
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:

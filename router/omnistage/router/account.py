@@ -111,14 +111,14 @@ class Account:
 
     def _trace(self, line: dict[str, object]) -> None:
         """End the span with its phases and with the fields of the line, except its reason and its length."""
-        span, tally, now = self.span, self.tally, time.monotonic()
+        span, tally, now_s = self.span, self.tally, time.monotonic()
         if not span.trace_id:
             return
         if self._waits_since is not None and (self._place is None or self._place.queued_s):
-            ended_s, reason = (now, self.reason) if self._place is None else (tally.begun_s, "OK")
+            ended_s, reason = (now_s, self.reason) if self._place is None else (tally.begun_s, "OK")
             span.phase("queue", self._waits_since, ended_s, reason=reason)
         if self._session_id:
-            span.phase("open", tally.begun_s, tally.opened_s or now, reason="OK" if tally.opened_s else self.reason)
+            span.phase("open", tally.begun_s, tally.opened_s or now_s, reason="OK" if tally.opened_s else self.reason)
         for content, first_s in tally.first.items():
             span.event(f"first_{content}", at_s=tally.begun_s + first_s)
         for loss in tally.losses:

@@ -102,42 +102,42 @@ class Admission:
     async def _wait(self, place: Place) -> None:
         """Wait until the ticket has a place; meanwhile, take places from clients that stall. Raises OVERLOADED after WAIT_S, or
         DRAINING."""
-        begun = time.monotonic()
+        begin_s = time.monotonic()
         while not place.ticket.given:
-            left = begun + WAIT_S - time.monotonic()
-            if left <= 0:
+            left_s = begin_s + WAIT_S - time.monotonic()
+            if left_s <= 0:
                 raise overload_error(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
             try:
-                async with asyncio.timeout(min(left, self._take_back())):
+                async with asyncio.timeout(min(left_s, self._take_back())):
                     await place.given.wait()
             except TimeoutError:
                 continue
             if self._draining.is_set() and not place.ticket.given:
                 raise _draining()
-        place.queued_s = time.monotonic() - begun
+        place.queued_s = time.monotonic() - begin_s
 
     def _take_back(self) -> float:
         """Take back places from the clients that have stalled longest: as many as requests wait, less the places whose answers are ending
         already. Returns the seconds until the caller should look once more."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
         leaving = sum(place.taken_back.done() for place in self._open.values())
-        for place in sorted(stalling, key=lambda place: place.writing_since or now)[: max(self.waiting - leaving, 0)]:
-            stalled_s = now - (place.writing_since or now)
+        for place in sorted(stalling, key=lambda place: place.writing_since or now_s)[: max(self.waiting - leaving, 0)]:
+            stalled_s = now_s - (place.writing_since or now_s)
             if stalled_s < STALLED_S:
                 return STALLED_S - stalled_s
             place.taken_back.set_result(None)
         return STALLED_S
 
-    def _tell(self, given: list[Ticket]) -> None:
+    def _tell(self, tickets: list[Ticket]) -> None:
         """Wake the requests whose tickets have got a place."""
-        for ticket in given:
+        for ticket in tickets:
             self._open[ticket].given.set()
 
 
-def overload_error(why: str) -> StageError:
+def overload_error(reason: str) -> StageError:
     """The error of a request for which there is no room now."""
-    return StageError("OVERLOADED", f"{why}; try again")
+    return StageError("OVERLOADED", f"{reason}; try again")
 
 
 def _draining() -> StageError:

@@ -145,10 +145,10 @@ class Generation:
 
     async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """Pass on the chunks of the ports that the client wants, then grant more."""
-        wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
+        selected = [chunk for chunk in chunks if chunk.port in self._request.outputs]
         self._tally.made(chunks)
-        self._tally.gave(wanted)
-        for event in batch_chunks(wanted, omni_pb2.GenerateResponse, together=self._request.batches):
+        self._tally.gave(selected)
+        for event in batch_chunks(selected, omni_pb2.GenerateResponse, together=self._request.batches):
             await self._write(event)
         for chunk in chunks:
             await self._make_room(link, chunk)
@@ -174,9 +174,9 @@ class Generation:
     def _allowed_chunks(self, port: str) -> int:
         """How many chunks of a port the stage may send in all, as of now: WINDOW more than have come, but no more than the client has room
         for."""
-        given = None if self._room is None else self._room.of(port)
+        room = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
-        return window if given is None else min(window, given)
+        return window if room is None else min(window, room)
 
     @asynccontextmanager
     async def _room_passed_on(self, link: Link, room: OutputRoom) -> AsyncIterator[None]:
@@ -227,9 +227,9 @@ class Generation:
                     if port.name not in self._request.outputs:
                         unwanted[stage.kind].append(port.name)
         if self._room is not None:
-            held = self._request.resume.positions if self._request.resume is not None else ()
-            ended = {position.port for position in held if position.ended}
-            self._room.begin({port for port in self._written if port in self._request.outputs} - ended)
+            positions = self._request.resume.positions if self._request.resume is not None else ()
+            ended_ports = {position.port for position in positions if position.ended}
+            self._room.begin({port for port in self._written if port in self._request.outputs} - ended_ports)
         self._granted = {port: self._allowed_chunks(port) for port in self._written}
         request = stage_pb2.Open(
             session_id=self.session_id,
@@ -256,12 +256,12 @@ class Generation:
     def _needed_stages(self) -> Sequence[StageSpec]:
         """The stages of the pipeline up to the last one that makes an output which the client wants."""
         stages = self._request.pipeline.stages
-        wanted = [
+        indices = [
             number
             for number, stage in enumerate(stages)
             if any(port.name in self._request.outputs for port in self._descriptions[stage.kind].produces)
         ]
-        return stages[: wanted[-1] + 1]
+        return stages[: indices[-1] + 1]
 
     def _checkpoints(self, kind: str) -> list[str]:
         """The names of all compact ports of a stage, wanted or not: with their chunks a replacement repeats exactly what the lost replica
@@ -287,18 +287,18 @@ class Generation:
         return usage
 
 
-def trace_metadata(given: Metadata) -> Metadata:
+def trace_metadata(metadata: Metadata) -> Metadata:
     """The client's W3C trace context; a new one if the client sent none that is well-formed."""
-    return incoming_trace(given) or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
+    return incoming_trace(metadata) or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
 
 
-def incoming_trace(given: Metadata) -> Metadata:
+def incoming_trace(metadata: Metadata) -> Metadata:
     """The client's W3C trace context; empty if the client sent none that is well-formed.
 
     W3C Trace Context, section 3.2: version-traceid-parentid-flags; section 3.3.1.5: pass on at least 512 characters of state. Longer state
     is dropped: metadata that is too long for a hop would look like the loss of a stage."""
-    parents = [(key, value) for key, value in given if key == "traceparent" and _TRACEPARENT.fullmatch(value)]
+    parents = [(key, value) for key, value in metadata if key == "traceparent" and _TRACEPARENT.fullmatch(value)]
     if len(parents) != 1:
         return []
-    states = [(key, value) for key, value in given if key == "tracestate"]
+    states = [(key, value) for key, value in metadata if key == "tracestate"]
     return parents + (states if sum(len(value) for _, value in states) <= MAX_TRACESTATE else [])

@@ -21,11 +21,11 @@ def capacity(placements: Collection[Placement]) -> int:
     for pipeline in pipelines:
         for kind, replicas in pipeline.items():
             together.setdefault(kind, {}).update(replicas)
-    most = sum(map(_scarcest, pipelines))
+    total = sum(map(_scarcest, pipelines))
     for kind, replicas in together.items():
         without = sum(_scarcest(pipeline) for pipeline in pipelines if kind not in pipeline)
-        most = min(most, sum(replicas.values()) + without)
-    return max(1, most)
+        total = min(total, sum(replicas.values()) + without)
+    return max(1, total)
 
 
 def _sessions(placement: Placement) -> Sessions:

@@ -42,19 +42,19 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
     Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; BAD_REQUEST for the field `model`, with the candidates' names in the
     metadata `candidates` if several pipelines can answer, and with what each pipeline lacks if none can."""
     if request.model:
-        named = pipelines.get(request.model)
-        if named is None:
+        chosen_pipeline = pipelines.get(request.model)
+        if chosen_pipeline is None:
             text = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
             raise StageError("UNKNOWN_MODEL", text, metadata={"field": "model"})
-        pool = {named.name: named}
+        pool = {chosen_pipeline.name: chosen_pipeline}
     else:
         pool = dict(pipelines)
     if len(pool) > 1:
-        asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {name: _lacks(pipeline, asked, given, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()}
-        able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
+        kinds, media_kinds = [kind for kind in KINDS if request.HasField(kind)], media(request)
+        lacks = {name: _lacks(pipeline, kinds, media_kinds, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()}
+        able = [pipelines[name] for name, lack in lacks.items() if not lack]
         if not able and _only_drawing_is_meant(request, pool.values()):
-            able = [pipeline for pipeline in pool.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
+            able = [pipeline for pipeline in pool.values() if not _lacks(pipeline, ["diffusion"], media_kinds, request.outputs)]
         pipeline = _only_able(able, pipelines) if able else _refuse_all(request, lacks, pipelines)
     else:
         (pipeline,) = pool.values()
@@ -107,12 +107,12 @@ def check_outputs(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, pip
     outputs of the request."""
     if request.HasField("diffusion") and not pipeline.draws:
         raise stage_refusal(request, pipeline, "diffusion", pipelines)
-    if lacking := pipeline.lacking(request.outputs):
-        why = f": it {NO_TALKER}" if "audio" in lacking and pipeline.kinds == {"thinker"} else ""
-        asked = [kind for kind in KINDS if request.HasField(kind)]
-        able = [one.name for one in pipelines if one.kinds.issuperset(asked) and not one.lacking(request.outputs)][:MOST_NAMED]
+    if missing := pipeline.lacking(request.outputs):
+        reason = f": it {NO_TALKER}" if "audio" in missing and pipeline.kinds == {"thinker"} else ""
+        kinds = [kind for kind in KINDS if request.HasField(kind)]
+        able = [one.name for one in pipelines if one.kinds.issuperset(kinds) and not one.lacking(request.outputs)][:MOST_NAMED]
         others = f"; {', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else ""
-        text = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in lacking)}{why}{others}"
+        text = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in missing)}{reason}{others}"
         raise bad_request("outputs", text)
     return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
 
@@ -127,28 +127,28 @@ def _only_able(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFil
     default."""
     if able[0] is next(iter(pipelines.values())) or len(able) == 1:
         return able[0]
-    named = [pipeline.name for pipeline in able[:MOST_NAMED]]
+    names = [pipeline.name for pipeline in able[:MOST_NAMED]]
     raise StageError(
         "BAD_REQUEST",
-        f"{', '.join(named)}: each of them could answer this; name one",
-        metadata={"field": "model", "candidates": ",".join(named)},
+        f"{', '.join(names)}: each of them could answer this; name one",
+        metadata={"field": "model", "candidates": ",".join(names)},
     )
 
 
 def _refuse_all(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """Refuse a request that no pipeline can answer. Raises BAD_REQUEST with what each pipeline lacks."""
-    text = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
+    text = "; ".join(f"{name} {lack}" for name, lack in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
         text += f"; {those_that_draw(pipelines.values(), request.outputs)}"
     raise StageError("BAD_REQUEST", f"no pipeline does this: {text}", metadata={"field": "model"})
 
 
 def _lacks(
-    pipeline: PipelineFile, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False
+    pipeline: PipelineFile, kinds: Collection[str], media_kinds: Collection[str], outputs: Collection[str], is_verbatim: bool = False
 ) -> str:
-    """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that it needs. given: media in the request."""
-    lacks = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
-    lacks += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
+    """The reason why a pipeline cannot answer; empty: it can. kinds: kinds of stages that it needs. media_kinds: media in the request."""
+    lacks = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in kinds if kind not in pipeline.kinds]
+    lacks += [f"takes no {_word(medium)}" for medium in media_kinds if medium not in pipeline.inputs]
     lacks += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
     return ", ".join(lacks[:MOST_NAMED])
 
@@ -156,8 +156,8 @@ def _lacks(
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[PipelineFile]) -> bool:
     """Whether the request is a prompt that only pipelines for drawings could serve, by its outputs and params."""
     draws = request.HasField("diffusion")
-    meant = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
-    return _is_prompt(request) and all(pipeline.only_draws for pipeline in meant)
+    candidates = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
+    return _is_prompt(request) and all(pipeline.only_draws for pipeline in candidates)
 
 
 def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
@@ -174,8 +174,8 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
         text = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
-        wanted = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
-        raise bad_request("outputs", f"{pipeline.name} {text} and does not answer: {wanted}")
+        advice = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
+        raise bad_request("outputs", f"{pipeline.name} {text} and does not answer: {advice}")
     thinker = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
     fields = [f"thinker.{name}" for name in thinker] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
     if fields:

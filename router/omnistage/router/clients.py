@@ -102,10 +102,10 @@ def request_of(call: CallOrigin, request_id: str) -> Hashable:
 
 def _api_key(call: CallOrigin) -> str:
     """The SHA-256 of a call's API key, in hex; empty without a key."""
-    given = _value(call, API_KEY)
-    if not given:
+    key = _value(call, API_KEY)
+    if not key:
         return ""
-    return hashlib.sha256(given if isinstance(given, bytes) else given.encode()).hexdigest()
+    return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
 
 
 def _value(call: CallOrigin, key: str) -> str | bytes:

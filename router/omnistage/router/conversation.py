@@ -59,8 +59,8 @@ class ConverseCall:
     async def next_turn(self) -> omni_pb2.GenerateRequest | None:
         """The next turn; None at the half-close. Late messages of the previous turn are checked and dropped. Raises StageError."""
         if self._asked is not None:
-            asked, self._asked = self._asked, None
-            return asked
+            request, self._asked = self._asked, None
+            return request
         while (message := await self._receive()) is not None:
             match message.WhichOneof("event"):
                 case "turn":

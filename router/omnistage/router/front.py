@@ -161,7 +161,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         if span.trace_id:
             structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
         account = Account(client_text(client), span)
-        begun, name = time.monotonic(), ""
+        begin_s, name = time.monotonic(), ""
         try:
             valid = self._valid(await read(), account)
             name = valid.pipeline.name
@@ -185,7 +185,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             raise StageError("", f"internal error of the router: {type(error).__name__}") from None
         finally:
             self._metrics.ended.labels(pipeline=name, reason=account.reason).inc()
-            self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
+            self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begin_s)
             account.close()
 
     def _valid(self, request: omni_pb2.GenerateRequest, account: Account) -> ValidRequest:

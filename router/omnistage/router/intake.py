@@ -84,11 +84,11 @@ class Intake:
             raise protocol_error(f"no part of this turn names the port {chunk.port[:32]!r}; there are {sorted(self._readers)}")
         reader.accept(chunk)
         carries = self._payloads[chunk.port]
-        given = chunk.WhichOneof("payload")
-        if given not in (None, carries):
-            raise protocol_error(f"port {chunk.port!r} carries {carries}, not {given}", port=chunk.port)
+        payload_kind = chunk.WhichOneof("payload")
+        if payload_kind not in (None, carries):
+            raise protocol_error(f"port {chunk.port!r} carries {carries}, not {payload_kind}", port=chunk.port)
         if self._link is not None:
-            payload = None if given is None else chunk.media if given == "media" else chunk.audio
+            payload = None if payload_kind is None else chunk.media if payload_kind == "media" else chunk.audio
             await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
@@ -103,19 +103,19 @@ class Intake:
 
         A process that is stopped or held up reads nothing, for which the client is not to blame. So the caller calls this LOOKS times
         within `stall_s`, and the delay of a late call does not count."""
-        now = time.monotonic()
-        self._since = min(self._since + max(now - self._look_at, 0.0), now)
+        now_s = time.monotonic()
+        self._since = min(self._since + max(now_s - self._look_at, 0.0), now_s)
         if not self.waits_for:
             self._look_at = math.inf
             return None
         wait_s = self._stall_s / LOOKS
         if self._link is not None and any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
-            left = self._since + self._stall_s - now
-            if left <= 0:
+            left_s = self._since + self._stall_s - now_s
+            if left_s <= 0:
                 waiting = ", ".join(self.waits_for)
                 raise StageError("CLIENT_STALLED", f"the client sent nothing on {waiting} for {self._stall_s:g} s, though there was room")
-            wait_s = min(left, wait_s)
-        self._look_at = now + wait_s
+            wait_s = min(left_s, wait_s)
+        self._look_at = now_s + wait_s
         return wait_s
 
     async def _grant(self, link: Link) -> None:

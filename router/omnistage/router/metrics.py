@@ -75,11 +75,11 @@ class RouterMetrics:
         """Show how many replicas of a pipeline are in each state. models: names of the models, by kind of stage; a name is empty until it
         is known. count: returns how many replicas of a kind are in a state."""
         for kind, model in models.items():
-            for state, said in STATES.items():
+            for state, label in STATES.items():
                 if model:
                     with suppress(KeyError):
-                        self.replicas.remove(pipeline, kind, "", said)
-                self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=said).set_function(partial(count, kind, state))
+                        self.replicas.remove(pipeline, kind, "", label)
+                self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=label).set_function(partial(count, kind, state))
 
     def count_answer(self, pipeline: str, queued_s: float, first: Mapping[str, float], failovers: Iterable[str]) -> None:
         """Count an answer that had a place, however it ended. first: seconds from getting the place to the first item, by kind of item.

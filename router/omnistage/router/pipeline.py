@@ -82,8 +82,8 @@ class PipelineFile(BaseModel):
         for number, stage in enumerate(self.stages):
             if bool(stage.takes) != bool(number):
                 raise ValueError(f"stage {stage.kind}: every stage but the first takes ports of the one before it")
-        named = self.outputs + self.could_give
-        if twice := sorted(name for name in set(named) if named.count(name) > 1):
+        names = self.outputs + self.could_give
+        if twice := sorted(name for name in set(names) if names.count(name) > 1):
             raise ValueError(f"outputs, on_request and may_give name {', '.join(twice)} twice")
         self.default_params()
         return self
@@ -96,8 +96,8 @@ class PipelineFile(BaseModel):
     def lacking(self, outputs: Collection[str]) -> list[str]:
         """The names among the `outputs` of a request that this pipeline does not give, sorted. PROGRESS counts as lacking only if the
         request names nothing else: with another output the request is answered without it."""
-        named = {*outputs}
-        return sorted(named - {*self.offered} - ({PROGRESS} if named != {PROGRESS} else set()))
+        names = {*outputs}
+        return sorted(names - {*self.offered} - ({PROGRESS} if names != {PROGRESS} else set()))
 
     @property
     def could_take(self) -> tuple[str, ...]:
@@ -163,10 +163,10 @@ def load_pipeline(name_or_file: str) -> PipelineFile:
     """Read a shipped pipeline by name, or a file by path. Raises PipelineError."""
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
-        found = [folder / f"{name_or_file}.yaml" for folder in (_INSTALLED, _CHECKOUT) if (folder / f"{name_or_file}.yaml").is_file()]
-        if not found:
+        files = [folder / f"{name_or_file}.yaml" for folder in (_INSTALLED, _CHECKOUT) if (folder / f"{name_or_file}.yaml").is_file()]
+        if not files:
             raise PipelineError(f"no pipeline {name_or_file!r}; there are {', '.join(shipped_pipelines())}, or give a .yaml file")
-        path = found[0]
+        path = files[0]
     try:
         return PipelineFile.model_validate(read_yaml(path))
     except OSError as error:
@@ -191,14 +191,14 @@ def shipped_pipelines() -> list[str]:
 def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
     """Check the inputs, the outputs and every edge between two stages against the descriptions of the stages, by kind. Raises
     PipelineError, which names what does not fit."""
-    seen: dict[str, str] = {}
+    producers: dict[str, str] = {}
     for stage in pipeline.stages:
         if descriptions[stage.kind].kind != KINDS[stage.kind]:
             raise PipelineError(f"{pipeline.name}: the server given as {stage.kind} is of another kind")
         for port in descriptions[stage.kind].produces:
-            if port.name in seen:
-                raise PipelineError(f"{pipeline.name}: port {port.name!r} is produced by {seen[port.name]} and by {stage.kind}")
-            seen[port.name] = stage.kind
+            if port.name in producers:
+                raise PipelineError(f"{pipeline.name}: port {port.name!r} is produced by {producers[port.name]} and by {stage.kind}")
+            producers[port.name] = stage.kind
     for before, after in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         _check_edge(pipeline.name, before.kind, after, descriptions[before.kind].produces, descriptions[after.kind].accepts)
     takes = descriptions[pipeline.stages[0].kind].inputs or ["text"]
@@ -209,7 +209,7 @@ def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.
     if ports := ", ".join(port.name for port in descriptions[first].accepts if port.payload not in STREAMED):
         raise PipelineError(f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client streams media and sound only")
     for output in pipeline.settled(descriptions).offered or pipeline.outputs:
-        if output not in seen:
+        if output not in producers:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")
 
 
@@ -224,6 +224,6 @@ def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[sta
             raise PipelineError(f"{name}: {before} has no output {port!r} for {after.kind}; it has {sorted(produced)}")
         out, into = produced[port], accepted[port]
         for field in ("payload", "rate_millihertz", "width", "element_type"):
-            given, wanted = getattr(out, field), getattr(into, field)
-            if not (converts(given, wanted) if field == "element_type" else given == wanted):
-                raise PipelineError(f"{name}: edge {before}.{port} > {after.kind}.{port}: {field} is {given} and must be {wanted}")
+            produced_value, accepted_value = getattr(out, field), getattr(into, field)
+            if not (converts(produced_value, accepted_value) if field == "element_type" else produced_value == accepted_value):
+                raise PipelineError(f"{name}: edge {before}.{port} > {after.kind}.{port}: {field} is {produced_value} and must be {accepted_value}")

@@ -145,12 +145,12 @@ class Placement:
         """The descriptions of the stages, by kind, each from the first replica that takes sessions. Waits until every kind has one."""
         while True:
             changed = self.changed
-            found = {
+            by_kind = {
                 kind: next((replica.description for replica in replicas if replica.state == SERVING), None)
                 for kind, replicas in self._replicas.items()
             }
-            described = {kind: description for kind, description in found.items() if description is not None}
-            if len(described) == len(found):
+            described = {kind: description for kind, description in by_kind.items() if description is not None}
+            if len(described) == len(by_kind):
                 return described
             await changed.wait()
 
@@ -160,9 +160,9 @@ class Placement:
         for kind, replicas in self._replicas.items():
             if any(replica.state == SERVING for replica in replicas):
                 continue
-            known = any(replica.description is not None for replica in replicas)
-            why = _refusal(replicas) or ("takes no sessions now" if known else "has not answered yet")
-            reasons.append(f"its {kind} {why}")
+            is_known = any(replica.description is not None for replica in replicas)
+            reason = _refusal(replicas) or ("takes no sessions now" if is_known else "has not answered yet")
+            reasons.append(f"its {kind} {reason}")
         return reasons
 
     @property
@@ -172,19 +172,19 @@ class Placement:
 
     # Placing -------------------------------------------------------------------------------------------------------------------------
 
-    def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
+    def place(self, kind: str, *, boot_id: str = "", revision: str = "") -> list[str]:
         """Addresses of replicas for a session, best first; the session counts for the first address. Raises STAGE_LOST if no replica takes
         sessions now.
 
-        near: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes first
+        boot_id: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes first
         while it has at most n + n / 4 + 1 sessions, where n is the fewest of any replica: a copy between hosts costs about as much, and a
         larger preference would let machines idle. revision: required revision, for a session that goes on; empty: any. Suspect replicas
         come last.
         """
         serving = self._serving(kind, revision)
-        host = near or self._boot_id
-        least = min((replica.busy for replica in serving if not replica.suspect), default=0)
-        close = least + 1 + least // 4
+        host = boot_id or self._boot_id
+        min_sessions = min((replica.busy for replica in serving if not replica.suspect), default=0)
+        close = min_sessions + 1 + min_sessions // 4
 
         def rank(replica: PlacedReplica) -> tuple[bool, bool, int]:
             is_neighbour = replica.boot_id == host and replica.busy <= close
@@ -197,23 +197,23 @@ class Placement:
 
     def others(self, kind: str, address: str, *, revision: str = "") -> list[str]:
         """Addresses of a kind, other than `address`, that take sessions and are not suspect. revision: as in `place`."""
-        fitting = [replica for replica in self._replicas[kind] if self._fits(replica) and revision in ("", replica.revision)]
-        return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
+        replicas = [replica for replica in self._replicas[kind] if self._fits(replica) and revision in ("", replica.revision)]
+        return [replica.address for replica in replicas if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
         """Place sessions at these replicas only if no others take them, until their next reports: a link lost them, or heard no sign of
         life from them."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
-                if not replica.suspect and (known := replica.process.known()):
-                    log.warning("replica.suspect", stage=replica.kind, address=replica.address, **known)
+                if not replica.suspect and (process_fields := replica.process.known()):
+                    log.warning("replica.suspect", stage=replica.kind, address=replica.address, **process_fields)
                 replica.suspect = True
                 self.use()
 
     def known(self, kind: str, address: str) -> dict[str, object]:
         """The state of a replica's process, as fields for a line of the log; empty if this machine cannot see the process."""
-        found = (replica for replica in self._replicas[kind] if replica.address == address)
-        return next((replica.process.known() for replica in found), {})
+        replicas = (replica for replica in self._replicas[kind] if replica.address == address)
+        return next((replica.process.known() for replica in replicas), {})
 
     def use(self) -> None:
         """Call it when the state of the replicas is needed: from now on they report every second, until RESTS_AFTER_S have passed without a
@@ -244,22 +244,22 @@ class Placement:
         If any replica has the revision, only replicas of that revision count, even while they are out of reach: they may be back at once.
         If none has it, all count, and the stage says why it refuses. If no replica serves, the silent ones are returned: a silent replica
         may only be busy, and the link that waits for it finds out."""
-        fitting = [replica for replica in self._replicas[kind] if self._fits(replica)]
+        replicas = [replica for replica in self._replicas[kind] if self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
-            fitting = [replica for replica in fitting if replica.revision == revision]
-        serving = [replica for replica in fitting if replica.state == SERVING] or [replica for replica in fitting if replica.silent]
+            replicas = [replica for replica in replicas if replica.revision == revision]
+        serving = [replica for replica in replicas if replica.state == SERVING] or [replica for replica in replicas if replica.silent]
         if not serving:
             refusal = _refusal(self._replicas[kind])
-            why = f": the one {refusal}" if refusal else ""
-            raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind})
+            reason = f": the one {refusal}" if refusal else ""
+            raise StageError("STAGE_LOST", f"no {kind} is reachable now{reason}", metadata={"stage": kind})
         return serving
 
     def _fits(self, replica: PlacedReplica) -> bool:
         """Whether a replica has described itself, and has the model and the ports that `pin` demands."""
-        pinned, own = self._pinned.get(replica.kind), replica.description
-        if own is None or pinned is None:
-            return own is not None
-        return (own.model, own.accepts) == (pinned.model, pinned.accepts) and all(port in own.produces for port in pinned.produces)
+        pinned, description = self._pinned.get(replica.kind), replica.description
+        if description is None or pinned is None:
+            return description is not None
+        return (description.model, description.accepts) == (pinned.model, pinned.accepts) and all(port in description.produces for port in pinned.produces)
 
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
@@ -278,18 +278,18 @@ class Placement:
                 try:
                     await self._describe(replica, stub)
                     if not await self._listen(replica, stub):
-                        pauses, why = True, "it ended its reports"
+                        pauses, reason = True, "it ended its reports"
                     elif await self._rest(replica, connection):
-                        why = "its connection was lost"
+                        reason = "its connection was lost"
                     else:
                         continue
                 except TimeoutError:
-                    replica.silent, why = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
+                    replica.silent, reason = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
                 except grpc.aio.AioRpcError as error:
-                    pauses, why = self._note_failure(replica, error), error.details() or ""
+                    pauses, reason = self._note_failure(replica, error), error.details() or ""
                 if not replica.away:
                     backoff = FIRST_BACKOFF_S
-                self._lose(replica, why)
+                self._lose(replica, reason)
                 if not replica.listed:
                     self._forget(replica)
                     return
@@ -366,18 +366,18 @@ class Placement:
         replica.placed = 0
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
-            known = replica.process.known() if replica.silent else {}
-            log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **known)
+            process_fields = replica.process.known() if replica.silent else {}
+            log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **process_fields)
             self._set_state(replica, state)
         replica.suspect = replica.refused = replica.silent = False
         replica.process.heard()
 
-    def _lose(self, replica: PlacedReplica, why: str) -> None:
-        """Count a replica as lost, if it has ever described itself. why: for the log."""
+    def _lose(self, replica: PlacedReplica, reason: str) -> None:
+        """Count a replica as lost, if it has ever described itself. reason: for the log."""
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
-            known = replica.process.known() if replica.silent else {}
-            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why, **known)
+            process_fields = replica.process.known() if replica.silent else {}
+            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=reason, **process_fields)
             self._set_state(replica, LOST)
 
     def _set_state(self, replica: PlacedReplica, state: omni_pb2.ReplicaState) -> None:
@@ -395,33 +395,33 @@ class Placement:
         nothing, because DNS is down more often than all replicas at once, and the watch notices lost replicas."""
         failing = False
         while True:
-            found: Collection[str] = ()
-            why = "it has no address"
+            addresses: Collection[str] = ()
+            reason = "it has no address"
             try:
-                found = await self._resolve(name)
+                addresses = await self._resolve(name)
             # DNS fails with an OSError; the other errors mean that no thread for the lookup could be started.
             except SHORTAGES as error:
-                why = str(error)
-            if not found and not failing:
-                log.warning("name.not_found", stage=kind, name=str(name), why=why)
-            failing = not found
-            if found:
-                for replica in self._list(kind, name, sorted(set(found))[:MAX_WATCHED]):
+                reason = str(error)
+            if not addresses and not failing:
+                log.warning("name.not_found", stage=kind, name=str(name), why=reason)
+            failing = not addresses
+            if addresses:
+                for replica in self._list(kind, name, sorted(set(addresses))[:MAX_WATCHED]):
                     group.create_task(self._watch(replica))
             await asyncio.sleep(self._lookup_period_s)
 
-    def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[PlacedReplica]:
-        """Note the addresses `found` for a name; returns the new replicas. A replica that the name no longer lists gets no new session, and
+    def _list(self, kind: str, name: Name, addresses: Sequence[str]) -> list[PlacedReplica]:
+        """Note the addresses `addresses` for a name; returns the new replicas. A replica that the name no longer lists gets no new session, and
         is watched until it is lost."""
         replicas = self._replicas[kind]
-        known = {replica.address for replica in replicas}
+        known_addresses = {replica.address for replica in replicas}
         for replica in replicas:
             if replica.name == name:
-                replica.listed = replica.address in found
+                replica.listed = replica.address in addresses
                 if not replica.listed and replica.state == SERVING:
                     log.info("replica.unlisted", stage=kind, address=replica.address, name=str(name))
                     self._set_state(replica, DRAINING)
-        new = [PlacedReplica(kind, address, name) for address in found if address not in known]
+        new = [PlacedReplica(kind, address, name) for address in addresses if address not in known_addresses]
         replicas.extend(new)
         return new
 

@@ -57,10 +57,10 @@ class ReplicaProcess:
 
     def known(self) -> dict[str, object]:
         """Fields for a line of the log: `process` and `machine`; empty if the process is not known here."""
-        now = _sample(self._pid)
-        if now is None or not self._is_its(now):
+        sample = _sample(self._pid)
+        if sample is None or not self._is_its(sample):
             return {}
-        return {"process": {**_process_fields(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
+        return {"process": {**_process_fields(self._heard, sample), **_sleeps_in(self._pid)}, "machine": _machine_fields()}
 
     def _is_its(self, sample: ProcessSample) -> bool:
         """Whether the sampled process listens at the replica's port. This is looked up until it is so and then remembered, because the
@@ -70,13 +70,13 @@ class ReplicaProcess:
         return self._proven == sample.begun
 
 
-def _process_fields(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]:
+def _process_fields(before: ProcessSample | None, sample: ProcessSample) -> dict[str, object]:
     """Fields for the log: the state now, and what the process did since the sample before, if it is the same process."""
-    fields: dict[str, object] = {"state": now.state, "threads": now.threads}
-    if before is not None and before.begun == now.begun:
-        fields["since_s"] = round(now.at - before.at, 3)
-        fields["cpu_s"] = round(now.cpu_s - before.cpu_s, 3)
-        fields["major_faults"] = now.major_faults - before.major_faults
+    fields: dict[str, object] = {"state": sample.state, "threads": sample.threads}
+    if before is not None and before.begun == sample.begun:
+        fields["since_s"] = round(sample.at - before.at, 3)
+        fields["cpu_s"] = round(sample.cpu_s - before.cpu_s, 3)
+        fields["major_faults"] = sample.major_faults - before.major_faults
     return fields
 
 
@@ -96,9 +96,9 @@ def _sample(pid: int) -> ProcessSample | None:
 def _listens(pid: int, port: str) -> bool:
     """Whether a process holds a socket that listens at this port."""
     try:
-        wanted = f":{int(port):04X}"
+        port_text = f":{int(port):04X}"
         lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(PROC / "self/net" / table)]
-        sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(wanted) and line[3] == LISTENS}
+        sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(port_text) and line[3] == LISTENS}
         return bool(sockets) and not sockets.isdisjoint(_descriptors(pid))
     except (OSError, ValueError):  # The process belongs to another user or has ended, or the port is invalid.
         return False
@@ -134,8 +134,8 @@ def _machine_fields() -> dict[str, object]:
     fields: dict[str, object] = {}
     try:
         fields["load"] = round(os.getloadavg()[0], 2)
-        for what in ("cpu", "io", "memory"):
-            fields[f"{what}_pressure"] = float((PROC / "pressure" / what).read_text().split()[1].partition("=")[2])
+        for resource in ("cpu", "io", "memory"):
+            fields[f"{resource}_pressure"] = float((PROC / "pressure" / resource).read_text().split()[1].partition("=")[2])
     except (OSError, ValueError, IndexError):  # This kernel does not count it.
         return fields
     return fields

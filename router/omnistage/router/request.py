@@ -100,22 +100,22 @@ def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pi
         raise bad_request("seed", "give the seed of the interrupted answer, from its Started; another one says something else")
     if len(request.revisions) > len(pipeline.stages):
         raise bad_request("revisions", f"{pipeline.name} has {len(pipeline.stages)} stages")
-    held = {position.port for position in request.resume.positions} | {chunk.port for chunk in request.resume.history}
-    if not held <= outputs:
-        raise bad_request("resume", f"{sorted(held - outputs)[:8]} are not among the outputs that are asked for")
+    ports = {position.port for position in request.resume.positions} | {chunk.port for chunk in request.resume.history}
+    if not ports <= outputs:
+        raise bad_request("resume", f"{sorted(ports - outputs)[:8]} are not among the outputs that are asked for")
 
 
 def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[str, stage_pb2.StageParams]:
     """The params of every stage, by kind: the pipeline's defaults, overwritten by the values of the request."""
     params = pipeline.default_params()
     for kind, values in params.items():
-        given = getattr(request, kind)
-        if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
+        stage_params = getattr(request, kind)
+        if "sampling" in stage_params.DESCRIPTOR.fields_by_name and stage_params.HasField("sampling"):
             _clear_replaced(getattr(values, kind).sampling)
-        for field, _ in given.ListFields():
+        for field, _ in stage_params.ListFields():
             if field.name in _REPLACED_WHOLE:
                 getattr(values, kind).ClearField(field.name)
-        getattr(values, kind).MergeFrom(given)
+        getattr(values, kind).MergeFrom(stage_params)
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
     if "talker" in params and request.thinker.verbatim:
@@ -131,9 +131,9 @@ _REPLACED_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 def _clear_replaced(defaults: stage_pb2.Sampling) -> None:
     """Clear all default sampling values but `repetition_penalty` and `top_p`: a client that sends sampling sends all the others, and may
     leave these two out."""
-    kept = stage_pb2.Sampling()
+    remaining = stage_pb2.Sampling()
     if defaults.HasField("repetition_penalty"):
-        kept.repetition_penalty = defaults.repetition_penalty
+        remaining.repetition_penalty = defaults.repetition_penalty
     if defaults.HasField("top_p"):
-        kept.top_p = defaults.top_p
-    defaults.CopyFrom(kept)
+        remaining.top_p = defaults.top_p
+    defaults.CopyFrom(remaining)

@@ -50,13 +50,13 @@ class PlacedRoute:
         before = (self.first, addresses[0])
         hops = []
         for number, hop in enumerate(self.behind, start=1):
-            found = self.placement.place(hop.kind, near=self.placement.boot_id(*before), revision=revision.get(number, ""))
-            before = (hop.kind, found[0])
+            best_first = self.placement.place(hop.kind, boot_id=self.placement.boot_id(*before), revision=revision.get(number, ""))
+            before = (hop.kind, best_first[0])
             hops.append(
                 stage_pb2.Hop(
                     kind=KINDS[hop.kind],
                     model=hop.model,
-                    addresses=found,
+                    addresses=best_first,
                     params=hop.params,
                     takes=hop.takes,
                     checkpoints=hop.checkpoints,

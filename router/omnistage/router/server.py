@@ -94,10 +94,10 @@ class RouterServer:
     async def _watch(self, served: ServedPipeline, first: asyncio.Future[None]) -> None:
         """Watch the replicas of a pipeline, and serve it when they fit. first: set when the first pipeline is served."""
 
-        def misfits(why: str) -> None:
-            log.error("pipeline.misfit", pipeline=served.pipeline.name, why=why)
+        def misfits(reason: str) -> None:
+            log.error("pipeline.misfit", pipeline=served.pipeline.name, why=reason)
             if not first.done():
-                first.set_exception(StartError(why))
+                first.set_exception(StartError(reason))
 
         async with asyncio.TaskGroup() as group:
             group.create_task(served.placement.watch())
@@ -138,8 +138,8 @@ def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, li
     without an address."""
     addresses: dict[str, list[str]] = {}
     for stage in pipeline.stages:
-        given = [address for name, address in settings.stages if name in (stage.kind, f"{pipeline.name}/{stage.kind}")]
-        addresses[stage.kind] = given or list(stage.addresses)
+        typed_addresses = [address for name, address in settings.stages if name in (stage.kind, f"{pipeline.name}/{stage.kind}")]
+        addresses[stage.kind] = typed_addresses or list(stage.addresses)
         if not addresses[stage.kind]:
             raise StartError(f"no address for the {stage.kind} of {pipeline.name}; give --stages {stage.kind}=HOST:PORT")
     return addresses

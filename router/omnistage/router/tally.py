@@ -117,6 +117,6 @@ class Tally:
 
     def _used(self, stage: str, address: str) -> None:
         """Note that the replica at this address takes part, unless it is noted already."""
-        known = self.replicas.setdefault(stage, [])
-        if address not in known:
-            known.append(address)
+        addresses = self.replicas.setdefault(stage, [])
+        if address not in addresses:
+            addresses.append(address)

@@ -38,13 +38,13 @@ class Turns:
         except Refused:
             raise overload_error("too many large requests wait to be read") from None
         try:
-            async with AsyncExitStack() as held:
+            async with AsyncExitStack() as stack:
                 async with within(
                     self._limit_s, lambda: overload_error(f"this large request could not be read within {self._limit_s:g} s")
                 ):
                     for lock in (self._locks.setdefault(client, asyncio.Lock()), self._locks.setdefault(client.host, asyncio.Lock())):
-                        await held.enter_async_context(lock)
-                    await held.enter_async_context(self._turn)
+                        await stack.enter_async_context(lock)
+                    await stack.enter_async_context(self._turn)
                 yield
         finally:
             self._places.leave(ticket)

@@ -48,10 +48,10 @@ async def is_local(address: str) -> bool:
     hosts = _hosts(address)
     try:
         async with asyncio.timeout(LOOKUP_S):
-            found = [await _addresses(host) for host in hosts]
+            resolved = [await _addresses(host) for host in hosts]
     except (OSError, TimeoutError, ValueError):  # The look-up failed: the address may be of another machine.
         return False
-    return all(one.is_loopback for many in found for one in many) and all(found) and bool(found)
+    return all(one.is_loopback for addresses in resolved for one in addresses) and all(resolved) and bool(resolved)
 
 
 def _hosts(address: str) -> list[str]:

@@ -140,8 +140,8 @@ class Answer(dict[str, str]):
         """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is no sound, RequestError if there is only a picture
         or a film: use the `save` of that."""
         if self.audio is None and (self.videos or self.pictures):
-            what, how = ("a film", "videos[0].save(path)") if self.videos else ("a picture", "images[0].save(path)")
-            raise RequestError(f"this answer is {what}, and has no sound", hint=f"Write {what}: answer.{how}.")
+            product, call = ("a film", "videos[0].save(path)") if self.videos else ("a picture", "images[0].save(path)")
+            raise RequestError(f"this answer is {product}, and has no sound", hint=f"Write {product}: answer.{call}.")
         if self.audio is None:
             raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
         self.audio.save(path)
@@ -193,7 +193,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
             case Rows():
                 rows.setdefault(event.port, []).append(event.rows)
             case Done():
-                whole = {port: np.concatenate(pieces) for port, pieces in rows.items()}
+                tensors = {port: np.concatenate(pieces) for port, pieces in rows.items()}
                 return Answer(
                     deltas,
                     _audio(sounds),
@@ -201,7 +201,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                     event,
                     np.concatenate(codes) if codes else None,
                     tuple(words),
-                    whole,
+                    tensors,
                     "".join(thoughts),
                     _films(clips),
                 )

@@ -65,8 +65,8 @@ class AsyncOmni:
             raise TypeError(
                 "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
             )
-        where = plan if address is None else Found(address, is_named=True)
-        self._connection = Connection(where, requests.checked_seconds("connect_timeout_s", connect_timeout_s))
+        target = plan if address is None else Found(address, is_named=True)
+        self._connection = Connection(target, requests.checked_seconds("connect_timeout_s", connect_timeout_s))
         self._resume_timeout_s = requests.checked_seconds("resume_timeout_s", resume_timeout_s, may_be_0=True)
         self._max_retries = checked_retries(max_retries)
         self._api_key = key_of(api_key)
@@ -296,30 +296,30 @@ class AsyncOmni:
             await self._connection.start(self._api_key)
         return await self._connection.connect(min(limit.left_s, self._connection.connect_timeout_s), self._api_key), limit
 
-    async def _whole(self, asked: requests.Request) -> Answer:
+    async def _whole(self, request: requests.Request) -> Answer:
         """The whole answer to a request."""
-        async with aclosing(self._events(asked, is_whole=True)) as events:
+        async with aclosing(self._events(request, is_whole=True)) as events:
             return await collect(events)
 
-    async def _events(self, asked: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
+    async def _events(self, order: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
         """Send a request and yield its events. is_whole: as in `Call`. The time limit does not include the start of a private stack, which
         has a limit of its own."""
-        limit = Limit(asked.timeout_s)
+        limit = Limit(order.timeout_s)
         async with self._connection.waiting():
-            request = await asked.read(limit)
+            request = await order.read(limit)
         with limit.paused():
             await self._connection.start(self._api_key)
-        retries = Retries(self._max_retries if asked.max_retries is None else asked.max_retries)
-        call = Call(self._connection, self._api_key, request, asked.uploads, limit, self._resume_timeout_s, retries, is_whole)
+        retries = Retries(self._max_retries if order.max_retries is None else order.max_retries)
+        call = Call(self._connection, self._api_key, request, order.uploads, limit, self._resume_timeout_s, retries, is_whole)
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:
                     yield event
         except OmniError as error:
             self._connection.advise(error, request)
-            if not isinstance(error, RequestError) or (named := asked.named(error)) is None:
+            if not isinstance(error, RequestError) or (refusal := order.named(error)) is None:
                 raise
-            raise named from error
+            raise refusal from error
         except asyncio.CancelledError:
             # Closing a channel raises CancelledError in its calls. If nobody cancelled this task itself, that becomes a ClosedError.
             task = asyncio.current_task()

@@ -156,8 +156,8 @@ class Call:
         self._reader.lose(router.address, error.details() or error.code().name)
 
     def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
-        said = error.details() or error.code().name
-        return RouterLostError(f"the connection to the router at {router.address} broke: {said}", code=error.code())
+        details = error.details() or error.code().name
+        return RouterLostError(f"the connection to the router at {router.address} broke: {details}", code=error.code())
 
     # The pipeline starts -------------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class Connection:
 
     def __init__(
         self,
-        where: Found | StackPlan,
+        target: Found | StackPlan,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         *,
         start_patience_s: float = START_PATIENCE_S,
@@ -43,12 +43,12 @@ class Connection:
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or the plan of a stack to start. If the plan has only defaults and a router runs, that router is asked instead.
+        """target: a router, or the plan of a stack to start. If the plan has only defaults and a router runs, that router is asked instead.
         start_patience_s: seconds that a call waits for a pipeline that is starting, unless this client started it. warn: as in `Routers`.
         tell: called with a sentence that says what a call waits for. Raises BadRequestError for a text that is no address."""
-        self._plan = where if isinstance(where, StackPlan) else StackPlan()
-        self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
-        self._found = None if isinstance(where, StackPlan) else where
+        self._plan = target if isinstance(target, StackPlan) else StackPlan()
+        self._stack = PrivateStack(self._plan) if isinstance(target, StackPlan) else None
+        self._found = None if isinstance(target, StackPlan) else target
         self._may_find = self._stack is not None and self._plan.says_nothing
         """Whether to look for a running router before the stack is started; False once that was done."""
         self._credentials, self._warn = credentials, warn
@@ -152,9 +152,9 @@ class Connection:
         async with self.waiting():
             await asyncio.sleep(seconds)
 
-    def advise(self, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
+    def advise(self, error: OmniError, request: omni_pb2.GenerateRequest) -> None:
         """Give an error a hint that fits the router and the request, as `found.advise` does."""
-        advise(self._found, error, asked)
+        advise(self._found, error, request)
 
     async def disconnect(self) -> None:
         """The first half of closing: cancel all calls and waits, and close the channels."""
@@ -177,9 +177,9 @@ class Connection:
         if self._stack is not None:
             self._stack.stop()
 
-    def _routers_at(self, found: Found) -> Routers:
-        """The routers at the address of `found`. A router that no person named must belong to this user or to root."""
-        return Routers(found.address, None if found.is_named else is_ours, credentials=self._credentials, warn=self._warn)
+    def _routers_at(self, router: Found) -> Routers:
+        """The routers at the address of `router`. A router that no person named must belong to this user or to root."""
+        return Routers(router.address, None if router.is_named else is_ours, credentials=self._credentials, warn=self._warn)
 
     def _check_open(self) -> None:
         if self._is_closed:

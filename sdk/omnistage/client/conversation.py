@@ -60,62 +60,62 @@ Part = stage_pb2.Part | ReadMedium
 """Text, or a medium that is not read yet."""
 
 
-def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
-    """The role of a turn, in the contract's words, and its parts in order. where: the caller's name for the turn, for errors. Raises
+def turn_of(turn: object, field: str) -> tuple[str, list[Part]]:
+    """The role of a turn, in the contract's words, and its parts in order. field: the caller's name for the turn, for errors. Raises
     BadRequestError for a turn of the wrong form."""
     if not isinstance(turn, Mapping):
-        what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
-        raise BadRequestError.of(where, f"is {show_value(turn)}; it {what}")
-    role = _role(turn["role"], f"{where}.role") if "role" in turn else ""
+        rule = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
+        raise BadRequestError.of(field, f"is {show_value(turn)}; it {rule}")
+    role = _role(turn["role"], f"{field}.role") if "role" in turn else ""
     for key, fault in EMPTY_KEYS.items():
-        given = turn.get(key)
-        if given is not None and not (isinstance(given, Sized) and len(given) == 0):
-            raise BadRequestError.of(f"{where}.{key}", fault)
-    _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, where)
+        part_value = turn.get(key)
+        if part_value is not None and not (isinstance(part_value, Sized) and len(part_value) == 0):
+            raise BadRequestError.of(f"{field}.{key}", fault)
+    _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, field)
     for key in ("role", "content"):
         if key not in turn:
-            raise BadRequestError.of(where, f"has no {key}; a turn is {{'role': 'user', 'content': 'Hello'}}")
+            raise BadRequestError.of(field, f"has no {key}; a turn is {{'role': 'user', 'content': 'Hello'}}")
     content = turn["content"]
-    media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}.", to_medium))
-    where = f"{where}.content"
+    media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{field}.", to_medium))
+    field = f"{field}.content"
     if isinstance(content, str):
-        text = [stage_pb2.Part(text=checked_text(where, content))] if content or not media else []
+        text = [stage_pb2.Part(text=checked_text(field, content))] if content or not media else []
         return role, [*media, *text]
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
-        what = "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}"
-        raise BadRequestError.of(where, f"is {show_value(content)}; it {what}")
+        rule = "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}"
+        raise BadRequestError.of(field, f"is {show_value(content)}; it {rule}")
     if media:
-        raise BadRequestError.of(where, "is a list of parts: the media belong into it")
+        raise BadRequestError.of(field, "is a list of parts: the media belong into it")
     if not content:
-        raise BadRequestError.of(where, "is empty")
-    return role, [_part(item, f"{where}[{i}]") for i, item in enumerate(content)]
+        raise BadRequestError.of(field, "is empty")
+    return role, [_part(item, f"{field}[{i}]") for i, item in enumerate(content)]
 
 
-def _role(role: object, where: str) -> str:
-    """The role in the contract's words. where: the caller's name for it. Raises BadRequestError for an unknown role."""
+def _role(role: object, field: str) -> str:
+    """The role in the contract's words. field: the caller's name for it. Raises BadRequestError for an unknown role."""
     if not isinstance(role, str) or role not in ROLES:
-        *most, last = ROLES
+        *others, last = ROLES
         if isinstance(role, str) and role.lower() in ("tool", "function"):
-            raise BadRequestError.of(where, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
-        like = (OTHER_ROLES.get(role.lower(), "") or near(role.lower(), ROLES)) if isinstance(role, str) else ""
-        meant = f"; did you mean {like}?" if like else f"; it must be {', '.join(most)} or {last}"
-        raise BadRequestError.of(where, f"is {show_value(role)}{meant}")
+            raise BadRequestError.of(field, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
+        similar = (OTHER_ROLES.get(role.lower(), "") or near(role.lower(), ROLES)) if isinstance(role, str) else ""
+        advice = f"; did you mean {similar}?" if similar else f"; it must be {', '.join(others)} or {last}"
+        raise BadRequestError.of(field, f"is {show_value(role)}{advice}")
     return ROLES[role]
 
 
-def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """Yields for each medium a function that reads it. given: by the key images (or image), audios or videos: one medium, several, or None.
-    where: the text before this key in errors. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the
+def listed_media(media: Mapping[str, object], prefix: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
+    """Yields for each medium a function that reads it. media: by the key images (or image), audios or videos: one medium, several, or None.
+    prefix: the text before this key in errors. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the
     name for errors."""
-    for name, sources in given.items():
+    for name, sources in media.items():
         kind = LISTS.get(name, name)
         if sources is None:
             continue
         if is_one(sources):
-            yield partial(to_read, sources, kind, f"{where}{name}")
+            yield partial(to_read, sources, kind, f"{prefix}{name}")
         elif isinstance(sources, Iterable):
             for i, source in enumerate(sources):
-                yield partial(to_read, source, kind, f"{where}{name}[{i}]")
+                yield partial(to_read, source, kind, f"{prefix}{name}[{i}]")
 
 
 def checked_text(field: str, value: object) -> str:
@@ -125,83 +125,83 @@ def checked_text(field: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        what = f"character {error.start} is {value[error.start]!a}, half of a pair, which UTF-8 cannot say"
-        raise BadRequestError.of(field, f"{what}; decode your input with errors='replace'") from None
+        fault = f"character {error.start} is {value[error.start]!a}, half of a pair, which UTF-8 cannot say"
+        raise BadRequestError.of(field, f"{fault}; decode your input with errors='replace'") from None
     return value
 
 
-def _part(item: object, where: str) -> Part:
-    """One part of a `content` that is a list. where: the caller's name for the part. Raises BadRequestError."""
+def _part(item: object, field: str) -> Part:
+    """One part of a `content` that is a list. field: the caller's name for the part. Raises BadRequestError."""
     if isinstance(item, Medium):
         return lambda: item
     if not isinstance(item, Mapping):
-        what = "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}"
-        raise BadRequestError.of(where, f"is {show_value(item)}; it {what}")
+        rule = "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}"
+        raise BadRequestError.of(field, f"is {show_value(item)}; it {rule}")
     kind = item.get("type")
-    if "type" not in item and (meant := next((key for key in item if key in _READERS), "")):
-        raise BadRequestError.of(where, f"has no type; did you mean {{'type': {meant!r}, {meant!r}: ...}}?")
+    if "type" not in item and (kind_meant := next((key for key in item if key in _READERS), "")):
+        raise BadRequestError.of(field, f"has no type; did you mean {{'type': {kind_meant!r}, {kind_meant!r}: ...}}?")
     if not isinstance(kind, str) or kind not in _READERS:
-        like = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
-        text = f"did you mean {like}?" if like else f"known: {', '.join(_READERS)}"
-        raise BadRequestError.of(f"{where}.type", f"is {show_value(kind)}; {text}")
+        similar = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
+        text = f"did you mean {similar}?" if similar else f"known: {', '.join(_READERS)}"
+        raise BadRequestError.of(f"{field}.type", f"is {show_value(kind)}; {text}")
     keys, reader = _READERS[kind]
-    _check_keys(item, ("type", kind, *keys), where)
+    _check_keys(item, ("type", kind, *keys), field)
     if kind not in item:
-        raise BadRequestError.of(where, f"has no {kind}")
-    return reader(item, kind, f"{where}.{kind}")
+        raise BadRequestError.of(field, f"has no {kind}")
+    return reader(item, kind, f"{field}.{kind}")
 
 
-def _text(item: Mapping[str, Any], kind: str, where: str) -> Part:
-    return stage_pb2.Part(text=checked_text(where, item[kind]))
+def _text(item: Mapping[str, Any], kind: str, field: str) -> Part:
+    return stage_pb2.Part(text=checked_text(field, item[kind]))
 
 
-def _medium(item: Mapping[str, Any], kind: str, where: str) -> Part:
-    return partial(to_medium, item[kind], kind, where)
+def _medium(item: Mapping[str, Any], kind: str, field: str) -> Part:
+    return partial(to_medium, item[kind], kind, field)
 
 
-def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
+def _film(item: Mapping[str, Any], kind: str, field: str) -> Part:
     """A film, which the model also hears if the part says `use_audio`."""
-    source, use_audio = item[kind], use_audio_of(item, kind, where)
-    return partial(to_medium, source if use_audio is None else Video(source, use_audio), kind, where)
+    source, use_audio = item[kind], use_audio_of(item, kind, field)
+    return partial(to_medium, source if use_audio is None else Video(source, use_audio), kind, field)
 
 
-def use_audio_of(item: Mapping[str, Any], kind: str, where: str) -> bool | None:
-    """Whether the model also hears the film of this part: `use_audio` in the part, or beside its URL; None: the part does not say. where:
+def use_audio_of(item: Mapping[str, Any], kind: str, field: str) -> bool | None:
+    """Whether the model also hears the film of this part: `use_audio` in the part, or beside its URL; None: the part does not say. field:
     the caller's name for the film. Raises BadRequestError."""
     film, use_audio = item[kind], item.get("use_audio")
     of_url = film.get("use_audio") if isinstance(film, Mapping) else None
     is_repeated = use_audio is not None and (of_url is not None or isinstance(film, Video))
     use_audio = of_url if use_audio is None else use_audio
     if is_repeated or not isinstance(use_audio, bool | None):
-        raise BadRequestError.of(where.removesuffix(kind) + "use_audio", "must be True or False, and said once")
+        raise BadRequestError.of(field.removesuffix(kind) + "use_audio", "must be True or False, and said once")
     return use_audio
 
 
-def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
+def _url(item: Mapping[str, Any], kind: str, field: str) -> Part:
     """A medium at a data: URL. As OpenAI's clients send it, the part's value is the URL or a mapping with the key `url`."""
-    url, use_audio = item[kind], use_audio_of(item, kind, where) if kind == FILM_URL else None
+    url, use_audio = item[kind], use_audio_of(item, kind, field) if kind == FILM_URL else None
     if isinstance(url, Mapping):
-        _check_keys(url, ("url", "detail", *_READERS[kind][0]), where)
-        url, where = url.get("url"), f"{where}.url"
+        _check_keys(url, ("url", "detail", *_READERS[kind][0]), field)
+        url, field = url.get("url"), f"{field}.url"
     if not isinstance(url, str):
-        raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
+        raise BadRequestError.of(field, "must be text: data:image/png;base64,...")
     if url[:5].lower() != "data:" and "://" not in url:  # The first check saves a search through the base64 of a whole picture.
-        raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
-    return partial(to_medium, url if use_audio is None else Video(url, use_audio), kind.removesuffix("_url"), where)
+        raise BadRequestError.of(field, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
+    return partial(to_medium, url if use_audio is None else Video(url, use_audio), kind.removesuffix("_url"), field)
 
 
-def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
+def _input_audio(item: Mapping[str, Any], kind: str, field: str) -> Part:
     """A sound in base64, or by a data: URL."""
     sound = item[kind]
     if not isinstance(sound, Mapping):
-        raise BadRequestError.of(where, "must be a dict with data, the sound in base64")
-    _check_keys(sound, ("data", "format"), where)
+        raise BadRequestError.of(field, "must be a dict with data, the sound in base64")
+    _check_keys(sound, ("data", "format"), field)
     if sound.get("data") is None:
-        raise BadRequestError.of(where, "has no data; give the sound in base64")
-    data, where = sound["data"], f"{where}.data"
+        raise BadRequestError.of(field, "has no data; give the sound in base64")
+    data, field = sound["data"], f"{field}.data"
     if isinstance(data, str) and data[:5].lower() == "data:":
-        return partial(to_medium, data, "audio", where)
-    return lambda: to_medium(of_base64(data, where), "audio", where)
+        return partial(to_medium, data, "audio", field)
+    return lambda: to_medium(of_base64(data, field), "audio", field)
 
 
 FILM_URL = "video_url"
@@ -224,11 +224,11 @@ OTHER_TYPES = {"input_text": "text", "output_text": "text", "input_image": "imag
 """Other names of types of parts, and our names."""
 
 
-def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raises BadRequestError for a key of `given` that is not in `known`; the text guesses which key was meant."""
-    unknown = sorted(map(str, set(given) - set(known)))
+def _check_keys(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
+    """Raises BadRequestError for a key of `item` that is not in `keys`; the text guesses which key was meant."""
+    unknown = sorted(map(str, set(item) - set(keys)))
     if unknown:
-        own = known[1] if known[0] == "type" else known[0]  # The key for the contents: in a part it has the name of its type.
-        meant = [OTHER_KEYS.get(key, "") or (own if key in OTHER_KEYS else near(key.lower(), known)) for key in unknown]
-        text = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
-        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {text}")
+        content_key = keys[1] if keys[0] == "type" else keys[0]  # The key for the contents: in a part it has the name of its type.
+        guesses = [OTHER_KEYS.get(key, "") or (content_key if key in OTHER_KEYS else near(key.lower(), keys)) for key in unknown]
+        text = f"did you mean {', '.join(guesses)}?" if all(one in keys for one in guesses) else f"known: {', '.join(keys)}"
+        raise BadRequestError.of(field, f"has unknown keys {', '.join(unknown)}; {text}")

@@ -48,8 +48,8 @@ class SoundFormat:
         `SoundEncoder.head` adds."""
         if self.container != "MP3":
             return {}
-        least, most, given = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
-        return {"bitrate_mode": "CONSTANT", "compression_level": (most - given) / (most - least)}
+        lowest_kbit_s, highest_kbit_s, chosen_kbit_s = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
+        return {"bitrate_mode": "CONSTANT", "compression_level": (highest_kbit_s - chosen_kbit_s) / (highest_kbit_s - lowest_kbit_s)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
         """Raises RequestError for a rate or an encoding that such a file cannot have, NotAvailableError if this machine cannot write such
@@ -99,8 +99,8 @@ def channels_of(samples: Samples) -> int:
 
 def any_of(suffixes: Iterable[str]) -> str:
     """The endings in words: ".wav, .flac or .mp3"."""
-    *most, last = suffixes
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = suffixes
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _libsndfile(name: str) -> Any:
@@ -215,14 +215,14 @@ class _Sink:
 
     def write(self, data: Any) -> int:
         """Write at the present position; returns the number of bytes. Bytes after the old end are new; others correct `head`."""
-        written = bytes(data)
-        self._new += written[max(self._size - self._place, 0) :]
+        block = bytes(data)
+        self._new += block[max(self._size - self._place, 0) :]
         if self._place < HEAD_BYTES:
-            self.head[self._place : self._place + len(written)] = written
+            self.head[self._place : self._place + len(block)] = block
             del self.head[HEAD_BYTES:]
-        self._place += len(written)
+        self._place += len(block)
         self._size = max(self._size, self._place)
-        return len(written)
+        return len(block)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._place = offset + (0, self._place, self._size)[whence]

@@ -94,9 +94,9 @@ class OmniError(Exception):
         """The hint, still with `{NAME}` in place of names."""
         self.hint = hint or self.ADVICE
 
-    def say_more(self, more: str) -> None:
-        """Append `more` to the message."""
-        self.message = f"{self.message}; {more}"
+    def say_more(self, sentence: str) -> None:
+        """Append `sentence` to the message."""
+        self.message = f"{self.message}; {sentence}"
         self.args = (self.message,)
 
 

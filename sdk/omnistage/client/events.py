@@ -256,8 +256,8 @@ class Usage:
     @property
     def drew(self) -> bool | None:
         """Whether another seed could have given another answer; None if the server does not say."""
-        told = {report.drew for report in self.stages}
-        return True if True in told else None if None in told or not told else False
+        draws = {report.drew for report in self.stages}
+        return True if True in draws else None if None in draws or not draws else False
 
     def __repr__(self) -> str:
         """Leaves out the accounts of the stages, which are ten times as long."""
@@ -270,8 +270,8 @@ def unspoken_text(account: Usage) -> str:
     """The characters that were not spoken and their number, in words for people; empty if all were spoken."""
     if not account.unspoken:
         return ""
-    more = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
-    return f"{account.unspoken_words}{more} ({account.unspoken} character{'s' * (account.unspoken != 1)})"
+    ellipsis = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
+    return f"{account.unspoken_words}{ellipsis} ({account.unspoken} character{'s' * (account.unspoken != 1)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,32 +101,32 @@ class Found:
         )
 
 
-def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
+def advise(router: Found | None, error: OmniError, request: omni_pb2.GenerateRequest) -> None:
     """Give an error a hint that fits the router and the request: if the time limit passed, if the router lacks a pipeline or has several
-    that could answer, or if the stack is private, because other commands cannot find it. router: None: a private stack. asked: the
+    that could answer, or if the stack is private, because other commands cannot find it. router: None: a private stack. request: the
     request."""
     if isinstance(error, DeadlineError):
-        error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
+        error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(request)}."
     elif (router is None or router.is_own) and type(error) in ON_PRIVATE_STACK:
         error.hint = ON_PRIVATE_STACK[type(error)]
-    if named := error.metadata.get("candidates", ""):
-        first, *_ = names = named.split(",")
+    if candidates := error.metadata.get("candidates", ""):
+        first, *_ = names = candidates.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
-    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (LACKING_TO_DRAW if asked.HasField("diffusion") else LACKING):
-        if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
-            error.say_more(meant.removeprefix("; "))
-        lacks = router is not None and router.pipelines and not router.has(asked.model)
+    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (LACKING_TO_DRAW if request.HasField("diffusion") else LACKING):
+        if error.reason == "UNKNOWN_MODEL" and (guess := did_you_mean(request.model, error.message.partition(THERE)[2].split(", "))):
+            error.say_more(guess.removeprefix("; "))
+        lacks = router is not None and router.pipelines and not router.has(request.model)
         # No hint: the refusal itself names the pipelines that exist, or those that can do it.
-        error.hint = router.advice(asked.model) if router is not None and lacks else ""
-        if router is None and asked.HasField("diffusion") and (makes := MAKERS.get(",".join({*asked.outputs} - {"progress"}))):
+        error.hint = router.advice(request.model) if router is not None and lacks else ""
+        if router is None and request.HasField("diffusion") and (makes := MAKERS.get(",".join({*request.outputs} - {"progress"}))):
             error.hint = f"Serve a checkpoint that {makes}."
 
 
-def _less(asked: omni_pb2.GenerateRequest) -> str:
+def _less(request: omni_pb2.GenerateRequest) -> str:
     """Advice how to make the request smaller, in words, with `{NAME}` in place of an option's name."""
-    if asked.HasField("diffusion"):
-        return next((options for port, options in LENGTHS.items() if port in asked.outputs), "{steps}")
-    return "a shorter text" if asked.thinker.verbatim else "{max_tokens}"
+    if request.HasField("diffusion"):
+        return next((options for port, options in LENGTHS.items() if port in request.outputs), "{steps}")
+    return "a shorter text" if request.thinker.verbatim else "{max_tokens}"
 
 
 def named_router() -> Found | None:
@@ -152,8 +152,8 @@ async def find_router(key: ApiKey | None = None, credentials: ClientCredentials 
     None. key: of the caller, sent only to a trusted router. credentials: the same as for the later connection."""
     if is_off():
         return None
-    if (named := named_router()) is not None:
-        return named
+    if (configured := named_router()) is not None:
+        return configured
     address = LOCAL_ADDRESS
     if not await asyncio.to_thread(is_ours, address):  # On a thread, because the table of a busy host is long.
         return None
@@ -172,8 +172,8 @@ async def find_router(key: ApiKey | None = None, credentials: ClientCredentials 
 def is_ours(address: str) -> bool:
     """Whether a process listens at this address of 127.0.0.1, and all processes that listen or hold a connection there are of this user
     or of root: a process that listened before may have accepted our connection. False also if the kernel's tables cannot be read."""
-    found = list(_sockets(address))
-    return any(listens for _, listens in found) and {user for user, _ in found} <= {os.geteuid(), 0}
+    sockets = list(_sockets(address))
+    return any(listens for _, listens in sockets) and {user for user, _ in sockets} <= {os.geteuid(), 0}
 
 
 def is_taken(address: str) -> bool:

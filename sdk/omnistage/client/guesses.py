@@ -147,54 +147,54 @@ OF_CLIENTS: Mapping[str, str] = {
 """Advice for keywords that `Omni` does not take."""
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str]) -> str:
     """The known name whose spelling is most similar; empty: none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+    return next(iter(difflib.get_close_matches(name, list(names), 1)), "")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about a name that does not exist: the name that was probably meant; empty: none is similar."""
-    like = near(name, known)
-    return f"; did you mean {like}?" if like else ""
+    similar = near(name, names)
+    return f"; did you mean {similar}?" if similar else ""
 
 
-def unknown_options(given: Mapping[str, object], known: Collection[str], settings: Collection[str], method: str) -> TypeError:
-    """The error for keyword arguments that a call does not take. known: the options that calls take. settings: the keywords that `Omni`
+def unknown_options(keywords: Mapping[str, object], options: Collection[str], settings: Collection[str], method: str) -> TypeError:
+    """The error for keyword arguments that a call does not take. options: the options that calls take. settings: the keywords that `Omni`
     takes. method: one of `OF_METHODS`."""
     of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
-    sounds = {name: OF_METHODS["say"][name] for name in given if name in _FORMS and given[name] in _SOUNDS}
-    return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
+    sounds = {name: OF_METHODS["say"][name] for name in keywords if name in _FORMS and keywords[name] in _SOUNDS}
+    return _refusal("a call takes no", keywords, options, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
 
 
-def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:
-    """The error for keyword arguments that `Omni` does not take. known: those that it takes. options: those that a call takes."""
+def unknown_settings(keywords: Collection[str], settings: Collection[str], options: Collection[str]) -> TypeError:
+    """The error for keyword arguments that `Omni` does not take. settings: those that it takes. options: those that a call takes."""
     of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
     of_calls |= {
-        name: f"did you mean {like} of a call, omni.generate(prompt, {like}=...)?"
-        for name in given
-        if name not in OF_CLIENTS and (like := _of_call(name, known, options))
+        name: f"did you mean {similar} of a call, omni.generate(prompt, {similar}=...)?"
+        for name in keywords
+        if name not in OF_CLIENTS and (similar := _of_call(name, settings, options))
     }
-    return _refusal("Omni takes no", given, known, {**of_calls, **OF_CLIENTS}, "help(Omni)")
+    return _refusal("Omni takes no", keywords, settings, {**of_calls, **OF_CLIENTS}, "help(Omni)")
 
 
-def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str:
+def _of_call(name: str, settings: Collection[str], options: Collection[str]) -> str:
     """The option of a call that was meant by a keyword of `Omni`; empty: none. The keyword is the option's name in another library, or is
     spelt more like this option than like any setting."""
     for option, others in SAME.items():
         if name in others and option in options:
             return option
-    like = near(name, [*known, *options])
-    return "" if like in known else like
+    similar = near(name, [*settings, *options])
+    return "" if similar in settings else similar
 
 
-def _refusal(opening: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
-    """The error with advice for each name. opening: the text before each name. known: names that may have been misspelt. meant: advice by
+def _refusal(opening: str, names_refused: Collection[str], names: Collection[str], advice: Mapping[str, str], page: str) -> TypeError:
+    """The error with advice for each name. opening: the text before each name. names: names that may have been misspelt. advice: advice by
     name. page: the call that shows help; the advice for a name that is similar to no other."""
 
     def guess(name: str) -> str:
-        if name in meant:
-            return meant[name]
-        like = near(name, known)
-        return f"did you mean {like}?" if like else f"{page} tells what there is"
+        if name in advice:
+            return advice[name]
+        similar = near(name, names)
+        return f"did you mean {similar}?" if similar else f"{page} tells what there is"
 
-    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(given)))
+    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(names_refused)))

@@ -48,10 +48,10 @@ class ApiKey:
         raise TypeError(f"an API key is not pickled: give it to the other process by {VARIABLE}")
 
 
-def key_of(given: str | None, called: str = "api_key") -> ApiKey | None:
-    """The key `given`, or else the key in the variable; None: neither exists. called: the caller's name for `given`. Raises
+def key_of(text: str | None, called: str = "api_key") -> ApiKey | None:
+    """The key `text`, or else the key in the variable; None: neither exists. called: the caller's name for `text`. Raises
     BadRequestError, which names the wrong key."""
-    if given is not None:
-        return ApiKey(given, called)
-    named = os.environ.get(VARIABLE, "")
-    return ApiKey(named, VARIABLE) if named else None
+    if text is not None:
+        return ApiKey(text, called)
+    value = os.environ.get(VARIABLE, "")
+    return ApiKey(value, VARIABLE) if value else None

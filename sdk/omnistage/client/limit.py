@@ -26,11 +26,11 @@ class Limit:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside this block the time does not count."""
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         try:
             yield
         finally:
-            self._until += time.perf_counter() - begun
+            self._until += time.perf_counter() - begin_s
 
     @property
     def spent_s(self) -> float:
@@ -52,9 +52,9 @@ class Limit:
         """Whether the limit ends within this many seconds from now."""
         return time.perf_counter() + seconds >= self._until
 
-    def passed(self, *more: str) -> DeadlineError:
-        """The error of a call that is not complete when its time is over. more: further sentences."""
-        message = "; ".join([f"the answer was not complete within {self.seconds:g} s", *more])
+    def passed(self, *sentences: str) -> DeadlineError:
+        """The error of a call that is not complete when its time is over. sentences: further sentences."""
+        message = "; ".join([f"the answer was not complete within {self.seconds:g} s", *sentences])
         return DeadlineError(message, reason="DEADLINE", code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     @contextmanager
@@ -67,12 +67,12 @@ class Limit:
 
     def explain(self, error: grpc.aio.AioRpcError) -> OmniError:
         """The exception for a failed call. gRPC does not say whose time limit ended a call; this compares the time with our own limit."""
-        named = from_rpc_error(error)
-        if not isinstance(named, DeadlineError) or named.reason:
-            return named
-        return self._cut_short(named) if time.perf_counter() < self._until - EARLY_S else self.passed()
+        explained = from_rpc_error(error)
+        if not isinstance(explained, DeadlineError) or explained.reason:
+            return explained
+        return self._cut_short(explained) if time.perf_counter() < self._until - EARLY_S else self.passed()
 
-    def _cut_short(self, named: DeadlineError) -> DeadlineError:
-        """The error for a call that another time limit has ended. named: the error from `from_rpc_error`."""
-        message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {named.message}"
-        return DeadlineError(message, hint=HINT_CUT_SHORT, code=named.code)
+    def _cut_short(self, explained: DeadlineError) -> DeadlineError:
+        """The error for a call that another time limit has ended. explained: the error from `from_rpc_error`."""
+        message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {explained.message}"
+        return DeadlineError(message, hint=HINT_CUT_SHORT, code=explained.code)

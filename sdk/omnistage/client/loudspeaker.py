@@ -56,30 +56,30 @@ def find_loudspeaker() -> Loudspeaker | None:
     wish = os.environ.get(VARIABLE, "").strip()
     if wish:
         return _chosen_player(wish)
-    return next((found for player in PLAYERS if (found := player.installed()) and not player.trouble(found)), None)
+    return next((command for player in PLAYERS if (command := player.installed()) and not player.trouble(command)), None)
 
 
-def _chosen_player(chosen: str) -> Loudspeaker:
-    """The player that the variable names. chosen: its value, the name of a player or a command. Raises as `find_loudspeaker`."""
-    player = next((player for player in PLAYERS if player.name == chosen), None)
+def _chosen_player(name: str) -> Loudspeaker:
+    """The player that the variable names. name: its value, the name of a player or a command. Raises as `find_loudspeaker`."""
+    player = next((player for player in PLAYERS if player.name == name), None)
     if player is not None:
-        found = player.installed()
-        trouble = player.trouble(found) if found else "it is not installed"
-        if found is None or trouble:
+        command = player.installed()
+        trouble = player.trouble(command) if command else "it is not installed"
+        if command is None or trouble:
             raise NotAvailableError(
-                f"{VARIABLE}={chosen}: {trouble}", hint=f"Name another player, or leave {VARIABLE} unset to have one found."
+                f"{VARIABLE}={name}: {trouble}", hint=f"Name another player, or leave {VARIABLE} unset to have one found."
             )
-        return found
+        return command
     names = ", ".join(player.name for player in PLAYERS)
-    if "{rate}" not in chosen:
+    if "{rate}" not in name:
         raise RequestError(
-            f"{VARIABLE}={chosen}: no player of that name is known",
+            f"{VARIABLE}={name}: no player of that name is known",
             hint=f"Give none, {names}, or a command with {{rate}} and {{channels}} that plays raw float32 from its standard input.",
         )
     try:
-        words = tuple(shlex.split(chosen))
+        words = tuple(shlex.split(name))
     except ValueError as error:
-        raise RequestError(f"{VARIABLE}={chosen}: {error}", hint="Write it as a shell would read it.") from None
+        raise RequestError(f"{VARIABLE}={name}: {error}", hint="Write it as a shell would read it.") from None
     if shutil.which(words[0]) is None:
         raise NotAvailableError(f"{VARIABLE}: there is no program {words[0]}", hint="Give its path, or put its folder on PATH.")
     return Loudspeaker(Path(words[0]).name, words)

@@ -110,27 +110,27 @@ def is_none(sources: object) -> bool:
     return sources is None or (isinstance(sources, tuple | list) and not sources)
 
 
-def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
-    """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: the caller's name for it.
+def to_part(source: object, kind: str, field: str) -> stage_pb2.Part:
+    """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. field: the caller's name for it.
 
     It may block and use the processor: do not call it on an event loop. Raises BadRequestError if the source is no medium of that kind,
     cannot be read, is empty, or is larger than a request."""
-    return _read(source, kind, where)[0]
+    return _read(source, kind, field)[0]
 
 
-def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
+def _read(source: object, kind: str, field: str) -> tuple[stage_pb2.Part, str]:
     """Do the work of `to_part`. Returns the part, and `name` as in Medium."""
     for form, its_kind in ((Video, "video"), (Film, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
-            raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
+            raise BadRequestError.of(field, f"is {_a(its_kind)}, not {_a(kind)}")
     file, use_audio = _file_of(source)
-    data, name, named_type = _encode(file, kind, where)
+    data, name, named_type = _encode(file, kind, field)
     if not data:
-        more = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
-        raise BadRequestError.of(where, f"{name}is empty{more}")
+        advice = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
+        raise BadRequestError.of(field, f"{name}is empty{advice}")
     if len(data) > MAX_MESSAGE_BYTES:
-        raise _too_large(where, name, f"is {_mib(len(data))}")
-    media_type = _media_type(data, named_type, kind, where, name)
+        raise _too_large(field, name, f"is {_mib(len(data))}")
+    media_type = _media_type(data, named_type, kind, field, name)
     return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=media_type, use_audio=use_audio)), name
 
 
@@ -141,7 +141,7 @@ def _file_of(source: object) -> tuple[object, bool]:
     return (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
 
 
-def to_medium(source: object, kind: str, where: str) -> Medium:
+def to_medium(source: object, kind: str, field: str) -> Medium:
     """Read a medium as `to_part` does; but bytes or a file of more than LEAST_BYTES are prepared for streaming, only the beginning read."""
     if isinstance(source, Medium):
         return source
@@ -152,13 +152,13 @@ def to_medium(source: object, kind: str, where: str) -> Medium:
         size, head = len(content), content[:LOOK_BYTES]
     elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # Also False for a text that cannot be a path.
         content, name, named_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
-        size, head = _read_or_refuse(where, str(content), partial(_look, content))
+        size, head = _read_or_refuse(field, str(content), partial(_look, content))
     else:
         size = 0
     if size <= LEAST_BYTES:
-        part, name = _read(source, kind, where)
-        return Medium(part, where, name)
-    return Medium(Upload(content, size, _media_type(head, named_type, kind, where, name), use_audio, where), where, name)
+        part, name = _read(source, kind, field)
+        return Medium(part, field, name)
+    return Medium(Upload(content, size, _media_type(head, named_type, kind, field, name), use_audio, field), field, name)
 
 
 def _look(path: Path) -> tuple[int, bytes]:
@@ -167,33 +167,33 @@ def _look(path: Path) -> tuple[int, bytes]:
         return fstat(file.fileno()).st_size, file.read(LOOK_BYTES)
 
 
-def _encode(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
+def _encode(source: object, kind: str, field: str) -> tuple[bytes, str, str | None]:
     """Returns (the bytes of a medium as a file, `name` as in Medium, the media type that the file's name or the source stands for). The
     type is None if unknown. Raises BadRequestError."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), "", None
     if isinstance(source, str) and source[:5].lower() == "data:":
-        return *_of_data_url(source, where), None
+        return *_of_data_url(source, field), None
     if isinstance(source, str) and (url := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)):
-        what = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
-        raise BadRequestError.of(where, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {what}")
+        advice = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
+        raise BadRequestError.of(field, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {advice}")
     if isinstance(source, str | PathLike):
         if not fspath(source):  # An empty path would mean the folder that this process is in.
-            raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
+            raise BadRequestError.of(field, "is an empty path; give that of a file, or leave it out")
         path = Path(source)
-        data = _read_or_refuse(where, str(path), lambda: _read_path(path, where))
+        data = _read_or_refuse(field, str(path), lambda: _read_path(path, field))
         return data, f"{path} ", mimetypes.guess_type(path.name)[0]
-    if kind == "audio" and (sound := _wav_of(source, where)) is not None:
+    if kind == "audio" and (sound := _wav_of(source, field)) is not None:
         return sound, "", "audio/wav"
     if kind == "image" and hasattr(source, "save"):
-        return _picture_file(source, where), "", "image/png"
+        return _picture_file(source, field), "", "image/png"
     if hasattr(source, "read"):
-        return _read_file(source, where)
-    what = "an array" if isinstance(source, np.ndarray) else "None" if source is None else type(source).__name__
-    raise BadRequestError.of(where, f"is {what}; give {_forms(kind)}")
+        return _read_file(source, field)
+    advice = "an array" if isinstance(source, np.ndarray) else "None" if source is None else type(source).__name__
+    raise BadRequestError.of(field, f"is {advice}; give {_forms(kind)}")
 
 
-def _read_path(path: Path, where: str) -> bytes:
+def _read_path(path: Path, field: str) -> bytes:
     """The bytes of a file, or of a pipe once somebody writes into it. Raises OSError, and BadRequestError if there are too many."""
     with open(path, "rb", opener=_open_at_once) as file:
         status = fstat(file.fileno())
@@ -201,8 +201,8 @@ def _read_path(path: Path, where: str) -> bytes:
             _await_first_byte(file.fileno())
         os.set_blocking(file.fileno(), True)
         if S_ISREG(status.st_mode) and status.st_size > MAX_MESSAGE_BYTES:
-            raise _too_large(where, f"{path} ", f"is {_mib(status.st_size)}")
-        return _read_all(file.read, where, f"{path} ")
+            raise _too_large(field, f"{path} ", f"is {_mib(status.st_size)}")
+        return _read_all(file.read, field, f"{path} ")
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -218,92 +218,92 @@ def _await_first_byte(pipe: int) -> None:
         raise TimeoutError(f"it is a pipe, and for {FIRST_BYTE_LIMIT_S:g} s nobody has written into it")
 
 
-def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
+def _read_file(source: Any, field: str) -> tuple[bytes, str, str | None]:
     """Read an open file from its present position to its end; it stays open. Returns the same three values as `_encode`."""
     name = getattr(source, "name", None)
     name = fspath(name) if isinstance(name, str | PathLike) else ""
-    data = _read_or_refuse(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
+    data = _read_or_refuse(field, name or "this file", lambda: _read_all(source.read, field, f"{name} " if name else ""))
     return data, f"{name} " if name else "", mimetypes.guess_type(name)[0]
 
 
-def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
+def _read_all(read: Callable[[int], object], field: str, name: str) -> bytes:
     """Read to the end. read: returns at most the number of bytes it is given. name: as in Medium. Raises BadRequestError if that is no
     bytes, or too many."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
         if not isinstance(piece, bytes | bytearray | memoryview):
-            raise BadRequestError.of(where, f"{name}reads {type(piece).__name__}, not bytes; open it with 'rb'")
+            raise BadRequestError.of(field, f"{name}reads {type(piece).__name__}, not bytes; open it with 'rb'")
         if not piece:
             return b"".join(pieces)
         pieces.append(bytes(piece))
         size += len(piece)
-    raise _too_large(where, name, "is more")
+    raise _too_large(field, name, "is more")
 
 
-def _read_or_refuse(where: str, name: str, read: Callable[[], T]) -> T:
+def _read_or_refuse(field: str, name: str, read: Callable[[], T]) -> T:
     """Return the result of `read`. Raises BadRequestError in place of an error of the system or of the file object."""
     try:
         return read()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise BadRequestError.of(where, f"cannot read {name}: {reason}") from error
+        raise BadRequestError.of(field, f"cannot read {name}: {reason}") from error
 
 
-def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
+def _of_data_url(url: str, field: str) -> tuple[bytes, str]:
     """The bytes of a data: URL (RFC 2397), and "", the `name` of a medium without a file. The media type in the URL is not used."""
     head, comma, body = url[5:].partition(",")
     if not comma:
-        raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
+        raise BadRequestError.of(field, "is a data: URL without a comma; data:image/png;base64,... is one")
     if not head.lower().endswith(";base64"):
         return unquote_to_bytes(body), ""
-    return of_base64(unquote(body), where), ""
+    return of_base64(unquote(body), field), ""
 
 
-def of_base64(text: object, where: str) -> bytes:
+def of_base64(text: object, field: str) -> bytes:
     """The bytes of a text in base64, also in the alphabet for URLs, with or without padding and line breaks. Raises BadRequestError."""
     if isinstance(text, bytes | bytearray):
         text = text.decode("ascii", "replace")
     if not isinstance(text, str):
-        raise BadRequestError.of(where, f"is {type(text).__name__}, not text in base64")
+        raise BadRequestError.of(field, f"is {type(text).__name__}, not text in base64")
     try:
         packed = re.sub(r"\s", "", text).rstrip("=").replace("-", "+").replace("_", "/")
         return b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except ValueError as error:
-        raise BadRequestError.of(where, f"is not base64: {error}") from None
+        raise BadRequestError.of(field, f"is not base64: {error}") from None
 
 
-def _wav_of(source: object, where: str) -> bytes | None:
+def _wav_of(source: object, field: str) -> bytes | None:
     """The bytes of a WAV file if `source` is a tuple (samples, rate); None for any other source."""
     if isinstance(source, Audio):
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
-        raise BadRequestError.of(where, "is samples without a rate; give both: (samples, 16000)")
+        raise BadRequestError.of(field, "is samples without a rate; give both: (samples, 16000)")
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Real) and isinstance(source[1], np.ndarray | list):
-        raise BadRequestError.of(where, "has the rate first, as SciPy reads it; give samples, then rate: (samples, 16000)")
+        raise BadRequestError.of(field, "has the rate first, as SciPy reads it; give samples, then rate: (samples, 16000)")
     if not (isinstance(source, tuple) and len(source) == 2 and (isinstance(source[0], list) or hasattr(source[0], "__array__"))):
         return None
-    rate_hz = _rate_hz(source[1], where)
+    rate_hz = _rate_hz(source[1], field)
     try:
         samples = np.asarray(source[0])
     except (TypeError, ValueError, RuntimeError) as error:  # NumPy cannot read all tensors of other libraries.
-        raise BadRequestError.of(where, f"is no array of samples: {error}") from error
+        raise BadRequestError.of(field, f"is no array of samples: {error}") from error
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
-        raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
+        raise BadRequestError.of(field, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
     if not len(samples):
-        raise BadRequestError.of(where, "is empty")
-    return wav_bytes(_scale_samples(samples, where).reshape(len(samples), -1), rate_hz)
+        raise BadRequestError.of(field, "is empty")
+    return wav_bytes(_scale_samples(samples, field).reshape(len(samples), -1), rate_hz)
 
 
-def _rate_hz(given: Any, where: str) -> int:
+def _rate_hz(rate: Any, field: str) -> int:
     """The sample rate as an int, from a whole number of any type. Raises BadRequestError."""
-    is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
-    if not is_number or not 0 < given <= MOST_RATE_HZ or given != int(given):
-        raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
-    return int(given)
+    is_number = isinstance(rate, int | float | np.integer | np.floating) and not isinstance(rate, bool)
+    if not is_number or not 0 < rate <= MOST_RATE_HZ or rate != int(rate):
+        raise BadRequestError.of(field, f"has the rate {rate!r}; give samples a second, such as (samples, 16000)")
+    return int(rate)
 
 
-def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
+def _scale_samples(samples: NDArray[Any], field: str) -> NDArray[Any]:
     """The same samples in a type for our WAV files: int16, int32 or float32. uint8 becomes int16; its zero is 128, as in WAV files of 8
     bits. Raises BadRequestError."""
     kind = samples.dtype.newbyteorder("=")
@@ -313,15 +313,15 @@ def _scale_samples(samples: NDArray[Any], where: str) -> NDArray[Any]:
         # NaN is refused too: the comparison is false for it.
         if not (loudest := np.abs(samples).max()) <= LOUDEST:
             if not np.isfinite(loudest):
-                raise BadRequestError.of(where, "has samples that are no numbers")
+                raise BadRequestError.of(field, "has samples that are no numbers")
             raise BadRequestError.of(
-                where, f"has a sample of {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits"
+                field, f"has a sample of {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits"
             )
         return samples.astype(np.float32, copy=False)
     if kind == np.int32 and 0 < (loudest := max(int(samples.max()), -int(samples.min()))) < 1 << 15:
-        raise BadRequestError.of(where, f"is at most {loudest} of the 2147483648 of int32: give int16 if they were of 16 bits")
+        raise BadRequestError.of(field, f"is at most {loudest} of the 2147483648 of int32: give int16 if they were of 16 bits")
     if kind not in (np.int16, np.int32):
-        raise BadRequestError.of(where, f"is samples of {samples.dtype}; give uint8, int16, int32, or floating point with full scale 1")
+        raise BadRequestError.of(field, f"is samples of {samples.dtype}; give uint8, int16, int32, or floating point with full scale 1")
     return samples
 
 
@@ -345,29 +345,29 @@ def _own_file(image: Any) -> bytes | None:
     return data if is_same and len(data) <= MAX_OWN_FILE_BYTES and media_types(data[:LOOK_BYTES]) else None
 
 
-def _check_is_known(image: Any, where: str) -> None:
+def _check_is_known(image: Any, field: str) -> None:
     """Raises BadRequestError for a loaded image in which Pillow no longer tells what its file shows."""
     transparent = image.info.get("transparency") if hasattr(image, "info") else None
     is_rounded = image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > MAX_LEVEL
     is_inverse = image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(WHITE_IS_ZERO, 1) == 0
     if is_rounded or is_inverse:
-        lost = "which colour is transparent" if is_rounded else "that black and white are exchanged"
-        raise BadRequestError.of(where, f"is an image of a file with 16 bits that Pillow has read without {lost}: give the file itself")
+        fact = "which colour is transparent" if is_rounded else "that black and white are exchanged"
+        raise BadRequestError.of(field, f"is an image of a file with 16 bits that Pillow has read without {fact}: give the file itself")
 
 
-def _picture_file(image: Any, where: str) -> bytes:
+def _picture_file(image: Any, field: str) -> bytes:
     """The bytes of a file of a Pillow image. An image that was opened and not loaded yet is its own file, with all that is in it. Others
     have every pixel unchanged, as PNG with little compression, for speed, or as TIFF for modes that PNG lacks; the orientation in their
     EXIF data is kept, the rest of that data is not. Raises BadRequestError."""
-    if (own := _own_file(image)) is not None:
-        return own
+    if (original := _own_file(image)) is not None:
+        return original
     file = io.BytesIO()
     if 0 in getattr(image, "size", ()):
-        raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
+        raise BadRequestError.of(field, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
     try:
         if hasattr(image, "load"):
             image.load()  # Pillow turns a TIFF that lies on its side while it loads the pixels, and then changes the EXIF data.
-        _check_is_known(image, where)
+        _check_is_known(image, field)
         exif = image.getexif() if hasattr(image, "getexif") else {}
         if image.mode in WRITTEN_AS:
             image = image.convert(WRITTEN_AS[image.mode])
@@ -378,20 +378,20 @@ def _picture_file(image: Any, where: str) -> bytes:
             options["exif"][ORIENTATION] = exif[ORIENTATION]
         image.save(file, "TIFF" if image.mode in ONLY_IN_TIFF else "PNG", **options)
     except (OSError, ValueError, TypeError) as error:
-        raise BadRequestError.of(where, f"cannot be written as a file: {error}; image.convert('RGB') can") from error
+        raise BadRequestError.of(field, f"cannot be written as a file: {error}; image.convert('RGB') can") from error
     return file.getvalue()
 
 
-def _media_type(data: bytes, named_type: str | None, kind: str, where: str, name: str) -> str:
+def _media_type(data: bytes, named_type: str | None, kind: str, field: str, name: str) -> str:
     """The media type that the first bytes of a file show, or else `named_type`, the type by the file's name. Raises BadRequestError if
     there is neither, or the type is not of `kind`. name: of the file, for errors."""
     types = media_types(data[:LOOK_BYTES])
     for media_type in types or (named_type,):
         if media_type is None:
-            raise BadRequestError.of(where, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
+            raise BadRequestError.of(field, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
         if media_type.startswith(f"{kind}/"):
             return media_type
-    raise BadRequestError.of(where, f"{name}is {(types or (named_type,))[0]}, not {_a(kind)}")
+    raise BadRequestError.of(field, f"{name}is {(types or (named_type,))[0]}, not {_a(kind)}")
 
 
 _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or WebM"}
@@ -399,12 +399,12 @@ _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or 
 
 def _forms(kind: str) -> str:
     """The forms of objects that are accepted for media of a kind, in words."""
-    more = {
+    others = {
         "image": ", or an image of Pillow (Image.fromarray makes one)",
         "audio": ", or (samples, rate_hz)",
         "video": ", or a Video of one of these",
     }
-    return f"a path, bytes or an open file{more[kind]}"
+    return f"a path, bytes or an open file{others[kind]}"
 
 
 def _a(kind: str) -> str:
@@ -415,5 +415,5 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def _too_large(where: str, name: str, what: str) -> BadRequestError:
-    return BadRequestError.of(where, f"{name}{what}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one.")
+def _too_large(field: str, name: str, fault: str) -> BadRequestError:
+    return BadRequestError.of(field, f"{name}{fault}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one.")

@@ -39,10 +39,10 @@ def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
 def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of pictures: those of types that browsers show, as far as they fit into `MOST_PICTURE_BYTES`, and the number of the others.
     encoded: (media type, bytes) of each."""
-    html, left, hidden = "", MOST_PICTURE_BYTES, 0
+    html, room_bytes, hidden = "", MOST_PICTURE_BYTES, 0
     for media_type, data in encoded:
-        if media_type in IMAGE_TYPES and len(data) <= left:
-            left -= len(data)
+        if media_type in IMAGE_TYPES and len(data) <= room_bytes:
+            room_bytes -= len(data)
             html += f'<img src="{_data_url(media_type, data)}">'
         else:
             hidden += 1
@@ -54,10 +54,10 @@ def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
 def films(encoded: Iterable[tuple[str, bytes]]) -> str:
     """HTML of players of films. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a type that browsers do not show, becomes
     a sentence. encoded: (media type, bytes) of each."""
-    html, left = "", MOST_FILM_BYTES
+    html, room_bytes = "", MOST_FILM_BYTES
     for media_type, data in encoded:
-        if media_type in FILM_TYPES and len(data) <= left:
-            left -= len(data)
+        if media_type in FILM_TYPES and len(data) <= room_bytes:
+            room_bytes -= len(data)
             html += f'<video controls loop src="{_data_url(media_type, data)}"></video>'
         else:
             html += (

@@ -120,11 +120,11 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
     times_s = np.unique([*arrived_s, *corners_s.ravel()])
     heard_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
     levels: list[BufferLevel] = []
-    for at_s, heard, before, after in zip(
+    for at_s, played_s, before, after in zip(
         times_s, heard_s, np.searchsorted(arrived_s, times_s, "left"), np.searchsorted(arrived_s, times_s, "right"), strict=True
     ):
         for count in (before,) if before == after else (before, after):
-            levels.append(BufferLevel(float(at_s), max(float(received_s[count] - heard), 0.0)))
+            levels.append(BufferLevel(float(at_s), max(float(received_s[count] - played_s), 0.0)))
     return levels
 
 
@@ -179,10 +179,10 @@ class Timing:
 
     def __repr__(self) -> str:
         """The figures. There may be hundreds of arrivals."""
-        heard = ("audio_s", "rtf", "underrun_s", "prebuffer_s", "starved_s") if self.audio else ()
-        return f"Timing({figures(self, 'ttft_s', 'ttfa_s', 'e2e_s', *heard)})"
+        sound_figures = ("audio_s", "rtf", "underrun_s", "prebuffer_s", "starved_s") if self.audio else ()
+        return f"Timing({figures(self, 'ttft_s', 'ttfa_s', 'e2e_s', *sound_figures)})"
 
 
-def figures(told: object, *names: str) -> str:
-    """A text "NAME=VALUE, ..." of these attributes of `told`, numbers to a thousandth; an attribute that is None is left out."""
-    return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(told, name)) is not None)
+def figures(record: object, *names: str) -> str:
+    """A text "NAME=VALUE, ..." of these attributes of `record`, numbers to a thousandth; an attribute that is None is left out."""
+    return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(record, name)) is not None)

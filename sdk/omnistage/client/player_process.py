@@ -91,11 +91,11 @@ class PlayerProcess:
             return 0
         except BrokenPipeError:
             raise PlayerLostError(f"{self._name} ended in the middle of the sound{self._end()}") from None
-        now = time.monotonic()
+        now_s = time.monotonic()
         with self._lock:
             self._written += count
-            self._dry_at = max(self._dry_at, now) + count / SAMPLE_BYTES / self.sample_rate_hz
-            self._dry_at = max(self._dry_at, now + self._unread() / self.sample_rate_hz)
+            self._dry_at = max(self._dry_at, now_s) + count / SAMPLE_BYTES / self.sample_rate_hz
+            self._dry_at = max(self._dry_at, now_s + self._unread() / self.sample_rate_hz)
         return count
 
     def finish(self, give_up_at: float) -> None:
@@ -141,8 +141,8 @@ class PlayerProcess:
         """How many samples can have been heard: no more than the player has read, and no more than there was time to play since they were
         written. The delay of the device, some 0.2 s, is not subtracted."""
         with self._lock:
-            early = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
-            return max(min(round(self._written / SAMPLE_BYTES - early), self._written // SAMPLE_BYTES - self._unread()), 0)
+            unplayed = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
+            return max(min(round(self._written / SAMPLE_BYTES - unplayed), self._written // SAMPLE_BYTES - self._unread()), 0)
 
     def _unread(self) -> int:
         """How many samples are still in the pipe; 0 if this system does not say it."""
@@ -160,8 +160,8 @@ class PlayerProcess:
             return ""
         self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - SAID_BYTES, 0))
         reason_text = reason(self._stderr.read().decode(errors="replace"), self._name)
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return f" {how}: {reason_text}" if reason_text else f" {how}"
+        cause = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        return f" {cause}: {reason_text}" if reason_text else f" {cause}"
 
     @classmethod
     def leave_all_to_parent(cls) -> None:

@@ -25,9 +25,9 @@ def main(sample_rate_hz: int, channels: int) -> None:
         rest = b""
         while piece := os.read(sys.stdin.fileno(), READ_BYTES):
             piece = rest + piece
-            whole = len(piece) - len(piece) % frame
-            stream.write(piece[:whole])
-            rest = piece[whole:]
+            whole_bytes = len(piece) - len(piece) % frame
+            stream.write(piece[:whole_bytes])
+            rest = piece[whole_bytes:]
         # The end of the `with` waits until the sound is heard.
 
 

@@ -62,8 +62,8 @@ class StackPlan:
             if fault := fault_of_stages(SETTINGS[name], value):
                 raise BadRequestError.of(name, fault)
         if self.model_path is not None and (not isinstance(self.model_path, str | PathLike) or not str(self.model_path)):
-            what = "empty" if self.model_path == "" else repr(self.model_path)
-            raise BadRequestError.of("model_path", f"is {what}; give the folder of a checkpoint, or the name of one at a hub, owner/name")
+            state = "empty" if self.model_path == "" else repr(self.model_path)
+            raise BadRequestError.of("model_path", f"is {state}; give the folder of a checkpoint, or the name of one at a hub, owner/name")
         if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
 
@@ -75,8 +75,8 @@ class StackPlan:
     @property
     def pipelines(self) -> tuple[str, ...]:
         """The pipelines that are named; empty: the default pipelines, or the one of the checkpoint."""
-        named = self.settings.get("pipeline", ())
-        return (named,) if isinstance(named, str) else tuple(named)
+        pipelines = self.settings.get("pipeline", ())
+        return (pipelines,) if isinstance(pipelines, str) else tuple(pipelines)
 
     @property
     def start_timeout_s(self) -> float:
@@ -120,8 +120,8 @@ def with_first(first: object, settings: StackSettings) -> StackSettings:
         raise BadRequestError.of("pipeline", f"is the address of a router, {first}; give it by name: Omni(address={host!r})")
     if first == "":
         raise BadRequestError.of("pipeline", "is empty; give its name, the folder of a checkpoint, or leave it out")
-    named: Any = os.fspath(first) if isinstance(first, PathLike) else first
-    return {**settings, "pipeline": named}
+    pipeline: Any = os.fspath(first) if isinstance(first, PathLike) else first
+    return {**settings, "pipeline": pipeline}
 
 
 def _may_be_name(model_path: str | PathLike[str]) -> bool:
@@ -184,9 +184,9 @@ class PrivateStack:
         with self._starting:
             if not self._address:
                 log.info("starting a private stack: %s", self._plan.told)
-                begun = time.monotonic()
+                begin_s = time.monotonic()
                 self._address = self._start()
-                log.info("the private stack serves on %s after %.1f s", self._address, time.monotonic() - begun)
+                log.info("the private stack serves on %s after %.1f s", self._address, time.monotonic() - begin_s)
             return self._address
 
     def _start(self) -> str:

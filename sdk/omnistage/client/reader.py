@@ -110,9 +110,9 @@ class Reader:
         """True from the loss of a connection until the answer goes on."""
         return self._loss is not None
 
-    def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """The request for the next connection: `asked` itself at first, later a request for the rest of its answer."""
-        return self._received.request(asked)
+    def request(self, request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+        """The request for the next connection: `request` itself at first, later a request for the rest of its answer."""
+        return self._received.request(request)
 
     def lose(self, address: str, reason: str) -> None:
         """Note that the connection to this router broke. The next `read` goes on from here."""
@@ -287,8 +287,8 @@ class Reader:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
         account = _usage(usage, self._received.tokens, self._thought_tokens)
         if self._due and not any(map(self._received.has_items, self._due)):
-            spoken = AUDIO_PORT in self._due and not any(report.stage == DIFFUSION for report in account.stages)
-            raise self._not_spoken(started.model, account) if spoken else _not_made(started.model, self._due)
+            is_spoken = AUDIO_PORT in self._due and not any(report.stage == DIFFUSION for report in account.stages)
+            raise self._not_spoken(started.model, account) if is_spoken else _not_made(started.model, self._due)
         return Done(
             session_id=started.session_id,
             pipeline=started.model,
@@ -305,8 +305,8 @@ class Reader:
         message = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{message}: {unspoken_text(account) or 'no sound came'}")
-        lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
-        return NotSpokenError(f"{message}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
+        stage = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
+        return NotSpokenError(f"{message}: it has no {stage}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
 
 
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:

@@ -81,12 +81,12 @@ class Received:
             self._logprobs.extend(chunk.text.logprobs)
             self.finish_reason = chunk.text.finish_reason
 
-    def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """The request for the next connection: `asked` itself if no answer has started, else a request for the rest of the answer."""
+    def request(self, whole_request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+        """The request for the next connection: `whole_request` itself if no answer has started, else a request for the rest of the answer."""
         if self.started is None:
-            return asked
+            return whole_request
         request = omni_pb2.GenerateRequest()
-        request.CopyFrom(asked)
+        request.CopyFrom(whole_request)
         request.model = self.started.model
         request.seed = self.started.seed
         request.revisions[:] = self.started.revisions

@@ -116,9 +116,9 @@ class Request:
                 refusal.metadata = error.metadata
                 return refusal
         for field, its_name in self._names.items():
-            usual = PYTHON.name_of(field)
-            if error.metadata.get("field") == field and its_name != usual and error.message.startswith(f"{usual}:"):
-                error.message = its_name + error.message.removeprefix(usual)
+            python_name = PYTHON.name_of(field)
+            if error.metadata.get("field") == field and its_name != python_name and error.message.startswith(f"{python_name}:"):
+                error.message = its_name + error.message.removeprefix(python_name)
                 error.args = (error.message,)
         return None
 
@@ -148,7 +148,7 @@ def _other_prompt(prompt: object) -> str:
 async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
     """Read the media that several requests share: an open file can be read only once. Returns lists of media by the names images, audios
     and videos. Raises DeadlineError if that takes longer than `limit`."""
-    unread = {name: list(listed_media({name: given}, "", to_medium)) for name, given in _by_name(images, audios, videos).items()}
+    unread = {name: list(listed_media({name: media}, "", to_medium)) for name, media in _by_name(images, audios, videos).items()}
     if not any(unread.values()):
         return {name: [] for name in unread}
     with suppress(TimeoutError):
@@ -160,11 +160,11 @@ async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit
 def for_conversation(conversation: Conversation, options: Options) -> Request:
     """A request of the whole conversation. Raises BadRequestError for a turn of the wrong form."""
     is_one = isinstance(conversation, str | bytes | bytearray | Mapping) or not isinstance(conversation, Iterable)
-    given = [] if is_one else list(conversation)
-    if not given:
+    turn_list = [] if is_one else list(conversation)
+    if not turn_list:
         text = "; generate takes a text" if isinstance(conversation, str) else ""
         raise BadRequestError.of("conversation", f"must be a list of turns: [{{'role': 'user', 'content': 'Hello'}}]{text}")
-    turns = [turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(given)]
+    turns = [turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(turn_list)]
     if not any(
         role == "user" and any(not isinstance(part, stage_pb2.Part) or part.text.strip() for part in parts) for role, parts in turns
     ):
@@ -269,8 +269,8 @@ def _streamed_media(media: Iterable[Medium]) -> dict[str, Medium]:
 
 def time_limit_s(options: Options) -> float:
     """The time limit of a call, in seconds. Raises BadRequestError if the option is no time."""
-    given = options.get("timeout_s")
-    return DEFAULT_TIMEOUT_S if given is None else checked_seconds("timeout_s", given)
+    value = options.get("timeout_s")
+    return DEFAULT_TIMEOUT_S if value is None else checked_seconds("timeout_s", value)
 
 
 def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> float:
@@ -278,9 +278,9 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
     seconds = plain(value)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
-        least = "from 0, which is never" if may_be_0 else "above 0"
-        most = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
-        raise BadRequestError.of(field, f"is {show_value(value)}; give a number of seconds {least}{most}")
+        range_words = "from 0, which is never" if may_be_0 else "above 0"
+        bound = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
+        raise BadRequestError.of(field, f"is {show_value(value)}; give a number of seconds {range_words}{bound}")
     return float(seconds)
 
 
@@ -290,14 +290,14 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: st
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
-    given = {name: value for name, value in options.items() if value is not None}
-    _fill(request, given, TOP)
-    _fill(request.thinker, given, THINKER)
-    _fill(request.thinker.sampling, given, SAMPLING)
-    _constrain(request.thinker, given)
-    _fill(request.talker, given, TALKER)
-    _fill(request.code2wav, {**given, **_encoding(given)}, CODE2WAV)
-    _fill(request.diffusion, given, [name for name in DIFFUSION if name not in GUIDES])
+    values = {name: value for name, value in options.items() if value is not None}
+    _fill(request, values, TOP)
+    _fill(request.thinker, values, THINKER)
+    _fill(request.thinker.sampling, values, SAMPLING)
+    _constrain(request.thinker, values)
+    _fill(request.talker, values, TALKER)
+    _fill(request.code2wav, {**values, **_encoding(values)}, CODE2WAV)
+    _fill(request.diffusion, values, [name for name in DIFFUSION if name not in GUIDES])
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -316,10 +316,10 @@ def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
     """Give every picture and film of the request this background colour. Raises BadRequestError if there is no picture or film."""
     parts = [part for message in request.thinker.messages for part in message.parts]
     media = [part.media if part.HasField("media") else part for part in parts]
-    seen = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
-    if not seen:
+    visible = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
+    if not visible:
         raise BadRequestError.of("background", "is for pictures and films that are sent, and there is none: leave it out")
-    for one in seen:
+    for one in visible:
         one.background = background
 
 
@@ -339,11 +339,11 @@ def _option_text(name: str, value: object) -> str:
     raise BadRequestError.of(f"options[{name!r}]", f"is of type {type(value).__name__}; give True or False, a number, or a text")
 
 
-def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
+def _encoding(options: Mapping[str, Any]) -> Mapping[str, int]:
     """{"encoding": the number of its enum}; empty if the option is absent. Raises BadRequestError."""
-    if "encoding" not in given:
+    if "encoding" not in options:
         return {}
-    name = given["encoding"]
+    name = options["encoding"]
     if fault := fault_of(OPTIONS["encoding"], name):
         raise BadRequestError.of("encoding", fault)
     return {"encoding": chunk_pb2.AudioEncoding.Value(f"AUDIO_ENCODING_{name.upper()}")}
@@ -358,14 +358,14 @@ def _check_size(size: int) -> None:
         raise BadRequestError.of("request", fault)
 
 
-def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:
+def _constrain(thinker: stage_pb2.ThinkerParams, options: Mapping[str, Any]) -> None:
     """Set the form that the text must have, by one of the options for it. Raises BadRequestError, also if there are several of them."""
-    names = [name for name in CONSTRAINTS if name in given]
+    names = [name for name in CONSTRAINTS if name in options]
     if not names:
         return
     if len(names) > 1:
         raise BadRequestError.of(names[1], f"a text keeps to one thing only; leave out {' or '.join(names)}")
-    (name,), value = names, given[names[0]]
+    (name,), value = names, options[names[0]]
     if name == "choice":
         texts = list(value) if _is_list(value) else []
         if not texts:
@@ -387,17 +387,17 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
-def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set each field of `message` that is in `names` and has a value in `given`. If no field has one, the message stays absent from the
+def _fill(message: Any, values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Set each field of `message` that is in `names` and has a value in `values`. If no field has one, the message stays absent from the
     request, and the pipeline uses its defaults. Raises BadRequestError."""
     for name in names:
-        if name not in given:
+        if name not in values:
             continue
-        value = plain(given[name])
+        value = plain(values[name])
         if name in NEVER_ZERO and value == 0:
             # On the wire 0 means "the pipeline's default".
-            least = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
-            raise BadRequestError.of(name, f"is 0; give {least}, or leave it out for the pipeline's default")
+            minimum = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
+            raise BadRequestError.of(name, f"is 0; give {minimum}, or leave it out for the pipeline's default")
         try:
             if name in ("stop", "outputs"):
                 if not isinstance(value, str) and not _is_list(value):
@@ -407,7 +407,7 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
             elif name == "sigmas":
                 message.sigmas.extend(map(plain, value))
             elif name == "options":
-                message.options.update({checked_text(name, one): _option_text(one, said) for one, said in value.items()})
+                message.options.update({checked_text(name, one): _option_text(one, option_value) for one, option_value in value.items()})
             else:
                 if isinstance(value, str):
                     checked_text(name, value)

@@ -26,8 +26,8 @@ _draw = random.SystemRandom()
 class Retries:
     """Counts the retries of one call. most: how often the call may be retried. made: how often it has been retried."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_retries: int) -> None:
+        self.most = max_retries
         self.made = 0
 
     def pause_s(self, said_s: float) -> float:

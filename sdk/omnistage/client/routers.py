@@ -90,9 +90,9 @@ class Routers:
         except TimeoutError:
             if self._closed:
                 raise ClosedError("the client was closed while it connected") from None
-            where = ", ".join(self._addresses)
+            addresses = ", ".join(self._addresses)
             hint = f"Give more time: {{timeout_s}}. {UnavailableError.ADVICE}" if timeout_s < SHORT_S else ""
-            message = f"no server answers at {where} (waited {timeout_s:g} s)"
+            message = f"no server answers at {addresses} (waited {timeout_s:g} s)"
             raise UnavailableError(message, hint=hint, code=grpc.StatusCode.UNAVAILABLE) from None
         # Checked after the connection was made, because meanwhile another process may have begun to listen there.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
@@ -158,15 +158,15 @@ class Routers:
     async def _is_connected(self, address: str) -> bool:
         """Wait for the connection; returns False if it failed, or if it took TURN_S and there are other addresses."""
         channel = self._channel(address)
-        alone = len(self._addresses) == 1
+        is_only = len(self._addresses) == 1
         try:
-            async with asyncio.timeout(None if alone else TURN_S):
+            async with asyncio.timeout(None if is_only else TURN_S):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
                     # A failure that is seen here is an old one, and gRPC tries again by itself, so wait for the next state.
                     await self._change_of(channel, state)
                     state = channel.get_state(try_to_connect=True)
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not is_only:
                         return False
         except TimeoutError:
             return False

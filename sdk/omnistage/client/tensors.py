@@ -63,21 +63,21 @@ class Tensors:
             raise ProtocolError(f"port {port}: rows of another type or width than before")
         if part.total_bytes != math.prod(shape) * dtype.itemsize or part.total_bytes > MAX_TENSOR_BYTES:
             raise ProtocolError(f"port {port}: {part.total_bytes} bytes are not {shape[0]} rows of {shape[1]}, or too many")
-        begun = self._begun.pop(port, bytearray())
+        parts = self._begun.pop(port, bytearray())
         if not part.offset and port in self._cut:
-            begun = bytearray()
+            parts = bytearray()
         self._cut.discard(port)
         data = part.data  # in a variable, because each access copies all bytes
-        if part.offset != len(begun) or part.offset + len(data) > part.total_bytes:
-            raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(begun)} is next")
-        begun += data
-        is_whole = len(begun) == part.total_bytes
+        if part.offset != len(parts) or part.offset + len(data) > part.total_bytes:
+            raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(parts)} is next")
+        parts += data
+        is_whole = len(parts) == part.total_bytes
         if chunk.count != (shape[0] if is_whole else 0):
             raise ProtocolError(f"port {port}: {shape[0]} rows are not {chunk.count}")
         if not is_whole:
-            self._begun[port] = begun
+            self._begun[port] = parts
             return None
-        rows: NDArray[Any] = np.frombuffer(begun, dtype).reshape(shape)
+        rows: NDArray[Any] = np.frombuffer(parts, dtype).reshape(shape)
         return _widen(rows) if tensor.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows
 
 

@@ -45,12 +45,12 @@ def checked_texts(prompts: Sequence[object], options: Options, *, has_media: boo
 class Together:
     """Asks one list of texts. If the caller is cancelled, all running questions are cancelled."""
 
-    def __init__(self, ask: Ask, patience_s: float, most: int | None = None, pause: Pause = asyncio.sleep) -> None:
-        """ask: asks one text. patience_s: seconds to wait while other clients have all places. most: the largest number of texts to ask at
+    def __init__(self, ask: Ask, patience_s: float, max_texts: int | None = None, pause: Pause = asyncio.sleep) -> None:
+        """ask: asks one text. patience_s: seconds to wait while other clients have all places. max_texts: the largest number of texts to ask at
         once; None: not known, so MOST. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
-        self._most = most or MOST
-        self._room = most or FIRST
+        self._most = max_texts or MOST
+        self._room = max_texts or FIRST
         """How many texts may be asked at once now."""
         self._calm = self._next_calm = 0
         """_calm: how many answers must still come before the room may grow. _next_calm: the same number after the next refusal."""

@@ -34,8 +34,8 @@ def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: 
         count = UNKNOWN_BYTES if samples is None else samples
         chunks = [(b"fmt ", form + b"\0\0"), (b"fact", struct.pack("<I", min(count, UNKNOWN_BYTES)))]
     body = b"WAVE" + b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks) + b"data"
-    whole = len(body) + 4 + size
-    return b"RIFF" + struct.pack("<I", min(whole, UNKNOWN_BYTES)) + body + struct.pack("<I", min(size, UNKNOWN_BYTES))
+    total_bytes = len(body) + 4 + size
+    return b"RIFF" + struct.pack("<I", min(total_bytes, UNKNOWN_BYTES)) + body + struct.pack("<I", min(size, UNKNOWN_BYTES))
 
 
 def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
