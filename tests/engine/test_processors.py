@@ -70,7 +70,7 @@ def test_draws_are_those_of_transformers(seed: int) -> None:
         logits[rng.sample(range(60), 12)] += 6  # Tokens that were seen, tokens that are suppressed, and the end are among the likeliest.
         logits[END] += rng.choice([0, 9])
         noise_seed = rng.getrandbits(64)
-        row = Draws(sampling, noise_seed, seen=set(prompt))
+        row = Draws(sampling, noise_seed, ids=set(prompt))
         for token_id in answer:
             row.note(token_id)
         may_end = len(answer) >= least

@@ -20,7 +20,7 @@ FloatArray = NDArray[np.float64]
 
 
 def draws(sampling: Sampling, seed: int = 0, prompt: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Draws:
-    result = Draws(sampling, seed, seen=set(prompt))
+    result = Draws(sampling, seed, ids=set(prompt))
     for token_id in answer:
         result.note(token_id)
     return result

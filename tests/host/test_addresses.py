@@ -112,12 +112,12 @@ def test_a_port_that_is_kept_can_be_listened_on_once() -> None:
         port: int = keeper.getsockname()[1]
         address = f"127.0.0.1:{port}"
         with socket.create_server(("127.0.0.2", port)):
-            check_can_listen(address, "--address", kept=True)
+            check_can_listen(address, "--address", is_reserved=True)
             with pytest.raises(StartError, match="the port is taken by "):
                 check_can_listen(address, "--address")
         with socket.create_server(("127.0.0.1", port), reuse_port=True), pytest.raises(StartError, match=rf"\(pid {os.getpid()}\)"):
-            check_can_listen(address, "--address", kept=True)
-        check_can_listen(address, "--address", kept=True)
+            check_can_listen(address, "--address", is_reserved=True)
+        check_can_listen(address, "--address", is_reserved=True)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def test_a_port_that_goes_on_is_numbered_from_where_it_stood(seq: int, first: in
 
 def test_nothing_comes_on_a_port_that_had_ended_elsewhere():
     with pytest.raises(StageError, match="PROTOCOL: output after the last"):
-        text(PortWriter("text", seq=3, first=9, ended=True), 1)
+        text(PortWriter("text", seq=3, first=9, is_ended=True), 1)
     with pytest.raises(StageError, match="PROTOCOL: chunk after the last"):
-        PortReader("text", 99, seq=3, first=9, ended=True).accept(chunk_pb2.Chunk(port="text", seq=3, first=9))
+        PortReader("text", 99, seq=3, first=9, is_ended=True).accept(chunk_pb2.Chunk(port="text", seq=3, first=9))
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=20), st.data())

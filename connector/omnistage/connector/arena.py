@@ -254,13 +254,13 @@ class Arena:
 
     def _end_quarantine(self) -> None:
         """Give back the blocks in quarantine whose grace has ended or whose reader is dead. Readers are looked at a few times a second."""
-        now = self._clock()
-        look = now >= self._next_look
+        now_s = self._clock()
+        look = now_s >= self._next_look
         if look:
-            self._next_look = now + _LOOK_PAUSE_S
+            self._next_look = now_s + _LOOK_PAUSE_S
         for reader, waiting in list(self._quarantine.items()):
             dead = look and reader is not None and reader.is_dead()
-            while waiting and (dead or waiting[0][0] <= now):
+            while waiting and (dead or waiting[0][0] <= now_s):
                 block = waiting.popleft()[1]
                 block.doomed -= 1
                 self.free(block)
@@ -300,10 +300,10 @@ class Arena:
         """Make a new segment and cut a block off it; None if the limit does not allow that, or the mount refuses. dedicated: the segment is
         for this block alone."""
         size = self._segment_size(capacity, dedicated)
-        taken = reservation(PAGE + BLOCK_HEADER + capacity, size)
-        if not self._may_take(taken):
+        reserved_bytes = reservation(PAGE + BLOCK_HEADER + capacity, size)
+        if not self._may_take(reserved_bytes):
             return None
-        segment = self._take(taken, lambda: ProducerSegment(self.uuid, self._next_segment, size))
+        segment = self._take(reserved_bytes, lambda: ProducerSegment(self.uuid, self._next_segment, size))
         if segment is None:
             return None
         segment.dedicated = dedicated
@@ -318,8 +318,8 @@ class Arena:
         """Give one segment with no block in use back to the mount, and try to grow; None: that was not enough, call it again. Raises
         ArenaFull if it cannot help."""
         idle = [segment for segment in self._segments.values() if segment.live_blocks == 0]
-        least = self.bytes_total - sum(segment.reserved for segment in idle)
-        if not idle or least + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
+        min_bytes = self.bytes_total - sum(segment.reserved for segment in idle)
+        if not idle or min_bytes + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
             raise ArenaFull(f"no block of {capacity} bytes is free: {self._bytes_used} of {self.max_bytes} bytes are in use")
         self._drop(idle[0])
         self._refused_until = self._clock()
@@ -334,8 +334,8 @@ class Arena:
 
     def _cut_extent(self, capacity: int) -> Block | None:
         """Cut a block off the smallest range of joined blocks that is large enough; None: no range is."""
-        found = self._extents.take(BLOCK_HEADER + capacity)
-        return Block(self._segments[found[0]], found[1], capacity) if found else None
+        extent = self._extents.take(BLOCK_HEADER + capacity)
+        return Block(self._segments[extent[0]], extent[1], capacity) if extent else None
 
     def _join(self, capacity: int) -> Block | None:
         """Join free blocks of all classes with their free neighbours until a block can be cut. Each free block is joined at most once, so
@@ -345,9 +345,9 @@ class Arena:
                 block = free.pop()
                 end = block.offset + BLOCK_HEADER + block.capacity
                 if self._give_extent(block.segment, block.offset, end) >= BLOCK_HEADER + capacity:
-                    cut = self._cut_extent(capacity) or self._carve(capacity)
-                    if cut is not None:
-                        return cut
+                    found_block = self._cut_extent(capacity) or self._carve(capacity)
+                    if found_block is not None:
+                        return found_block
         return None
 
     def _give_extent(self, segment: ProducerSegment, start: int, end: int) -> int:
@@ -363,10 +363,10 @@ class Arena:
     def _cut(self, segment: ProducerSegment, capacity: int) -> Block | None:
         """Cut a block off the uncarved rest of a segment; None if the rest is too small, or the mount gives no memory for it."""
         end = segment.carved + BLOCK_HEADER + capacity
-        taken = segment.reserve_cost(end)
-        if end > segment.size or (taken and not self._may_take(taken)):
+        cost_bytes = segment.reserve_cost(end)
+        if end > segment.size or (cost_bytes and not self._may_take(cost_bytes)):
             return None
-        if self._take(taken, lambda: segment.reserve(end)) is None:
+        if self._take(cost_bytes, lambda: segment.reserve(end)) is None:
             return None
         block = Block(segment, segment.carved, capacity)
         segment.carved = end

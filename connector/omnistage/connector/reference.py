@@ -49,10 +49,10 @@ def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) 
         raise ConnectorError(f"a tensor has at most {MAX_RANK} dimensions, this one has {array.ndim}: reshape it")
     kind = (array.dtype.kind, array.dtype.itemsize)
     if element_type is None:
-        found = _ELEMENT_TYPES.get(kind)
-        if found is None:
+        element = _ELEMENT_TYPES.get(kind)
+        if element is None:
             raise ConnectorError(f"dtype {array.dtype} cannot be sent: convert it, or send uint16 bits with element_type BFLOAT16")
-        element_type = found
+        element_type = element
     dtype = _DTYPES.get(element_type)
     if dtype is None or kind != (dtype.kind, dtype.itemsize):
         raise ConnectorError(f"dtype {array.dtype} cannot be sent as element type {element_type}")

@@ -186,8 +186,8 @@ def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
     """How many bytes of a segment have memory, according to its header. size: bytes of its file. Raises InvalidReference for a wrong
     header."""
     reserved: int
-    magic, version, named, owner, stated_size, reserved = _SEGMENT.unpack(header)
-    if (magic, version, named, owner, stated_size) != (_MAGIC, _VERSION, number, arena, size):
+    magic, version, stated_number, owner, stated_size, reserved = _SEGMENT.unpack(header)
+    if (magic, version, stated_number, owner, stated_size) != (_MAGIC, _VERSION, number, arena, size):
         raise InvalidReference(f"segment {number} of the sender's arena has a wrong header")
     return min(reserved, size)
 
@@ -202,11 +202,11 @@ def _check_place(offset: int, length: int, generation: int, end: int) -> None:
 
 def _check_block(header: bytes, length: int, generation: int) -> None:
     """Raise StaleReference if a block's header names another generation, InvalidReference if it names another length or is no header."""
-    magic, found, size = _BLOCK.unpack(header)
+    magic, stated_generation, size = _BLOCK.unpack(header)
     if magic != _BLOCK_MAGIC:
         raise InvalidReference("there is no block at this offset")
-    if found != generation:
-        raise StaleReference(f"the block is of generation {found} now, not {generation}: its memory was given back")
+    if stated_generation != generation:
+        raise StaleReference(f"the block is of generation {stated_generation} now, not {generation}: its memory was given back")
     if size != length:
         raise InvalidReference(f"the block holds {size} bytes, not {length}")
 
@@ -227,8 +227,8 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
             return data
 
         header = read(0, _SEGMENT.size)
-        while (again := read(0, _SEGMENT.size)) != header:  # The producer may have reserved more after the header was read.
-            header = again
+        while (header_after := read(0, _SEGMENT.size)) != header:  # The producer may have reserved more after the header was read.
+            header = header_after
         end = _read_reserved(header, arena, number, os.fstat(descriptor).st_size)
         _check_place(offset, length, generation, end)
         _check_block(read(offset, _BLOCK.size), length, generation)

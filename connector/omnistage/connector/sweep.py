@@ -46,18 +46,18 @@ def sweep(*, limit_s: float = math.inf) -> int:
 def _arenas(deadline: float) -> dict[str, list[str]]:
     """The arenas with files on the mount, by name in hex: for each file its ending, "live" or the number of a segment. deadline: the time
     (time.monotonic()) after which the list may be left incomplete."""
-    found: dict[str, list[str]] = {}
+    endings: dict[str, list[str]] = {}
     try:
         with os.scandir(MOUNT) as entries:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if match is not None:
-                    found.setdefault(match[1], []).append(match[2])
+                    endings.setdefault(match[1], []).append(match[2])
                 if time.monotonic() >= deadline:
                     break
     except OSError:
         return {}  # no shared memory here, so no orphans
-    return found
+    return endings
 
 
 def _bury_arena(arena: str, kinds: list[str]) -> bool:

@@ -141,8 +141,8 @@ class Sender:
         if self._probe is None:
             try:
                 block = self._arena.allocate(PROBE_BYTES)
-            except ArenaFull as full:
-                self._reason = str(full)
+            except ArenaFull as error:
+                self._reason = str(error)
                 return []
             secret = secrets.token_bytes(PROBE_BYTES)
             start = block.payload_offset
@@ -419,10 +419,10 @@ class Receiver:
             if part.offset == 0 and len(data) == layout.size:
                 return np.frombuffer(data, np.uint8)
             assembly = inline.Assembly(layout)
-        whole = assembly.add(layout, part.offset, data)
-        if whole is None:
+        tensor_bytes = assembly.add(layout, part.offset, data)
+        if tensor_bytes is None:
             self._assemblies[port] = assembly
-        return whole
+        return tensor_bytes
 
     def _unpack_shared(self, slot: tensor_pb2.SharedMemorySlot, layout: TensorLayout) -> Raw:
         """The bytes of a block of the sender: a view, or a copy if this receiver copies."""

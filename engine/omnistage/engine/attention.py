@@ -255,17 +255,17 @@ class _Paged(_Bound):
         for tile in self._tiles:
             count, batch = tile.count, tile.runs * heads
             copied = self._scratch.take("copied", (len(tile.keys), *pages.shape[1:]), pages)
-            held = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
+            tile_pages = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
             # One product for all rows of a run and all query heads that share keys: [runs * kv_heads, count * group, head_size].
-            asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
-            padded = _pad(asked)
-            scores = self._scratch.take("scores", (*padded.shape[:2], held.shape[1]), pages)
-            scores = torch.bmm(padded, held.transpose(1, 2), out=scores)[:, : asked.shape[1]]
+            tile_queries = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
+            padded = _pad(tile_queries)
+            scores = self._scratch.take("scores", (*padded.shape[:2], tile_pages.shape[1]), pages)
+            scores = torch.bmm(padded, tile_pages.transpose(1, 2), out=scores)[:, : tile_queries.shape[1]]
             scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
             weights = torch.softmax(scores, -1, out=self._scratch.take("weights", scores.shape, pages))
             # The keys are no longer needed: the values overwrite their copy.
             torch.index_select(pages, 0, tile.values, out=copied)
-            sums = self._sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
+            sums = self._sums(weights, tile_pages).reshape(tile.runs, heads, count, self._group, head_size)
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
 
     def _sums(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -278,8 +278,8 @@ class _Paged(_Bound):
         # Parts of equal size, so that none has fewer rows than a product must have.
         for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
             # The scores are no longer needed, and their memory is large enough.
-            whole = self._scratch.take("scores", part.shape, weights).copy_(part)
-            sums.append(torch.bmm(whole, values))
+            block = self._scratch.take("scores", part.shape, weights).copy_(part)
+            sums.append(torch.bmm(block, values))
         return torch.cat(sums, 1)
 
 
@@ -298,8 +298,8 @@ class _Triton(_Bound):
         from omnistage.engine import paged_kernel
 
         self._attend = paged_kernel.attend
-        told, self._tiles = paged_kernel.tiles(plan.runs, self._group)
-        self._table = to_device(told, spec.device)
+        table, self._tiles = paged_kernel.tiles(plan.runs, self._group)
+        self._table = to_device(table, spec.device)
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         self._attend(self._spec, queries.contiguous(), self._cache.layer(layer), self._table, self._tiles, result)
@@ -316,17 +316,17 @@ class _Sdpa(_Bound):
     def _mask(self, tile: _Tile) -> torch.Tensor:
         """The mask of a tile over all slots, repeated for the query heads that share keys: [runs, 1, count * group, length]."""
         seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
-        whole = functional.pad(tile.mask, (seen_by_all, 0))
-        return whole.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
+        mask = functional.pad(tile.mask, (seen_by_all, 0))
+        return mask.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
         for tile, mask in self._tiles:
             runs, count = tile.runs, tile.count
-            keys, values = (pages.index_select(0, held).view(runs, heads, -1, head_size) for held in (tile.keys, tile.values))
+            keys, values = (pages.index_select(0, indices).view(runs, heads, -1, head_size) for indices in (tile.keys, tile.values))
             # The heads that share keys become rows of one query, because the kernels with a mask support no grouped queries.
-            asked = queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
-            attended = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0)
+            tile_queries = queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
+            attended = functional.scaled_dot_product_attention(tile_queries, keys, values, attn_mask=mask, scale=1.0)
             attended = attended.view(runs, heads, count, self._group, head_size).transpose(1, 2)
             result[tile.rows] = attended.reshape(runs * count, -1, head_size)
 
@@ -347,10 +347,10 @@ class _RowByRow(_Bound):
         heads, head_size = self._spec.kv_heads, queries.shape[-1]
         for row, length, table in self._rows:
             # Keys and values of the slots that the row sees: [2 * kv_heads, length, head_size].
-            held = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
+            page_rows = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
             # The heads that share keys are rows of one query. The size of each product depends on this row alone.
             stacked = queries[row].view(1, heads, self._group, head_size)
-            attended = functional.scaled_dot_product_attention(stacked, held[None, :heads], held[None, heads:], scale=1.0)
+            attended = functional.scaled_dot_product_attention(stacked, page_rows[None, :heads], page_rows[None, heads:], scale=1.0)
             result[row] = attended.view(heads * self._group, head_size)
 
 
@@ -432,8 +432,8 @@ class _Bench:
         self._cache = KVCache(self._spec, max(self.LENGTHS) + len(self.LENGTHS))
         generator = torch.Generator().manual_seed(0)
         shapes = self._cache.layer(0).shape, (PAGE_ROWS, spec.query_heads, spec.head_size), (PAGE_ROWS, 2 * spec.kv_heads, spec.head_size)
-        held, *rows = (torch.randn(shape, generator=generator).to(spec.dtype) for shape in shapes)
-        self._cache.layer(0).copy_(held)
+        pages, *rows = (torch.randn(shape, generator=generator).to(spec.dtype) for shape in shapes)
+        self._cache.layer(0).copy_(pages)
         self._queries, self._stored = (values.to(spec.device, self._spec.dtype) for values in rows)
 
     def rows(self) -> Iterator[torch.Tensor]:
@@ -446,11 +446,11 @@ class _Bench:
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
         """Whether the first and the last rows of a page have the same bits in a run by themselves as in a run of the whole page, for each
         number of rows in `counts`."""
-        start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
+        start, reference = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
                 part = self._attend([PlannedRun(0, count, start + at, tuple(range(pages)))], range(at, at + count))
-                if not torch.equal(part, whole[at : at + count]):
+                if not torch.equal(part, reference[at : at + count]):
                     return False
         return True
 
@@ -458,8 +458,8 @@ class _Bench:
         """Whether single rows of several sequences have the same bits together in one step as alone."""
         runs = self._singles()
         together = self._attend(runs, range(len(runs)))
-        alone = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
-        return torch.equal(torch.cat(alone), together)
+        references = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
+        return torch.equal(torch.cat(references), together)
 
     def _whole(self, pages: int) -> torch.Tensor:
         """The results of a run of PAGE_ROWS rows that fills the last of `pages` pages."""
@@ -473,8 +473,8 @@ class _Bench:
         ]
 
     def _attend(self, runs: Sequence[PlannedRun], rows: range) -> torch.Tensor:
-        where = slice(rows.start, rows.stop)
-        return attend(self._backend, self._cache, self._spec, runs, self._queries[where], self._stored[where])
+        span = slice(rows.start, rows.stop)
+        return attend(self._backend, self._cache, self._spec, runs, self._queries[span], self._stored[span])
 
 
 def attend(
@@ -489,12 +489,12 @@ def attend(
     """The attention of one layer by itself, for trials and tests. stored: keys and values of the rows. Shapes are as in `Attention`."""
     slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
-    nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)
+    no_rows = torch.zeros(0, dtype=torch.int64, device=spec.device)
     plan = StepPlan(
-        rows=StepRows(nothing, nothing),
+        rows=StepRows(no_rows, no_rows),
         pages=torch.tensor(pages, dtype=torch.int64, device=spec.device),
         places=torch.tensor(slots, dtype=torch.int64, device=spec.device) % PAGE_ROWS,
         runs=tuple(runs),
-        drawn=nothing,
+        drawn=no_rows,
     )
     return backend.bind(cache, spec, plan)(layer, queries, stored)

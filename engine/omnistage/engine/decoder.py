@@ -92,13 +92,13 @@ class PackedDecoder:
     "lm_head.weight" is its part of the logits; all ranks call `hidden` and `logits` alike, and each gets the whole result."""
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:
-        embedding, chosen = need(weight, EMBEDDING, (config.vocab_size, config.embedding_width)), parts or DecoderParts()
+        embedding, decoder_parts = need(weight, EMBEDDING, (config.vocab_size, config.embedding_width)), parts or DecoderParts()
         self._config, self._embedding, self._group = config, embedding, group
         head = weight(LM_HEAD)
         head = embedding if head is None else head
 
         def build(linear: Linears) -> _Built:
-            return _build(Materials(config, weight, linear, group, embedding.dtype, embedding.device), chosen, head)
+            return _build(Materials(config, weight, linear, group, embedding.dtype, embedding.device), decoder_parts, head)
 
         self._parts, self.products = build_exact(build, embedding.dtype, embedding.device)
         self._spec = DecoderSpec(

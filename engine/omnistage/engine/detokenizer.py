@@ -77,9 +77,9 @@ class Detokenizer:
     def finish(self) -> str:
         """End the text, and return the rest that was held back, or "". Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
-        held, self._held = self._held, ""
-        self.given += len(held)
-        return text + held
+        rest, self._held = self._held, ""
+        self.given += len(rest)
+        return text + rest
 
     def _advance(self, fresh: str) -> str:
         """Add decoded text; returns the text that became final with it."""
@@ -122,9 +122,9 @@ class BytePieces:
     token: returns the vocabulary's entry of an id, None for an unknown id. known: id -> bytes, for ids whose bytes do not follow from the
     entry. A call raises ValueError for an unknown id."""
 
-    def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:
+    def __init__(self, token: Callable[[int], str | None], special_bytes: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()
-        self._known = dict(known)
+        self._known = dict(special_bytes)
 
     def __call__(self, token_id: int) -> bytes:
         piece = self._known.get(token_id)

@@ -96,7 +96,7 @@ class Engine:
             raise Unfit("history", f"an item of this model has {spec.codebooks} ids")
         if prompt.positions is not None and len(prompt.positions) != spec.axes:
             raise ValueError(f"positions of this model have {spec.axes} axes, not {len(prompt.positions)}")
-        if any(given.rows.ndim != 2 or given.rows.shape[1] != spec.given_width for given in prompt.given):
+        if any(entry.rows.ndim != 2 or entry.rows.shape[1] != spec.given_width for entry in prompt.given):
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
             raise ValueError("this model takes no appended rows, or has no taps")
@@ -114,15 +114,15 @@ class Engine:
         """Check the ids of a request: an id that can be drawn, or that changes the draw, must have a logit. Raises what `check` raises."""
         spec, items = self.spec, request.prompt.items
         if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
-            told = " or ".join(map(str, dict.fromkeys(spec.ids)))
-            raise ValueError(f"an id of the prompt is not below {told}, which is the size of the vocabulary")
-        seen = request.seen
-        if seen is None:
-            seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
-        if not _are_below(spec.drawn_ids, request.end_ids | request.banned | seen):
+            sizes = " or ".join(map(str, dict.fromkeys(spec.ids)))
+            raise ValueError(f"an id of the prompt is not below {sizes}, which is the size of the vocabulary")
+        ids_seen = request.seen
+        if ids_seen is None:
+            ids_seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
+        if not _are_below(spec.drawn_ids, request.end_ids | request.banned | ids_seen):
             raise ValueError(f"an id that ends the answer, is banned or counts as seen is not below {spec.drawn_ids}: it is never drawn")
-        asked = {"history": {item[0] for item in request.history}, "sampling.logit_bias": request.sampling.logit_bias}
-        for field, ids in asked.items():
+        ids_by_field = {"history": {item[0] for item in request.history}, "sampling.logit_bias": request.sampling.logit_bias}
+        for field, ids in ids_by_field.items():
             if not _are_below(spec.drawn_ids, ids):
                 raise Unfit(field, f"ids must be below {spec.drawn_ids}, the size of the vocabulary")
         if not _are_below(spec.further_ids, {part for item in request.history for part in item[1:]}):
@@ -197,8 +197,8 @@ class Engine:
             self._scheduler.add(stream.sequence)
         for stream, count in orders.taken.items():
             stream.sequence.unread -= count
-        for stream, given in orders.given:
-            stream.sequence.give(given)
+        for stream, entry in orders.given:
+            stream.sequence.give(entry)
         for stream, rows, end in orders.appended:
             stream.sequence.append(rows, end)
         for stream in orders.cancelled:
@@ -215,10 +215,10 @@ class Engine:
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Put out the taps that were found with kept pages, before any computed taps. They are one event, because an event for each page
         could be more events than a reader may leave unread."""
-        if found := sequence.found_taps:
-            taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
+        if kept_taps := sequence.found_taps:
+            taps = Taps(kept_taps[0].first, torch.cat([part.rows for part in kept_taps]))
             self._put(sequence, SequenceEvent(taps=self._new_taps(sequence, taps)))
-            found.clear()
+            kept_taps.clear()
 
     def _new_taps(self, sequence: Sequence, taps: Taps) -> Taps:
         """The part of these taps that was not put out before; it counts as put out from now on."""
@@ -331,15 +331,15 @@ class Engine:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         parked = sum(sequence.parked for sequence in running)
         starved = sum(sequence.starved and not sequence.parked for sequence in running)
-        kept = self._pool.only_kept
+        kept_pages = self._pool.only_kept
         return EngineStats(
             waiting=len(waiting),
             preempted=sum(sequence.begun for sequence in waiting),
             running=len(running) - parked - starved,
             parked=parked,
             starved=starved,
-            pages_used=self._pool.used - kept,
-            pages_kept=kept,
+            pages_used=self._pool.used - kept_pages,
+            pages_kept=kept_pages,
             pages_total=self._pool.total,
             steps=self._steps,
             stepped=self._stepped,

@@ -68,11 +68,11 @@ class Experts:
         hidden, ranks = materials.config.hidden_size, materials.group.size
         self._sizes, self._group = sizes, materials.group
         self._router = materials.fuse(prefix, {"gate": sizes.experts}, hidden)
-        own = sizes.of_rank(materials.group)
-        self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
-        self._number = torch.full((sizes.experts,), len(own), device=materials.device)
+        rank_experts = sizes.of_rank(materials.group)
+        self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in rank_experts)
+        self._number = torch.full((sizes.experts,), len(rank_experts), device=materials.device)
         """The number of each expert among those of this rank; for all experts of other ranks, the number after the last."""
-        self._number[list(own)] = torch.arange(len(own), device=materials.device)
+        self._number[list(rank_experts)] = torch.arange(len(rank_experts), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
             gate = materials.need(f"{prefix}.shared_expert_gate.weight", (1, hidden))
@@ -80,37 +80,37 @@ class Experts:
 
     def __call__(self, rows: StepRows, x: torch.Tensor) -> torch.Tensor:
         """See FeedForward. Padding goes to the shared expert only."""
-        given = x[: len(x) - rows.padding]
-        total = functional.pad(self._sum(given, *self._route(given)), (0, 0, 0, rows.padding))
+        rows_in = x[: len(x) - rows.padding]
+        total = functional.pad(self._sum(rows_in, *self._route(rows_in)), (0, 0, 0, rows.padding))
         if self._sizes.shared:
             total += by_rows(torch.sigmoid, self._shared_gate(x))[:, :1] * self._shared(x)
         return self._group.all_reduce(total)
 
-    def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _sum(self, x: torch.Tensor, weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """For each row the sum of its chosen experts' results, times their weights, over the experts of this rank. x: [n, hidden_size].
-        weights, chosen: weights and numbers of each row's experts, [n, chosen]."""
-        chosen, in_order = chosen.sort(-1)
-        places, counts = together(self._number[chosen], len(self._experts))
+        weights, numbers: weights and numbers of each row's experts, [n, chosen]."""
+        numbers, in_order = numbers.sort(-1)
+        places, counts = together(self._number[numbers], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
         if not in_use:
             return torch.zeros_like(x)
         count, sizes = sum(counts), [count for _, count in in_use]
         gathered = x.new_zeros(count + 1, x.shape[1])
-        gathered.index_copy_(0, places.flatten(), x.repeat_interleave(chosen.shape[1], 0))
+        gathered.index_copy_(0, places.flatten(), x.repeat_interleave(numbers.shape[1], 0))
         parts = torch.split(gathered[:count], sizes)
         between = apply_gate(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
-        made = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
-        weighed = torch.cat([*made, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
+        results = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
+        weighed = torch.cat([*results, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
         # In order: a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The weights and the numbers of the experts that each row chooses, [rows, chosen] each."""
-        weights, chosen = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
+        weights, numbers = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
         if self._sizes.normalized:
             # In order: a sum of the library may add in another order if there are more rows.
             weights = weights / reduce(torch.add, weights.unbind(-1))[:, None]
-        return weights.to(x.dtype), chosen
+        return weights.to(x.dtype), numbers
 
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:

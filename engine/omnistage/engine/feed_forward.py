@@ -32,10 +32,10 @@ each thread has a remainder."""
 
 def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
     """Apply an activation to any number of rows, so that the bits of a row do not depend on that number. x: [rows, columns]."""
-    most = max(_SERIAL // x.shape[1], 1)
-    if len(x) <= most or not x.is_cpu or torch.get_num_threads() == 1:
+    max_rows = max(_SERIAL // x.shape[1], 1)
+    if len(x) <= max_rows or not x.is_cpu or torch.get_num_threads() == 1:
         return activation(x)
-    return torch.cat([activation(part) for part in torch.split(x, most)])
+    return torch.cat([activation(part) for part in torch.split(x, max_rows)])
 
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
@@ -74,7 +74,7 @@ def activated_product(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Build this rank's part of second(activation(first(x))). prefix, names: the weights are prefix.name.weight. widths: of the input,
     between the products, and of the output. activation: maps 0 to 0, because the columns between are padded with zeros."""
-    (first_name, second_name), (before, between, behind) = names, widths
+    (first_name, second_name), (before, between, width_out) = names, widths
     missing = -between % _COLUMNS
     bias = materials.fused_bias(prefix, {first_name: between})
     first = materials.linear(
@@ -82,7 +82,7 @@ def activated_product(
         None if bias is None else functional.pad(bias, (0, missing)),
     )
     second = materials.linear(
-        functional.pad(materials.need(f"{prefix}.{second_name}.weight", (behind, between)), (0, missing)),
-        materials.fused_bias(prefix, {second_name: behind}),
+        functional.pad(materials.need(f"{prefix}.{second_name}.weight", (width_out, between)), (0, missing)),
+        materials.fused_bias(prefix, {second_name: width_out}),
     )
     return lambda x: second(by_rows(activation, first(x)))

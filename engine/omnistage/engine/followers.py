@@ -19,7 +19,7 @@ class Followers(Protocol):
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
         """Replace the cache on each rank by one of this many pages. poison: see KVCache."""
 
-    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+    def pages_changed(self, new: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
@@ -34,7 +34,7 @@ class Nobody:
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None: ...
 
-    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None: ...
+    def pages_changed(self, new: Sequence[int], freed: Sequence[int]) -> None: ...
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
         return nullcontext()

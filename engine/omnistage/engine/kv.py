@@ -38,10 +38,10 @@ class KVCache:
         head_size]."""
         self._layers[index][pages, :, places] = keys_values
 
-    def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+    def follow(self, new: Sequence[int], freed: Sequence[int]) -> None:
         """Zero the pages that were taken since the last step; with `poison`, spoil those that became free (`PagePool.changes`)."""
-        if taken:
-            self._data.index_fill_(1, to_device(torch.tensor(taken), self._data.device), 0.0)
+        if new:
+            self._data.index_fill_(1, to_device(torch.tensor(new), self._data.device), 0.0)
         if self._poison and freed:
             self._data.index_fill_(1, to_device(torch.tensor(freed), self._data.device), float("nan"))
 

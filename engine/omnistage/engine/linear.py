@@ -92,8 +92,8 @@ class Packed:
         return packed
 
     def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        taken = None if bias is None else bias.to(packed.dtype)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.to(packed.dtype), packed, taken, "none", [], "")
+        packed_bias = None if bias is None else bias.to(packed.dtype)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.to(packed.dtype), packed, packed_bias, "none", [], "")
         return product.to(x.dtype)
 
 
@@ -179,13 +179,13 @@ class Linears:
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Make the product of a weight [out, in] and try it out. Raises RowsDiffer."""
-        made = self._made[weight.shape]
+        count = self._made[weight.shape]
         self._made[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
-        least, most = self._product.least, self._product.most
-        sizes = [rows for rows in range(least, most + 1) if rows <= 32 or rows % 4 == 0]
-        turns = _TURNS if made else 1 if weight.numel() <= _LARGE else 4
-        if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % turns :: turns]):
+        min_rows, max_rows = self._product.least, self._product.most
+        sizes = [rows for rows in range(min_rows, max_rows + 1) if rows <= 32 or rows % 4 == 0]
+        turns = _TURNS if count else 1 if weight.numel() <= _LARGE else 4
+        if rows := rows_that_differ(linear.run, weight, self._product, sizes[count % turns :: turns]):
             raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
         return linear
 

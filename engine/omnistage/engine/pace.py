@@ -51,17 +51,17 @@ class Pace:
     def long_rows(self, decoding: int) -> int:
         """Number of rows of long runs that the next step may compute. decoding: the number of other rows in this step, of sequences that
         decode."""
-        most = max(self._most_rows - decoding, 1)
+        max_rows = max(self._most_rows - decoding, 1)
         if self._step_s is None:
-            return most
+            return max_rows
         if decoding and self._heavy >= PROBED:
             self._heavy = 0
             return 1
         light_s = self._light_step_s(decoding)
         step_s = max(min(BESIDE_S, self._step_s), SLOWER * light_s) if decoding else self._step_s
         in_time = int((step_s - light_s) / self._row_s) if self._row_s else 0
-        least = LEAST_ROWS if decoding else BLOCK_ROWS
-        return min(max(_fill_blocks(in_time, decoding), least), most)
+        min_rows = LEAST_ROWS if decoding else BLOCK_ROWS
+        return min(max(_fill_blocks(in_time, decoding), min_rows), max_rows)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """Learn from a step. decoding, long: its numbers of decoding rows and of rows of long runs. seconds: its duration."""
@@ -87,5 +87,5 @@ class Pace:
 def _fill_blocks(long: int, decoding: int) -> int:
     """`long`, a number of rows of long runs, minus the rows that would begin another block of a product, if these are few. decoding: number
     of other rows, which fill the blocks too."""
-    few = (decoding + long) % BLOCK_ROWS
-    return long - few if 2 * few < min(BLOCK_ROWS, long) else long
+    extra_rows = (decoding + long) % BLOCK_ROWS
+    return long - extra_rows if 2 * extra_rows < min(BLOCK_ROWS, long) else long

@@ -77,7 +77,7 @@ def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, table:
 def _attend(
     queries: tl.tensor,
     pages: tl.tensor,
-    told: tl.tensor,
+    table_start: tl.tensor,
     result: tl.tensor,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -90,16 +90,16 @@ def _attend(
     """The kernel: a program computes one tile of one run for the query heads that share one head of keys. It goes through the run's pages
     in order and corrects the softmax after each (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of this
     run decide what is computed. The tensors are as in `attend`. SIZE: of a head. WIDTH: SIZE rounded up to a power of two."""
-    tile, head = told + tl.program_id(0) * FIELDS, tl.program_id(1)
+    tile, head = table_start + tl.program_id(0) * FIELDS, tl.program_id(1)
     first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    table, begin = told + tl.load(tile + 3), tl.load(tile + 4)
-    asked = begin + tl.arange(0, TILE)
-    row, column, place = asked // GROUP, tl.arange(0, WIDTH), tl.arange(0, PAGE)
-    heads = (first + row).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + asked % GROUP
+    table, begin = table_start + tl.load(tile + 3), tl.load(tile + 4)
+    query_index = begin + tl.arange(0, TILE)
+    row, column, place = query_index // GROUP, tl.arange(0, WIDTH), tl.arange(0, PAGE)
+    heads = (first + row).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + query_index % GROUP
     at = heads[:, None] * SIZE + column[None, :]
     is_asked = (row < count)[:, None] & (column < SIZE)[None, :]
     query = tl.load(queries + at, mask=is_asked, other=0.0)
-    most = tl.full([TILE], float("-inf"), tl.float32)
+    best_before = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     sums = tl.zeros([TILE, WIDTH], tl.float32)
     for number in range(start // PAGE + 1):
@@ -114,9 +114,9 @@ def _attend(
         # "ieee": otherwise float32 would be cut to 10 bits. Every query sees slot 0, so `most` is finite after the first page.
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         scores = tl.where(slot[None, :] <= (start + row)[:, None], scores, float("-inf"))
-        best = tl.maximum(most, tl.max(scores, 1))
-        kept, weights = tl.exp(most - best), tl.exp(scores - best[:, None])
-        total = total * kept + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
-        most = best
+        best = tl.maximum(best_before, tl.max(scores, 1))
+        decay, weights = tl.exp(best_before - best), tl.exp(scores - best[:, None])
+        total = total * decay + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+        best_before = best
     tl.store(result + at, (sums / total[:, None]).to(result.dtype.element_ty), mask=is_asked)

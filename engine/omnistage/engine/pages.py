@@ -104,10 +104,10 @@ class PagePool:
     def changes(self) -> tuple[list[int], list[int]]:
         """(pages that are held now, pages that are free now) among those that were taken or became free since the last call, for the owner
         of their memory."""
-        taken = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
+        in_use = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
         freed = [page for page in dict.fromkeys(self._freed) if not self._holders[page]]
         self._taken, self._freed = [], []
-        return taken, freed
+        return in_use, freed
 
 
 @dataclass(slots=True)
@@ -143,24 +143,24 @@ class PrefixCache:
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):
-            kept = self._kept.get(key)
-            if kept is None:
+            page = self._kept.get(key)
+            if page is None:
                 break
             if taps_from is not None and (index + 1) * PAGE_ROWS > taps_from:
-                if kept.taps is None:
+                if page.taps is None:
                     break
-                taps.append(kept.taps)
+                taps.append(page.taps)
             self._kept.move_to_end(key)
-            pages.append(kept.page)
+            pages.append(page.page)
         self._pool.share(pages)
         return pages, taps
 
     def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
         """Keep a full page; if there are then too many, forget the oldest page. taps: the taps of its rows; None: there are none. If a page
         is kept for this key already, it only gets the taps that it lacks."""
-        known = self._kept.get(key)
-        if known is not None:
-            known.taps = taps if known.taps is None else known.taps
+        entry = self._kept.get(key)
+        if entry is not None:
+            entry.taps = taps if entry.taps is None else entry.taps
             return
         if self._limit:
             self._pool.keep(page)

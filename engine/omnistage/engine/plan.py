@@ -72,22 +72,22 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
     slots = np.empty(count, np.int64)
     pages = np.empty(count, np.int64)
     shapes: list[PlannedRun] = []
-    drawn: list[int] = []
-    given: list[tuple[int, torch.Tensor]] = []
+    draw_rows: list[int] = []
+    given_vectors: list[tuple[int, torch.Tensor]] = []
     first = 0
     for run in runs:
         sequence, rows = run.sequence, slice(first, first + run.count)
-        seen = tuple(sequence.pages[: pages_for(run.start + run.count)])
+        run_pages = tuple(sequence.pages[: pages_for(run.start + run.count)])
         items[rows] = sequence.items_of(run.start, run.count)
         positions[:, rows] = sequence.positions_of(run.start, run.count, spec.axes)
         slots[rows] = np.arange(run.start, run.start + run.count)
-        pages[rows] = seen[-1]
-        given += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
-        shapes.append(PlannedRun(first, run.count, run.start, seen))
+        pages[rows] = run_pages[-1]
+        given_vectors += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
+        shapes.append(PlannedRun(first, run.count, run.start, run_pages))
         first += run.count
         if run.draws:
-            drawn.append(first - 1)
-    vectors, has_given = _gather_given(given, padded, spec) if given else (None, None)
+            draw_rows.append(first - 1)
+    vectors, has_given = _gather_given(given_vectors, padded, spec) if given_vectors else (None, None)
     return StepPlan(
         rows=StepRows(
             items=torch.from_numpy(items),
@@ -100,7 +100,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
         pages=torch.from_numpy(pages),
         places=torch.from_numpy(slots % PAGE_ROWS),
         runs=tuple(shapes),
-        drawn=torch.tensor(drawn, dtype=torch.int64),
+        drawn=torch.tensor(draw_rows, dtype=torch.int64),
     )
 
 

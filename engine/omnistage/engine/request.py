@@ -48,10 +48,10 @@ class Prompt:
         if self.items.ndim != 2 or self.items.dtype != np.int64:
             raise ValueError(f"the items of a prompt are int64 [rows, codebooks], not {self.items.dtype} {list(self.items.shape)}")
         reached = 0
-        for given in self.given:
-            if given.first < reached or not len(given.rows) or given.first + len(given.rows) > rows:
-                raise ValueError(f"given rows at {given.first} overlap others, are none, or reach beyond the {rows} rows of the prompt")
-            reached = given.first + len(given.rows)
+        for entry in self.given:
+            if entry.first < reached or not len(entry.rows) or entry.first + len(entry.rows) > rows:
+                raise ValueError(f"given rows at {entry.first} overlap others, are none, or reach beyond the {rows} rows of the prompt")
+            reached = entry.first + len(entry.rows)
         if self.positions is not None and self.positions.shape[1:] != (rows,):
             raise ValueError(f"positions are [axes, {rows}], not {list(self.positions.shape)}")
 
@@ -77,8 +77,8 @@ class Prompt:
     def text_ids(self) -> frozenset[int]:
         """Ids of the rows without a given vector."""
         is_text = np.ones(len(self.items), bool)
-        for given in self.given:
-            is_text[given.first : given.first + len(given.rows)] = False
+        for entry in self.given:
+            is_text[entry.first : entry.first + len(entry.rows)] = False
         is_text[self.ready_rows :] = False
         return frozenset(self.items[is_text, 0].tolist())
 

@@ -42,10 +42,10 @@ def fixed_results(
     with torch.inference_mode():
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
-            here = plan.to(decoder.spec.device)
-            bound = attention.bind(cache, decoder.spec, here)
+            device_plan = plan.to(decoder.spec.device)
+            bound = attention.bind(cache, decoder.spec, device_plan)
             with followers.step(plan):
-                hidden = decoder.hidden(here.rows, bound).last
+                hidden = decoder.hidden(device_plan.rows, bound).last
             results += [hidden[: end - start], logits(hidden)[: end - start]]
     return results
 

@@ -32,29 +32,29 @@ class Runner:
         self._decoder, self._head, self._cache, self._attention = decoder, head, cache, attention
         self._followers = followers
 
-    def follow(self, taken: Many[int], freed: Many[int]) -> None:
+    def follow(self, new: Many[int], freed: Many[int]) -> None:
         """Report to the cache, here and on the followers, which pages were taken and freed since the last step."""
-        self._cache.follow(taken, freed)
-        if taken or freed:
-            self._followers.pages_changed(taken, freed)
+        self._cache.follow(new, freed)
+        if new or freed:
+            self._followers.pages_changed(new, freed)
 
     def run(self, runs: Many[Run]) -> list[Computed]:
         """Compute the rows of some runs in one pass. For each run that ends with the last known row of its sequence, draw the next item."""
         plan = make_plan(runs, self._decoder.spec, pad_rows(1))
-        here = plan.to(self._decoder.spec.device)
-        attention = self._attention.bind(self._cache, self._decoder.spec, here)
+        device_plan = plan.to(self._decoder.spec.device)
+        attention = self._attention.bind(self._cache, self._decoder.spec, device_plan)
         with self._followers.step(plan):
-            hidden = self._decoder.hidden(here.rows, attention)
+            hidden = self._decoder.hidden(device_plan.rows, attention)
         drawing = [run.sequence for run in runs if run.draws]
-        drawn: list[DrawnItem | None] = []
+        items: list[DrawnItem | None] = []
         if drawing:
-            last = last_rows(hidden.last, here)
-            drawn = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
+            last = last_rows(hidden.last, device_plan)
+            items = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
         else:
             # Wait for an asynchronous device: otherwise a step would seem to take no time, and others would queue up.
             hidden.last[0, 0].item()
         taps_here = None if hidden.taps is None else hidden.taps.cpu()
-        answers = iter(drawn)
+        answers = iter(items)
         results = []
         for run, planned_run in zip(runs, plan.runs, strict=True):
             taps = None

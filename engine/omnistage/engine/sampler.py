@@ -68,7 +68,7 @@ class Draws:
         sampling: Sampling,
         seed: int,
         logprobs: bool = False,
-        seen: Iterable[int] = (),
+        ids: Iterable[int] = (),
         *,
         top_logprobs: int = 0,
         tokenless: frozenset[int] = frozenset(),
@@ -77,7 +77,7 @@ class Draws:
         self.tokenless = tokenless
         repetition = sampling.repetition_penalty != 1
         penalised = repetition or sampling.frequency_penalty or sampling.presence_penalty
-        self.tally = TokenTally(seen if repetition else ()) if penalised else None
+        self.tally = TokenTally(ids if repetition else ()) if penalised else None
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias_amounts = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self.walk: Walk | None = None
@@ -129,43 +129,43 @@ def _sample(
 ) -> list[DrawnToken | None]:
     """As `sample`. memory: for the scores, float32 [rows, vocab rounded up to whole blocks]; it is overwritten."""
     scores = _edit_scores(logits, rows, banned, memory)
-    chosen, final = _choose(scores, rows)
+    tokens_and_flags, final = _choose(scores, rows)
     # One copy from the device, except for the few rows that must be drawn again, and for logprobs.
-    answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
+    answers = torch.stack((tokens_and_flags, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
     tokens, are_final, are_finite = answers
     missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
     if missed:
         some, missing = scores.some(missed), [rows[place] for place in missed]
         floors = floors_of_all(some, [row.sampling for row in missing])
-        found = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
-        for place, token in zip(missed, found.tolist(), strict=True):
+        retried = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
+        for place, token in zip(missed, retried.tolist(), strict=True):
             tokens[place] = token
-    drawn = [DrawnToken(token, None) if good else None for token, good in zip(tokens, are_finite, strict=True)]
-    _tell_logprobs(logits, rows, drawn)
-    return drawn
+    items = [DrawnToken(token, None) if good else None for token, good in zip(tokens, are_finite, strict=True)]
+    _tell_logprobs(logits, rows, items)
+    return items
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
     """(a token for each row, int64 [rows]; whether it is final, bool [rows]). The other rows must be drawn again from all of their
     scores."""
     device = scores.tops.device
-    chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)
     settings = [row.sampling for row in rows]
     greedy = [place for place, sampling in enumerate(settings) if sampling.temperature == 0]
     ranked = [place for place, s in enumerate(settings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1)]
     others = [place for place, s in enumerate(settings) if s.temperature > 0 and not (s.top_k > 0 or s.top_p < 1)]
     if greedy:
-        chosen[to_device(torch.tensor(greedy), device)] = scores.some(greedy).largest()
+        tokens[to_device(torch.tensor(greedy), device)] = scores.some(greedy).largest()
     for places in (ranked, others):
         if places:
             some, filters = scores.some(places), Filters([settings[place] for place in places], device)
             keys, at = _keys([rows[place] for place in places], device), to_device(torch.tensor(places), device)
             if places is ranked:
-                chosen[at], final[at] = race_in_window(some, filters, keys)
+                tokens[at], final[at] = race_in_window(some, filters, keys)
             else:
-                chosen[at] = race(some, filters, floors_of_min_p(some, filters), keys)
-    return chosen, final
+                tokens[at] = race(some, filters, floors_of_min_p(some, filters), keys)
+    return tokens, final
 
 
 def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
@@ -187,25 +187,25 @@ def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[C
         lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
         counts = to_device(torch.cat([tally.counts for tally, _, _ in tallied]), device)
         starts = torch.tensor([place * width for _, _, place in tallied])
-        where = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
+        score_places = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
         penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
         repetition, frequency, presence = to_device(penalties.repeat_interleave(lengths, 0), device).unbind(1)
-        values = flat[where]
+        values = flat[score_places]
         values = torch.where(values < 0, values * repetition, values / repetition)
-        flat[where] = values - (counts * frequency + presence * (counts > 0))
+        flat[score_places] = values - (counts * frequency + presence * (counts > 0))
     biased = [(row, place) for place, row in enumerate(rows) if len(row.bias_ids)]
     if biased:
-        where = to_device(torch.cat([row.bias_ids + place * width for row, place in biased]), device)
-        flat[where] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
+        score_places = to_device(torch.cat([row.bias_ids + place * width for row, place in biased]), device)
+        flat[score_places] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
     places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
     if places:
         # -inf is added, not stored, so that a NaN stays a NaN and its row is refused.
         flat[to_device(torch.cat(places), device)] += float("-inf")
     blocks = scores.view(len(rows), -1, BLOCK)
-    kept = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
-    if kept:
-        bits = to_device(torch.stack([walk.allowed() for walk, _ in kept]), device)
-        for addends, (_, place) in zip(torch.nn.functional.embedding(bits.view(torch.uint8).int(), _addends(device)), kept, strict=True):
+    walks = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
+    if walks:
+        bits = to_device(torch.stack([walk.allowed() for walk, _ in walks]), device)
+        for addends, (_, place) in zip(torch.nn.functional.embedding(bits.view(torch.uint8).int(), _addends(device)), walks, strict=True):
             blocks[place] += addends.view(-1, BLOCK)
     return Scores(blocks)
 
@@ -224,17 +224,17 @@ def _addends(device: torch.device) -> torch.Tensor:
     return bits.float().log_().to(device)
 
 
-def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[DrawnToken | None]) -> None:
-    """Replace, in `drawn`, the tokens of the rows that want logprobs by tokens with their logprob and the likeliest tokens."""
-    wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
-    if not wanted:
+def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], items: list[DrawnToken | None]) -> None:
+    """Replace, in `items`, the tokens of the rows that want logprobs by tokens with their logprob and the likeliest tokens."""
+    selected = [(place, row, token) for place, (row, token) in enumerate(zip(rows, items, strict=True)) if row.logprobs and token is not None]
+    if not selected:
         return
-    raw = logits[to_device(torch.tensor([place for place, _, _ in wanted]), logits.device)].double()
-    chosen = to_device(torch.tensor([[token.token_id] for _, _, token in wanted]), logits.device)
+    raw = logits[to_device(torch.tensor([place for place, _, _ in selected]), logits.device)].double()
+    token_ids = to_device(torch.tensor([[token.token_id] for _, _, token in selected]), logits.device)
     totals = raw.logsumexp(-1)
-    logprobs = (raw.gather(1, chosen)[:, 0] - totals).tolist()
-    for (place, row, token), own, total, logprob in zip(wanted, raw, totals, logprobs, strict=True):
-        drawn[place] = DrawnToken(token.token_id, logprob, _find_likeliest(own, total, row))
+    logprobs = (raw.gather(1, token_ids)[:, 0] - totals).tolist()
+    for (place, row, token), row_logits, total, logprob in zip(selected, raw, totals, logprobs, strict=True):
+        items[place] = DrawnToken(token.token_id, logprob, _find_likeliest(row_logits, total, row))
 
 
 def _find_likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:

@@ -226,32 +226,32 @@ class Scheduler:
             sequence.found_taps += taps
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
-    def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether there are a place for this sequence and enough pages for its known rows and those of the staying sequences. found: number
+    def _fits(self, sequence: Sequence, kept_pages: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
+        """Whether there are a place for this sequence and enough pages for its known rows and those of the staying sequences. kept_pages: number
         of kept pages that the sequence holds. leaving: sequences whose pages count as free. A preempted sequence must leave a further page
         to each staying sequence, or it would soon be preempted again."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
-        needed = pages_for(sequence.known) - found
+        new_pages = pages_for(sequence.known) - kept_pages
         promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in staying)
         spare = len(staying) if sequence.begun else 0
-        return needed + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
+        return new_pages + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
         """Number of pages that have no holders but these sequences and the prefix cache."""
-        held = Counter(page for sequence in sequences for page in sequence.pages)
-        return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
+        holders = Counter(page for sequence in sequences for page in sequence.pages)
+        return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in holders.items())
 
     def _choose_leaving(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
         """The next running sequence that gives up its place and pages for the waiting `sequence`; None: none has to."""
-        now = self._clock()
-        idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
+        now_s = self._clock()
+        idle = max((other for other in staying if other.idle and now_s - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
             return idle
         # A client with at least two places more than the client of `sequence` still has no fewer places after the exchange.
         placed = Counter(other.request.client for other in staying if not other.idle)
-        client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
-        if most - placed[sequence.request.client] < 2:
+        client, max_places = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
+        if max_places - placed[sequence.request.client] < 2:
             return None
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
@@ -291,12 +291,12 @@ class Scheduler:
         self._steps += 1
         for sequence in running:
             sequence.ran = self._steps
-        now = self._clock()
+        now_s = self._clock()
         for sequence in self._running:
             if not sequence.idle:
                 sequence.idle_since_s = math.inf
             elif math.isinf(sequence.idle_since_s):
-                sequence.idle_since_s = now
+                sequence.idle_since_s = now_s
 
     def _choose_placed(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences that get a place in the next step, in order of arrival. sequences: all running sequences that are not idle; there
@@ -351,8 +351,8 @@ class Scheduler:
     def _take_turns(self, clients: Iterable[str]) -> None:
         """Forget the turns of all other clients. A new client begins with the count of the client that had the fewest."""
         clients = set(clients)
-        least = min((self._turns[client] for client in clients if client in self._turns), default=0)
-        self._turns = Counter({client: self._turns.get(client, least) - least for client in clients})
+        min_turns = min((self._turns[client] for client in clients if client in self._turns), default=0)
+        self._turns = Counter({client: self._turns.get(client, min_turns) - min_turns for client in clients})
 
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 

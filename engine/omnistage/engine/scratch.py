@@ -25,13 +25,13 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
 def kernels_kept(count: int) -> Iterator[None]:
     """Use it around the first product of a process: oneDNN then keeps `count` compiled products, unless the environment sets another
     number. Processes that are started after this context do not inherit the number."""
-    given = os.environ[ONEDNN_KEEPS]
-    if given == str(KEPT_KERNELS):
+    value = os.environ[ONEDNN_KEEPS]
+    if value == str(KEPT_KERNELS):
         os.environ[ONEDNN_KEEPS] = str(count)
     try:
         yield
     finally:
-        os.environ[ONEDNN_KEEPS] = given
+        os.environ[ONEDNN_KEEPS] = value
 
 
 class Scratch:
@@ -42,16 +42,16 @@ class Scratch:
     def __init__(self) -> None:
         self._pieces: dict[str, torch.Tensor] = {}
 
-    def take(self, use: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A tensor of this shape, with the dtype and device of `like` and undefined contents. It is valid until the next call with the same
+    def take(self, use: str, shape: Sequence[int], model: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, with the dtype and device of `model` and undefined contents. It is valid until the next call with the same
         `use`."""
         size = 1
         for length in shape:
             size *= length
         piece = self._pieces.get(use)
-        if piece is None or piece.dtype != like.dtype or piece.device != like.device or piece.numel() < size:
+        if piece is None or piece.dtype != model.dtype or piece.device != model.device or piece.numel() < size:
             self._pieces.pop(use, None)
             # A quarter more than needed: a growing prompt then needs new memory a few times only, not at every page.
             del piece
-            piece = self._pieces[use] = torch.empty(size + size // 4, dtype=like.dtype, device=like.device)
+            piece = self._pieces[use] = torch.empty(size + size // 4, dtype=model.dtype, device=model.device)
         return piece[:size].view(*shape)

@@ -87,9 +87,9 @@ class Sequence:
         """Whether it was admitted before."""
         self.queued_s = 0.0
         """Seconds from the request to its first admission."""
-        seen = request.prompt.text_ids if request.seen is None else request.seen
+        ids = request.prompt.text_ids if request.seen is None else request.seen
         self.draws = Draws(
-            request.sampling, request.seed, request.logprobs, set(seen), top_logprobs=request.top_logprobs, tokenless=request.tokenless
+            request.sampling, request.seed, request.logprobs, set(ids), top_logprobs=request.top_logprobs, tokenless=request.tokenless
         )
         for item in request.history:
             self.draws.note(item[0])
@@ -98,7 +98,7 @@ class Sequence:
         self._given = list(request.prompt.given)
         self._given_rows = request.prompt.ready_rows
         """Number of rows of the prompt that have everything they need."""
-        self._nameless = next((given.first for given in self._given if not given.digest), None)
+        self._nameless = next((entry.first for entry in self._given if not entry.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
         self._appended_all = False  # whether no more vectors come for the answer
@@ -169,12 +169,12 @@ class Sequence:
 
     # The content of a row --------------------------------------------------------------------------------------------------------
 
-    def give(self, given: Given) -> None:
+    def give(self, entry: Given) -> None:
         """Add vectors of the next rows of the prompt."""
-        if self._nameless is None and not given.digest:
-            self._nameless = given.first
-        self._given.append(given)
-        self._given_rows += len(given.rows)
+        if self._nameless is None and not entry.digest:
+            self._nameless = entry.first
+        self._given.append(entry)
+        self._given_rows += len(entry.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
         """Add the vectors of the next items of the answer. rows: [n, given_width]. end: no more vectors come; the last vector serves every
@@ -203,7 +203,7 @@ class Sequence:
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
         """The vectors that belong to the `count` rows from slot `start` on: pairs of a row, counted from `start`, and the vectors [n,
         given_width] of this row and the n - 1 rows after it."""
-        parts = [_overlap(given, start, count) for given in self._given_among(start, count)]
+        parts = [_overlap(entry, start, count) for entry in self._given_among(start, count)]
         if self._appended:
             prompt = len(self.request.prompt)
             for slot in range(max(start, prompt), start + count):
@@ -217,11 +217,11 @@ class Sequence:
             return
         after = bisect_right(self._given, start, key=_FIRST)
         for at in range(max(after - 1, 0), len(self._given)):
-            given = self._given[at]
-            if given.first >= start + count:
+            entry = self._given[at]
+            if entry.first >= start + count:
                 return
-            if given.first + len(given.rows) > start:
-                yield given
+            if entry.first + len(entry.rows) > start:
+                yield entry
 
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
@@ -262,12 +262,12 @@ class Sequence:
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
         if prompt.positions is not None or prompt.delta:
             digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
-        for given in self._given_among(start, PAGE_ROWS):
-            digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
+        for entry in self._given_among(start, PAGE_ROWS):
+            digest.update(f"given at {entry.first - start} of {len(entry.digest)} bytes ".encode() + entry.digest)
         return digest.digest()
 
 
-def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
-    """The part of `given` for the `count` rows from slot `start` on: its first row, counted from `start`, and its vectors."""
-    first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
-    return first - start, given.rows[first - given.first : last - given.first]
+def _overlap(entry: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
+    """The part of `entry` for the `count` rows from slot `start` on: its first row, counted from `start`, and its vectors."""
+    first, last = max(entry.first, start), min(entry.first + len(entry.rows), start + count)
+    return first - start, entry.rows[first - entry.first : last - entry.first]

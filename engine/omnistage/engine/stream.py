@@ -69,9 +69,9 @@ class Mailbox:
             self._orders.taken[stream] = self._orders.taken.get(stream, 0) + count
             self._wake()
 
-    def give(self, stream: SequenceStream, given: Given) -> None:
+    def give(self, stream: SequenceStream, entry: Given) -> None:
         with self._changed:
-            self._orders.given.append((stream, given))
+            self._orders.given.append((stream, entry))
             self._wake()
 
     def append(self, stream: SequenceStream, rows: torch.Tensor, end: bool) -> None:
@@ -139,11 +139,11 @@ class SequenceStream:
         """Pass the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. The caller must not change
         `rows` afterwards. Raises ValueError for more rows than still need a vector, and for another width."""
         self._check_width(rows)
-        given, left = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
-        if not 0 < len(rows) <= left:
-            raise ValueError(f"{left} rows of the prompt are without their vector, {len(rows)} were given")
+        entry, missing = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
+        if not 0 < len(rows) <= missing:
+            raise ValueError(f"{missing} rows of the prompt are without their vector, {len(rows)} were given")
         self._given_rows += len(rows)
-        self._mailbox.give(self, given)
+        self._mailbox.give(self, entry)
 
     def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
         """Pass vectors [n, given_width] for the next items of the answer; n may be 0 with `end`. end: no more vectors come. The caller must

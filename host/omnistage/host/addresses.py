@@ -20,14 +20,14 @@ CONNECT_LIMIT_S = 1.0
 
 def check_address(text: str) -> str:
     """The text, if it is HOST:PORT; an IPv6 address stands in brackets. Raises ValueError that says what is missing or too much."""
-    found = _HOST_PORT.fullmatch(text)
-    if found is None:
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text[:80]!r} {_fault(text)}")
     try:
-        found["host"].encode("idna")
+        match["host"].encode("idna")
     except UnicodeError:
         raise ValueError(f"{text[:80]!r} names no possible host: between its dots stand 1 to 63 characters") from None
-    check_port(int(found["port"]), text)
+    check_port(int(match["port"]), text)
     return text
 
 
@@ -75,17 +75,17 @@ def host_and_port(address: str) -> tuple[str, int]:
 def is_loopback(host: str) -> bool:
     """Whether all addresses of a host are loopback addresses; False for an unknown name. host: without brackets."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in infos)
 
 
-def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
+def check_can_listen(address: str, option: str, *, is_reserved: bool = False) -> None:
     """Bind to a checked address for a moment. Raises StartError, which says why the server cannot listen, and names `option` as the one to
     change.
 
-    kept: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a second
+    is_reserved: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a second
     listener of that user bind too, so this function looks for a listener by connecting to it. Another process can still take the port
     between this check and the real bind; the check finds mistakes before minutes of loading.
     """
@@ -94,26 +94,26 @@ def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror:
         raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
-    refusals = [_refusal(family, name, kept) for family, _, _, _, name in candidates]
+    refusals = [_refusal(family, name, is_reserved) for family, _, _, _, name in candidates]
     # Some addresses of a name may not exist on this machine, such as ::1 without IPv6. One existing address is enough to listen.
     number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
     if number:
         raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
 
 
-def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool) -> int:
-    """The error number (errno) that a server would get if it listened at the socket address `name`; 0 for none. kept: as in
+def _refusal(family: socket.AddressFamily, name: tuple[object, ...], is_reserved: bool) -> int:
+    """The error number (errno) that a server would get if it listened at the socket address `name`; 0 for none. is_reserved: as in
     `check_can_listen`."""
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         # Servers set this too, so that ports of connections that ended a minute ago count as free, but ports of listeners do not.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if kept:
+        if is_reserved:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             tried.bind(name)
         except OSError as error:
             return error.errno or errno.EINVAL
-    return errno.EADDRINUSE if kept and _is_listened_to(family, name) else 0
+    return errno.EADDRINUSE if is_reserved and _is_listened_to(family, name) else 0
 
 
 def _is_listened_to(family: socket.AddressFamily, name: tuple[object, ...]) -> bool:

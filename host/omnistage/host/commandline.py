@@ -74,18 +74,18 @@ def _describe(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]
     flag, variable = f"--{field.replace('_', '-')}", f"OMNISTAGE_{field.upper()}"
     if details["type"] == "missing":
         return f"{flag} is missing: {kind.model_fields[field].description}"
-    typed = any(word == flag or word.startswith(f"{flag}=") for word in words)
+    is_option = any(word == flag or word.startswith(f"{flag}=") for word in words)
     fault = fault_found(details, repr(str(details["input"])[:MAX_SHOWN]))
-    return _one_line(f"{flag if typed or variable not in os.environ else variable}: {fault}")
+    return _one_line(f"{flag if is_option or variable not in os.environ else variable}: {fault}")
 
 
 def _find_unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
     """The first word that is an option of no setting, with the option that may have been meant; empty if there is no such word."""
-    known = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
+    flags = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if word not in known:
-            like = get_close_matches(word, known, 1)
-            return f"there is no option {word[:MAX_SHOWN]}{f', did you mean {like[0]}?' if like else ''}"
+        if word not in flags:
+            similar = get_close_matches(word, flags, 1)
+            return f"there is no option {word[:MAX_SHOWN]}{f', did you mean {similar[0]}?' if similar else ''}"
     return ""
 
 

@@ -15,9 +15,9 @@ def raise_limit() -> None:
     """Raise the limit of descriptors to what the system allows, at most WANTED. Most shells allow 1,024, which one or two visitors can use
     up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    max_descriptors = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft != resource.RLIM_INFINITY and soft < max_descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_descriptors, hard))
 
 
 def most_connections() -> int:

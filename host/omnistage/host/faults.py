@@ -34,7 +34,7 @@ def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
     must = FORMS.get(fault["type"])
     if must is None:
         return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    beside = dict(fault.get("ctx", {}))
-    beside = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in beside.items()}
-    rule = f"must be {must.format_map(beside)}"
+    context = dict(fault.get("ctx", {}))
+    context = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in context.items()}
+    rule = f"must be {must.format_map(context)}"
     return f"is {shown}; it {rule}" if shown else rule

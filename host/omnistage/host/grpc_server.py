@@ -71,7 +71,7 @@ class GrpcListener:
         reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), self._server)
 
     def bind(self) -> str:
-        return _bind(self._server, self._credentials, self._settings.address, kept=self._settings.kept_port)
+        return _bind(self._server, self._credentials, self._settings.address, is_reserved=self._settings.kept_port)
 
     async def open(self) -> None:
         # The library's servicer begins with SERVING for the whole server.
@@ -89,16 +89,16 @@ class GrpcListener:
         await self._server.stop(0 if is_broken else STOP_GRACE_S)
 
 
-def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, kept: bool = False) -> str:
-    """Take the port of HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. kept: as in `check_can_listen`. Raises StartError."""
-    host, _, wanted = address.rpartition(":")
-    if kept:
-        check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
+def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, is_reserved: bool = False) -> str:
+    """Take the port of HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. is_reserved: as in `check_can_listen`. Raises StartError."""
+    host, _, port_text = address.rpartition(":")
+    if is_reserved:
+        check_can_listen(address, "--address", is_reserved=True)  # With SO_REUSEPORT a second listener is no error.
     port = credentials.listen(server, address)
     if port == 0:
-        check_can_listen(address, "--address", kept=kept)
+        check_can_listen(address, "--address", is_reserved=is_reserved)
         raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
-    if wanted not in ("0", str(port)):
+    if port_text not in ("0", str(port)):
         raise StartError(f"asked for {address}, got port {port}")
     return f"{host}:{port}"
 

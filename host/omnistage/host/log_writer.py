@@ -56,8 +56,8 @@ class LogWriter:
         """Wait until all earlier lines are written, at most `limit_s`."""
         until = time.monotonic() + limit_s
         with self._lines.all_tasks_done:
-            while self._lines.unfinished_tasks and (left := until - time.monotonic()) > 0:
-                self._lines.all_tasks_done.wait(left)
+            while self._lines.unfinished_tasks and (left_s := until - time.monotonic()) > 0:
+                self._lines.all_tasks_done.wait(left_s)
 
     def _write_for_ever(self) -> None:
         while True:

@@ -47,11 +47,11 @@ class _Server(ThreadingWSGIServer):
 
     request_queue_size = BACKLOG
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **keywords: Any) -> None:
         self._silent: dict[socket.socket, None] = {}
         """Visitors that have not sent a request yet, the oldest first. Only the accepting thread adds visitors."""
         self._visitors: set[socket.socket] = set()
-        super().__init__(*args, **named)
+        super().__init__(*args, **keywords)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept the next connection. A connection that cannot be accepted, for example because no descriptor is left, stays in the

@@ -47,8 +47,8 @@ def check_replica_address(address: str) -> str:
 
 def name_of(address: str) -> Name | None:
     """The name in a checked address, or None for a plain HOST:PORT."""
-    found = _NAME.fullmatch(address)
-    return Name(found["host"], int(found["port"])) if found else None
+    match = _NAME.fullmatch(address)
+    return Name(match["host"], int(match["port"])) if match else None
 
 
 class SystemResolver:
@@ -73,9 +73,9 @@ class SystemResolver:
 async def _look_up(name: Name) -> list[str]:
     """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be listed
     twice."""
-    found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    infos = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     by_family = {
-        family: [address for also, _, _, _, (address, *_) in found if also == family] for family in (socket.AF_INET, socket.AF_INET6)
+        family: [address for also, _, _, _, (address, *_) in infos if also == family] for family in (socket.AF_INET, socket.AF_INET6)
     }
     if by_family[socket.AF_INET]:
         return [f"{address}:{name.port}" for address in by_family[socket.AF_INET]]

@@ -53,10 +53,10 @@ class OtlpTracer(Tracer):
         self._url = url
         # The exporter logs every attempt as a warning, and a lost batch as an error: only the error is wanted.
         logging.getLogger(_EXPORTER_LOG).setLevel(logging.ERROR)
-        named = {} if os.environ.get(OTEL_SERVICE_NAME) else {"service.name": service}
+        attributes = {} if os.environ.get(OTEL_SERVICE_NAME) else {"service.name": service}
         try:
             self._exporter = OTLPSpanExporter(url, timeout=EXPORT_LIMIT_S)
-            self._provider = TracerProvider(resource=Resource.create({**named, "process.pid": os.getpid()}), shutdown_on_exit=False)
+            self._provider = TracerProvider(resource=Resource.create({**attributes, "process.pid": os.getpid()}), shutdown_on_exit=False)
             with starting_spare():
                 self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=MAX_WAITING))
         except (ValueError, RuntimeError, InvalidCompressionValueException) as error:

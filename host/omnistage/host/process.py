@@ -127,9 +127,9 @@ async def _live(
     """Get ready, serve until `stopped` is set, drain. line: fields of the ready line, which is logged and written to `ready_fd`."""
     starting = asyncio.create_task(_start(service))
     stopping = asyncio.create_task(stopped.wait())
-    either: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
+    tasks: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
         if not starting.done():
@@ -159,8 +159,8 @@ def _settle() -> None:
     """Do slow work that keeps nobody waiting, a while after the start. Its thread has the normal priority: while it waits for a CPU it
     holds Python's lock and the kernel's lock on the address space, and on a busy machine a thread of low priority waits for seconds."""
     time.sleep(SETTLE_AFTER_S)
-    held = use_huge_pages()
-    log.debug("memory.huge_pages", mib=held >> 20)
+    huge_bytes = use_huge_pages()
+    log.debug("memory.huge_pages", mib=huge_bytes >> 20)
 
 
 async def _last_tasks() -> None:
@@ -179,14 +179,14 @@ class _Breakage:
         self._loop = asyncio.get_running_loop()
         self.broken: asyncio.Future[str] = self._loop.create_future()
 
-    def by_an_error(self, ended: threading.ExceptHookArgs) -> None:
+    def by_an_error(self, hook: threading.ExceptHookArgs) -> None:
         """Called by threading.excepthook when a thread ends by an error. The process is broken unless the thread is spare."""
-        if is_spare(ended.thread):
-            log.warning("thread.failed", thread=ended.thread.name if ended.thread else "", exc_info=ended.exc_value)
+        if is_spare(hook.thread):
+            log.warning("thread.failed", thread=hook.thread.name if hook.thread else "", exc_info=hook.exc_value)
             return
         self._last_resort()
-        thread = ended.thread.name if ended.thread else "unknown"
-        log.critical("thread.broken", thread=thread, exc_info=ended.exc_value)
+        thread = hook.thread.name if hook.thread else "unknown"
+        log.critical("thread.broken", thread=thread, exc_info=hook.exc_value)
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread} ended by an error")
 
     def by_hanging(self, thread: Watched, reason: str) -> None:
@@ -233,9 +233,9 @@ def _breakage(service: Service) -> Iterator[_Breakage]:
 async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Future[str]) -> None:
     """Run `life` to its end. Raises Broken as soon as `broken` is done."""
     living = asyncio.create_task(life)
-    either: set[asyncio.Task[None] | asyncio.Future[str]] = {living, broken}
+    futures: set[asyncio.Task[None] | asyncio.Future[str]] = {living, broken}
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if broken.done():
             raise Broken(broken.result())
         living.result()

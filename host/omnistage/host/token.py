@@ -25,18 +25,18 @@ _RANDOM_BYTES = 32
 def read_token(file: str, environment: Mapping[str, str], variable: str = VARIABLE) -> Token | None:
     """The token in the environment or in a file; None if neither has one. file: path; empty: no file. variable: the one that may hold the
     token. Raises StartError."""
-    given = environment.get(variable, "")
-    if given and file:
+    value = environment.get(variable, "")
+    if value and file:
         raise StartError(f"both {variable} and a token file ({variable}_FILE) are given: give one of them")
-    if not (given or file):
+    if not (value or file):
         return None
     try:
-        return Token(given or Path(file).read_text(encoding="ascii").strip())
+        return Token(value or Path(file).read_text(encoding="ascii").strip())
     except OSError as error:
         raise StartError(f"the token file {file} cannot be read: {error.strerror}") from None
     except ValueError:  # UnicodeDecodeError is one; its text would show the secret.
         raise StartError(
-            f"the token in {variable if given else file} is none: it must have 16 to 512 printable ASCII characters and no blank"
+            f"the token in {variable if value else file} is none: it must have 16 to 512 printable ASCII characters and no blank"
         ) from None
 
 

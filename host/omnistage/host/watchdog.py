@@ -90,17 +90,17 @@ class Watchdog:
 
     def _watch(self) -> None:
         """Look at the threads every PERIOD_S while one of them has work, until one hangs or the watchdog ends."""
-        seen: Mapping[int, KernelThread] = {}
+        threads: Mapping[int, KernelThread] = {}
         while True:
             self._awake.wait()
-            seen = seen or self._read_threads()
-            begun = time.monotonic()
+            threads = threads or self._read_threads()
+            begin_s = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look, which sees all work until here; later work sets it anew.
-            elapsed_s = time.monotonic() - begun  # Without the reading below, which takes long if others want Python's lock.
-            before, seen = seen, self._read_threads()
-            look = _look(before, seen, elapsed_s)
+            elapsed_s = time.monotonic() - begin_s  # Without the reading below, which takes long if others want Python's lock.
+            before, threads = threads, self._read_threads()
+            look = _look(before, threads, elapsed_s)
             for judge in self._judges:
                 if reason := judge.judge(look):
                     self._wedged(judge.thread, reason)
@@ -108,20 +108,20 @@ class Watchdog:
             if any(judge.active for judge in self._judges):
                 self._awake.set()
             elif not self._awake.is_set():
-                seen = {}  # The next look would be too long after this one.
+                threads = {}  # The next look would be too long after this one.
 
     def _read_threads(self) -> Mapping[int, KernelThread]:
         """All threads that matter, by number; empty if they cannot be read, for example because no descriptor is left: then no thread is
         judged."""
         try:
-            seen = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})
+            threads = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})
         except SHORTAGES as error:
             if not self._is_blind:  # Once, not four times a second.
                 log.warning("watchdog.sees_nothing", why=repr(error))
             self._is_blind = True
             return {}
         self._is_blind = False
-        return seen
+        return threads
 
 
 class _Judge:
@@ -191,9 +191,9 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
-    own = threading.get_native_id()
+    own_id = threading.get_native_id()
     pythons = {thread.native_id for thread in threading.enumerate()}
-    delay_s = max((use.delay_s for number, use in uses.items() if number != own), default=0.0)
+    delay_s = max((use.delay_s for number, use in uses.items() if number != own_id), default=0.0)
     native = [use for number, use in uses.items() if number not in pythons]
     # A thread that waits for a disk does something too; the kernel does not say for how long.
     native_s = max((elapsed_s if use.state == "D" else use.cpu_s + use.delay_s for use in native), default=0.0)

@@ -62,14 +62,14 @@ class Feed:
         or MAX_UNSENT_CODES of a port of codes. A stage that has ended needs nothing more: then this does nothing."""
         if self._over:
             return
-        few = isinstance(output.payload, chunk_pb2.CodeChunk)
+        is_codes = isinstance(output.payload, chunk_pb2.CodeChunk)
         inputs = self._inputs.get(output.port)
         if inputs is None:
             inputs = self._inputs[output.port] = InputLog(output.port)
             inputs.restart(self.needs.get(output.port, 0))
         inputs.add(output, self._sender)
         await self.pump()
-        while (self._unsent >= self._max_unsent or (few and inputs.unsent >= MAX_UNSENT_CODES)) and not self._over:
+        while (self._unsent >= self._max_unsent or (is_codes and inputs.unsent >= MAX_UNSENT_CODES)) and not self._over:
             self._room.clear()
             await self._room.wait()
 
@@ -128,9 +128,9 @@ class Feed:
 
     def _forget(self) -> None:
         """Forget sent input, in each port the oldest first, until at most `replay_bytes` are kept or no port can be cut."""
-        held = sum(inputs.bytes for inputs in self._inputs.values())
+        total_bytes = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
-            while held > self._replay_bytes and inputs.can_cut:
+            while total_bytes > self._replay_bytes and inputs.can_cut:
                 before = inputs.bytes
                 inputs.cut()
-                held -= before - inputs.bytes
+                total_bytes -= before - inputs.bytes

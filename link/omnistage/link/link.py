@@ -245,7 +245,7 @@ class Link:
         """Go on at another replica after an error that another replica can mend. Return the Failover that reports it."""
         stream = self._stream
         assert stream is not None
-        seen = time.monotonic()
+        begin_s = time.monotonic()
         self._stream = None
         self.feed.stop()
         if isinstance(error, StreamLost):
@@ -256,7 +256,7 @@ class Link:
         await self.search.find(self._binding, self._open_at)
         self.failovers += 1
         await self._catch_up(granted)
-        pause = time.monotonic() - seen
+        pause = time.monotonic() - begin_s
         log.info("link.replaced", stage=self.stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
         return stage_pb2.RunResponse(
             failover=stage_pb2.Failover(

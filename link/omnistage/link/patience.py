@@ -18,27 +18,27 @@ class Patience:
     has an end."""
 
     def __init__(
-        self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
+        self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], process_fields: Callable[[], Mapping[str, object]]
     ) -> None:
-        """stage: its name, for the log. is_alone: returns whether there is no other replica to go to. known: returns the state of the
+        """stage: its name, for the log. is_alone: returns whether there is no other replica to go to. process_fields: returns the state of the
         replica's process, as fields for a log line."""
         self._stage = stage
         self._address = address
         self._deadline = deadline
-        self._known = known
+        self._known = process_fields
         self._since: float | None = None  # when the present wait began; None: no wait
         # `may_leave` is called from a task that all sessions share. Its log lines need the context of the session that made this object.
         self._session = copy_context()
         self.is_alone = is_alone
 
-    def may_leave(self, why: str) -> bool:
+    def may_leave(self, reason: str) -> bool:
         """Whether to give up a replica that is silent or does not answer. The stream asks this repeatedly; until it is true, the stream
         waits."""
         if self._deadline.is_near or not self.is_alone():
             return True
         if self._since is None:
             self._since = time.monotonic()
-            self._log("link.waits", why=why)
+            self._log("link.waits", why=reason)
         return False
 
     def answers(self) -> None:

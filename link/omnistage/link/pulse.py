@@ -119,21 +119,21 @@ class Attendance:
     def look(self, rhythm: Rhythm) -> None:
         """Give the stream up if the peer has been quiet for too long. Time before the stream began does not count: the peer may just have
         woken."""
-        quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
-        if quiet >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(quiet))):
-            self._give_up(quiet)
-        elif self._may_hedge is not None and quiet >= rhythm.hesitation:
+        silent_ticks = min(rhythm.quiet, self._pulse.ticks - self._begun)
+        if silent_ticks >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(silent_ticks))):
+            self._give_up(silent_ticks)
+        elif self._may_hedge is not None and silent_ticks >= rhythm.hesitation:
             may_hedge, self._may_hedge = self._may_hedge, None
             if may_hedge():
-                self._give_up(quiet)
+                self._give_up(silent_ticks)
 
-    def _give_up(self, quiet: int) -> None:
+    def _give_up(self, silent_ticks: int) -> None:
         self.leave()
-        self._report(_silence(quiet))
+        self._report(_silence(silent_ticks))
 
 
-def _silence(quiet: int) -> str:
-    return f"no sign of life for {TICK_S * quiet:.1f} s"
+def _silence(silent_ticks: int) -> str:
+    return f"no sign of life for {TICK_S * silent_ticks:.1f} s"
 
 
 class Pulse:

@@ -19,9 +19,9 @@ from omnistage.wire.ports import Content, MessagePayload, Output, PortReader, Po
 class ReplayExpired(StageError):
     """A replacement needs input that the log has forgotten. The stage that made that input must be opened again."""
 
-    def __init__(self, port: str, needed: int, first: int) -> None:
+    def __init__(self, port: str, first_needed: int, first: int) -> None:
         super().__init__(
-            "REPLAY_EXPIRED", f"port {port!r} is needed from item {needed} and kept from item {first} only", metadata={"port": port}
+            "REPLAY_EXPIRED", f"port {port!r} is needed from item {first_needed} and kept from item {first} only", metadata={"port": port}
         )
 
 
@@ -134,10 +134,10 @@ class InputLog:
             return True
         return False
 
-    def restart(self, needed: int) -> None:
-        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `needed`, or with the first kept
+    def restart(self, first_needed: int) -> None:
+        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `first_needed`, or with the first kept
         item if that is later. Raises ReplayExpired."""
-        self._start = max(needed, self._kept)
+        self._start = max(first_needed, self._kept)
         if self._start < self.first:
             raise ReplayExpired(self.port, self._start, self.first)
         self._next = 0
@@ -153,9 +153,9 @@ class InputLog:
 
     def cut(self) -> None:
         """Forget the oldest entry that was sent, even if it may be needed. The end of the port is kept."""
-        ended = self._entries[0].last
+        is_end = self._entries[0].last
         self._drop_first()
-        if ended:
+        if is_end:
             self._entries.append(_Entry(self._end, 0, True, None, None, 0))
             self._next = 1
 
@@ -188,7 +188,7 @@ class OutputAccount:
         self._before: dict[str, int] = {}
         for position in resume.positions if resume is not None else ():
             self._ports[position.port] = PortReader(
-                position.port, granted=sys.maxsize, seq=position.seq, first=position.first, ended=position.ended
+                position.port, granted=sys.maxsize, seq=position.seq, first=position.first, is_ended=position.ended
             )
         for chunk in resume.history if resume is not None else ():
             self._history.setdefault(chunk.port, []).append(chunk)
@@ -247,12 +247,12 @@ def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
     thoughts."""
     if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.HasField("thought"):
         return chunk
-    kept = chunk_pb2.Chunk()
-    kept.CopyFrom(chunk)
-    kept.text.ClearField("top_logprobs")
-    kept.text.ClearField("pieces")
-    kept.text.ClearField("thought")
-    return kept
+    copy = chunk_pb2.Chunk()
+    copy.CopyFrom(chunk)
+    copy.text.ClearField("top_logprobs")
+    copy.text.ClearField("pieces")
+    copy.text.ClearField("thought")
+    return copy
 
 
 def merge_chunks(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
@@ -260,20 +260,20 @@ def merge_chunks(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
     this chunk alone."""
     if not chunks:
         return None
-    whole = chunk_pb2.Chunk()
-    whole.CopyFrom(chunks[0])
-    whole.seq = 0
+    merged = chunk_pb2.Chunk()
+    merged.CopyFrom(chunks[0])
+    merged.seq = 0
     for chunk in chunks[1:]:
-        whole.count += chunk.count
-        whole.last = chunk.last
+        merged.count += chunk.count
+        merged.last = chunk.last
         if chunk.HasField("codes"):
-            whole.codes.codebook_count = chunk.codes.codebook_count
-            whole.codes.codes.extend(chunk.codes.codes)
+            merged.codes.codebook_count = chunk.codes.codebook_count
+            merged.codes.codes.extend(chunk.codes.codes)
         elif chunk.HasField("text"):
-            whole.text.token_ids.extend(chunk.text.token_ids)
-            whole.text.logprobs.extend(chunk.text.logprobs)
-            whole.text.finish_reason = chunk.text.finish_reason
+            merged.text.token_ids.extend(chunk.text.token_ids)
+            merged.text.logprobs.extend(chunk.text.logprobs)
+            merged.text.finish_reason = chunk.text.finish_reason
     if any(chunk.HasField("text") for chunk in chunks):
-        whole.text.text = "".join(chunk.text.text for chunk in chunks)
-    chunks[:] = [whole]
-    return whole
+        merged.text.text = "".join(chunk.text.text for chunk in chunks)
+    chunks[:] = [merged]
+    return merged

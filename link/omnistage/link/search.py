@@ -49,13 +49,13 @@ class Search:
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
         """Ask the replicas, in rounds, until one takes the session. revisions: as in Route.place. Raises the error of the last replica if
         no further round can help, or the time for them is over."""
-        begun = time.monotonic()
-        give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
+        begin_s = time.monotonic()
+        give_up = begin_s + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
         self._known = set(self._route.others("", revisions))
         while True:
             try:
-                return await self._round(revisions, ask, begun + self._route.patience_s + SEARCH_S)
+                return await self._round(revisions, ask, begin_s + self._route.patience_s + SEARCH_S)
             except StageError as error:
                 if not (error.meaning.passes and self.can_mend(error)):
                     raise
@@ -75,8 +75,8 @@ class Search:
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
         """Whether a new replica was found since the last call, for example during a long wait for the only replica. Each counts once."""
-        known, self._known = self._known, self._known.union(self._route.others("", revisions))
-        return known != self._known
+        addresses_before, self._known = self._known, self._known.union(self._route.others("", revisions))
+        return addresses_before != self._known
 
     def lose(self, address: str) -> None:
         """Note that the replica at this address cannot be reached, is silent, or is lost."""
@@ -91,12 +91,12 @@ class Search:
         addresses, hops = self._route.place(revisions)
         errors = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
-        left = sorted(addresses, key=self._last_resort)
-        while left and (len(left) == len(addresses) or time.monotonic() < until):
-            address = left.pop(0)
+        remaining = sorted(addresses, key=self._last_resort)
+        while remaining and (len(remaining) == len(addresses) or time.monotonic() < until):
+            address = remaining.pop(0)
             self._channels.hedges.count_open()
             try:
-                return await ask(address, hops, lambda: self._may_hedge(left))
+                return await ask(address, hops, lambda: self._may_hedge(remaining))
             except ReplayExpired:
                 raise
             except StageError as error:

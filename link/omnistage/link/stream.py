@@ -103,19 +103,19 @@ class Stream:
                 patience.answers()
             return cls(stage, address, call, sender, deadline, attendance, opened)
         except ConnectionError as error:
-            lost = f"cannot be reached: {error}"
+            reason = f"cannot be reached: {error}"
         except TimeoutError:
-            what = "the connection" if call is None else "Open"
-            lost = f"did not answer {what}: {opening.why or f'none within {CONNECT_TIMEOUT_S:g} s'}"
+            phase = "the connection" if call is None else "Open"
+            reason = f"did not answer {phase}: {opening.why or f'none within {CONNECT_TIMEOUT_S:g} s'}"
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            lost = f"cannot be reached: {_details(error)}"
+            reason = f"cannot be reached: {_details(error)}"
         finally:
             if opened is None:
                 attendance.leave()
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
-        raise deadline.silence(stage, f"{stage} {lost}") if opening.why else deadline.loss(stage, f"{stage} {lost}")
+        raise deadline.silence(stage, f"{stage} {reason}") if opening.why else deadline.loss(stage, f"{stage} {reason}")
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
@@ -129,9 +129,9 @@ class Stream:
                 raise
             raise self._deadline.silence(self._stage, f"{self._stage} was lost: {self._silent}") from None
 
-    def _fall_silent(self, why: str) -> None:
-        """Cancel the call of a silent replica, which wakes those who read or write. why: for the error."""
-        self._silent = why
+    def _fall_silent(self, reason: str) -> None:
+        """Cancel the call of a silent replica, which wakes those who read or write. reason: for the error."""
+        self._silent = reason
         self._call.cancel()
 
     async def write(self, message: stage_pb2.RunRequest) -> None:
@@ -161,10 +161,10 @@ class Stream:
         """
         self._attendance.leave()
         # A call that the other end cancelled counts as cancelled too.
-        lost = bool(self._silent) or self._is_gone or (self._call.done() and not self._call.cancelled() and not self._ended)
+        is_lost = bool(self._silent) or self._is_gone or (self._call.done() and not self._call.cancelled() and not self._ended)
         if not self._call.done():
             self._call.cancel()
-        self.sender.close(clean=not lost)
+        self.sender.close(clean=not is_lost)
 
 
 class _Limit:
@@ -178,8 +178,8 @@ class _Limit:
         self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)
         self.why = ""
 
-    def give_up(self, why: str) -> None:
-        self.why = why
+    def give_up(self, reason: str) -> None:
+        self.why = reason
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(0.0)
 
@@ -216,9 +216,9 @@ class _Opening(_Limit):
 
     def _on_late(self) -> None:
         """Called when the answer is late: give the replica up if `patience` allows it, else ask `patience` again soon."""
-        why = f"no answer within {self._answer_s:g} s"
-        if self._patience.may_leave(why):
-            self.give_up(why)
+        reason = f"no answer within {self._answer_s:g} s"
+        if self._patience.may_leave(reason):
+            self.give_up(reason)
         else:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._on_late)
 

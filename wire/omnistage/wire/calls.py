@@ -139,14 +139,14 @@ async def _request(context: Context, limit_s: float) -> Any:
     return request
 
 
-async def _answer(handler: Handler, asked: Any, context: Context) -> None:
-    """Call the method of a handler, and write what it returns or yields. asked: the request, or an iterator over the requests."""
+async def _answer(handler: Handler, request: Any, context: Context) -> None:
+    """Call the method of a handler, and write what it returns or yields. request: the request, or an iterator over the requests."""
     # grpcio's stubs have the types of servers with threads.
     behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if isasyncgenfunction(behavior):
-        async for response in behavior(asked, context):
+        async for response in behavior(request, context):
             await write(context, response)
     elif handler.response_streaming:
-        await behavior(asked, context)
+        await behavior(request, context)
     else:
-        await write(context, await behavior(asked, context))
+        await write(context, await behavior(request, context))

@@ -93,14 +93,14 @@ def _decode_large(data: bytes, kind: type[M], shape: Mapping[int, _Field]) -> M:
 def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
     """Look at the fields of a message and return if it may be parsed. shape: the fields to look into, by tag. Raises TooLarge, DecodeError,
     or _MoreFields if it has more than `most_fields`."""
-    seen: dict[str, int] = {}  # elements so far, by full name of the field
+    counts: dict[str, int] = {}  # elements so far, by full name of the field
     outer: list[tuple[int, Mapping[int, _Field], str]] = []  # the messages around the present one: end, shape, and name of each
-    at, end, name, left = 0, len(data), "", most_fields
+    at, end, name, fields_left = 0, len(data), "", most_fields
     try:
         while True:
             while at < end:
-                left -= 1
-                if left < 0:
+                fields_left -= 1
+                if fields_left < 0:
                     raise _MoreFields
                 tag = data[at]
                 at += 1
@@ -118,7 +118,7 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
                     field = shape.get(tag)
                     if field is not None:
                         if field.most:
-                            _count(field, seen, _elements(field, data, at, after), outer, name)
+                            _count(field, counts, _elements(field, data, at, after), outer, name)
                         if field.size and length > field.size:
                             raise TooLarge(_path(outer, name, field), f"at most {field.size} bytes")
                         if field.inside is not None:
@@ -141,7 +141,7 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
                 else:
                     raise DecodeError(f"wire type {wire} is of no message of this contract")
                 if (field := shape.get(tag)) is not None:
-                    _count(field, seen, 1, outer, name)
+                    _count(field, counts, 1, outer, name)
             if at > end:
                 raise DecodeError("a field is longer than its message")
             if not outer:
@@ -174,12 +174,12 @@ def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
     return len(data[start:end].translate(None, _HIGH_BYTES))  # Each varint has one byte without the high bit: its last.
 
 
-def _count(field: _Field, seen: dict[str, int], more: int, outer: list[tuple[int, Mapping[int, _Field], str]], name: str) -> None:
-    """Count `more` elements of a field. Raises TooLarge. seen, outer, name: see `_walk`."""
-    total = seen.get(field.full_name, 0) + more
+def _count(field: _Field, counts: dict[str, int], elements: int, outer: list[tuple[int, Mapping[int, _Field], str]], name: str) -> None:
+    """Count `elements` elements of a field. Raises TooLarge. counts, outer, name: see `_walk`."""
+    total = counts.get(field.full_name, 0) + elements
     if total > field.most:
         raise TooLarge(_path(outer, name, field), f"at most {field.most} in all")
-    seen[field.full_name] = total
+    counts[field.full_name] = total
 
 
 def _path(outer: list[tuple[int, Mapping[int, _Field], str]], name: str, field: _Field) -> str:
@@ -211,17 +211,17 @@ def _entries(field: FieldDescriptor) -> list[tuple[int, _Field]]:
     because a parser takes it packed or not."""
     assert field.containing_type is not None
     full_name = f"{field.containing_type.name}.{field.name}"
-    most = COUNTS[full_name] if field.is_repeated else 0
+    max_count = COUNTS[full_name] if field.is_repeated else 0
     size = BYTES[full_name] or 0 if field.type == FieldDescriptor.TYPE_BYTES else 0
     is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
     inside = _shape(field.message_type) if field.message_type is not None and not is_map else None
-    if not (most or size or inside):
+    if not (max_count or size or inside):
         return []
     wire = _WIRE_TYPES.get(field.type, _VARINT)
-    single = _Field(field.name, full_name, most, size, -1, inside)
+    single = _Field(field.name, full_name, max_count, size, -1, inside)
     entries = [(field.number << 3 | wire, single)]
     if wire != _LENGTH:
         entries.append(
-            (field.number << 3 | _LENGTH, _Field(field.name, full_name, most, size, {_FIXED32: 4, _FIXED64: 8}.get(wire, 0), None))
+            (field.number << 3 | _LENGTH, _Field(field.name, full_name, max_count, size, {_FIXED32: 4, _FIXED64: 8}.get(wire, 0), None))
         )
     return entries

@@ -106,10 +106,10 @@ class StageError(Exception):
 
     def to_ended(self) -> stage_pb2.Ended:
         """The last message of a `Run` stream that ends with this error."""
-        ended = stage_pb2.Ended(code=self.code.value[0], reason=self.reason, message=self.message, metadata=self.metadata)
+        message = stage_pb2.Ended(code=self.code.value[0], reason=self.reason, message=self.message, metadata=self.metadata)
         if self.retry_delay_s is not None:
-            ended.retry_delay.CopyFrom(duration(self.retry_delay_s))
-        return ended
+            message.retry_delay.CopyFrom(duration(self.retry_delay_s))
+        return message
 
     def for_log(self) -> dict[str, str]:
         """The fields that a log may show: `reason`; the field or stage that it is about; and `message`, except for BAD_REQUEST and
@@ -120,11 +120,11 @@ class StageError(Exception):
         return fields | {name: self.metadata[name] for name in ("field", "stage") if name in self.metadata}
 
     @classmethod
-    def from_ended(cls, ended: stage_pb2.Ended) -> StageError:
+    def from_ended(cls, message: stage_pb2.Ended) -> StageError:
         """The error that a stage ended with, and its delay if it gave one. A reason that this version does not know keeps its name; its
         code is INTERNAL."""
-        error = cls(ended.reason, ended.message, metadata=ended.metadata)
-        error.retry_delay_s = ended.retry_delay.ToTimedelta().total_seconds() if ended.HasField("retry_delay") else None
+        error = cls(message.reason, message.message, metadata=message.metadata)
+        error.retry_delay_s = message.retry_delay.ToTimedelta().total_seconds() if message.HasField("retry_delay") else None
         return error
 
     def status(self) -> status_pb2.Status:
@@ -169,9 +169,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) 
     raise CallerGone
 
 
-def is_ok(ended: stage_pb2.Ended) -> bool:
+def is_ok(message: stage_pb2.Ended) -> bool:
     """Whether a stage ended without an error."""
-    return bool(ended.code == code_pb2.OK)
+    return bool(message.code == code_pb2.OK)
 
 
 def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest) -> any_pb2.Any:

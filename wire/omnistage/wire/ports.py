@@ -36,9 +36,9 @@ _FIELDS = {
 _FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
 
 
-def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
-    """Whether a stage that wants rows of the element type `wanted` takes rows of the type `given`: it converts floating types."""
-    return given == wanted or (given in _FLOATING and wanted in _FLOATING)
+def converts(source: tensor_pb2.ElementType, target: tensor_pb2.ElementType) -> bool:
+    """Whether a stage that wants rows of the element type `target` takes rows of the type `source`: it converts floating types."""
+    return source == target or (source in _FLOATING and target in _FLOATING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Output:
 class PortWriter:
     """Makes the chunks of one port, numbered one after the other. seq: number of the next chunk. first: number of its first item."""
 
-    def __init__(self, port: str, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
-        """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
+    def __init__(self, port: str, *, seq: int = 0, first: int = 0, is_ended: bool = False) -> None:
+        """seq, first, is_ended: the position of the port, if it goes on from an earlier stream."""
         self.port = port
         self.seq = seq
         self.first = first
-        self.ended = ended
+        self.ended = is_ended
 
     def chunks(self, count: int, content: Content, *, last: bool) -> list[chunk_pb2.Chunk]:
         """Return one chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
@@ -69,8 +69,8 @@ class PortWriter:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         if not isinstance(content, list):
             return [self._chunk(count, last, content)]
-        *parts, whole = content
-        return [*(self._chunk(0, False, part) for part in parts), self._chunk(count, last, whole)]
+        *parts, last_part = content
+        return [*(self._chunk(0, False, part) for part in parts), self._chunk(count, last, last_part)]
 
     def _chunk(self, count: int, last: bool, payload: MessagePayload | tensor_pb2.Tensor | None) -> chunk_pb2.Chunk:
         """Make the next chunk. count: items in it."""
@@ -87,12 +87,12 @@ class PortReader:
     """Checks that the chunks of one port come without gap or repeat, and within their credit. seq: number that the next chunk must have.
     first: number that its first item must have. granted: how many chunks may come in all."""
 
-    def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
-        """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
+    def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, is_ended: bool = False) -> None:
+        """seq, first, is_ended: the position of the port, if it goes on from an earlier stream."""
         self.port = port
         self.seq = seq
         self.first = first
-        self.ended = ended
+        self.ended = is_ended
         self.granted = granted
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:

@@ -26,9 +26,9 @@ class within:
     process would not have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
     """
 
-    def __init__(self, seconds: float, late: Callable[[], StageError], *, counts_all: bool = False) -> None:
+    def __init__(self, seconds: float, make_error: Callable[[], StageError], *, counts_all: bool = False) -> None:
         self._limit: asyncio.Timeout | None = asyncio.timeout(seconds)
-        self._late = late
+        self._late = make_error
         self._wait_s = math.inf if counts_all else max(seconds, 0.0) / LOOKS
         self._next_look: asyncio.TimerHandle | None = None
 

@@ -15,14 +15,14 @@ class Playhead:
         self.underruns = 0
         self.starved_s = 0.0
 
-    def hear(self, now: float, seconds: float, prebuffer_s: float = 0.0) -> None:
-        """Note that `seconds` of sound came at the time `now`. prebuffer_s: counts only with the first sound."""
+    def hear(self, now_s: float, seconds: float, prebuffer_s: float = 0.0) -> None:
+        """Note that `seconds` of sound came at the time `now_s`. prebuffer_s: counts only with the first sound."""
         if self._dry_at is None:
-            self._dry_at = now + prebuffer_s
-        elif (late := now - self._dry_at) > GRACE_S:
+            self._dry_at = now_s + prebuffer_s
+        elif (late_s := now_s - self._dry_at) > GRACE_S:
             self.underruns += 1
-            self.starved_s += late
-            self._dry_at = now
+            self.starved_s += late_s
+            self._dry_at = now_s
         self._dry_at += seconds
 
     def pause(self, seconds: float) -> None:

@@ -83,18 +83,18 @@ class Conversion:
         """Number of the model's first sample that is needed to make sample number `sample` of the result and those after it."""
         return self._begin(sample // self.output_block)
 
-    def convert(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
-        """Convert the blocks from number `first` up to, but without, number `until`; returns samples [n, channels]. held: all samples of
+    def convert(self, samples: Samples, held_first: int, first: int, until: int) -> Samples:
+        """Convert the blocks from number `first` up to, but without, number `until`; returns samples [n, channels]. samples: all samples of
         the model that these blocks need, [m, channels]. held_first: number of the first of them. The result is clipped to full scale, which
         filtered sound may exceed."""
-        channels = held.shape[1]
+        channels = samples.shape[1]
         parts = [np.empty((0, channels), np.float32)]
         while first < until:
             begin = self._begin(first)
             # A block whose context would begin before the sound gets a window of its own length.
             count = 1 if first * self.block < self.context else min(until - first, max(MOST_COLUMNS // channels, 1))
             length = (first + 1) * self.block + self.context - begin
-            part = held[begin - held_first :][: length + (count - 1) * self.block]
+            part = samples[begin - held_first :][: length + (count - 1) * self.block]
             windows = np.lib.stride_tricks.sliding_window_view(part, length, axis=0)[:: self.block]
             converted = _resample(windows.reshape(count * channels, length).T, self.source_hz, self.rate_hz)
             before = (first * self.block - begin) * self.rate_hz // self.source_hz
@@ -108,9 +108,9 @@ class Conversion:
         return max(block * self.block - self.context, 0)
 
 
-def _whole(least: float, period: int) -> int:
-    """The least multiple of `period` that is not below `least`."""
-    return math.ceil(least / period) * period
+def _whole(minimum: float, period: int) -> int:
+    """The least multiple of `period` that is not below `minimum`."""
+    return math.ceil(minimum / period) * period
 
 
 def _resample(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
@@ -161,21 +161,21 @@ class Resampler:
             return self._held[:0]
         converted = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
         self._known, self._block = 0, until
-        needed = self._conversion.first_needed(until * self._conversion.output_block)
-        self._held, self._held_first = self._held[needed - self._held_first :].copy(), needed
+        first_needed = self._conversion.first_needed(until * self._conversion.output_block)
+        self._held, self._held_first = self._held[first_needed - self._held_first :].copy(), first_needed
         return converted
 
 
 async def convert_sounds(
-    sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, needed: int
+    sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, first_needed: int
 ) -> AsyncGenerator[Sound, None]:
     """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from its sample number
-    `conversion.first_needed(first)` on. needed: number of the first input item that the model needs to make the first of these sounds.
+    `conversion.first_needed(first)` on. first_needed: number of the first input item that the model needs to make the first of these sounds.
     `Sound.needs` of a result is the first input item that is needed to go on after it, counting those of the earlier samples from which the
     conversion goes on. Raises BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
     # needs: pairs of a sample of the model, and the first input item that is needed to make the samples from there on.
-    end, needs, prebuffer_s = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
+    end, needs, prebuffer_s = resampler.first_needed, deque([(resampler.first_needed, first_needed)]), None
     async for sound in sounds:
         prebuffer_s = prebuffer_s if sound.prebuffer_s is None else sound.prebuffer_s
         end += len(sound.samples)

@@ -45,8 +45,8 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         with refusals():
             conversion = Conversion.for_rates(self._rate_hz, params.sample_rate_hz)
             prepared = await self._model.prepare(wave)
-        needed = self._first_frame(prepared, conversion, start.first.get(self._output.name, 0))
-        return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: needed})
+        first_needed = self._first_frame(prepared, conversion, start.first.get(self._output.name, 0))
+        return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: first_needed})
 
     def _first_frame(self, prepared: P, conversion: Conversion | None, sample: int) -> int:
         """Number of the first frame that is needed to make the sound from sample number `sample` on, at the requested rate."""
@@ -63,11 +63,11 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
     ) -> AsyncGenerator[Output | Kept, None]:
         """Yield the sound that is still to come, and a Kept whenever the caller may forget more frames."""
         timing.drew = self._model.info.draws
-        wanted = start.wanted([self._output])
-        if not wanted:
+        ports = start.wanted([self._output])
+        if not ports:
             return
-        first = wanted[self._output.name]
-        kept = self._first_frame(prepared, conversion, first)
+        first = ports[self._output.name]
+        first_kept = self._first_frame(prepared, conversion, first)
         rate_hz = self._rate_hz if conversion is None else conversion.rate_hz
         player = Playhead()
         with refusals():
@@ -81,9 +81,9 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
                         yielded_at = self._clock()
                         yield output
                         player.pause(self._clock() - yielded_at)
-                    if sound.needs >= kept + KEPT_FRAMES:
-                        kept = sound.needs
-                        yield Kept(self._input.name, kept)
+                    if sound.needs >= first_kept + KEPT_FRAMES:
+                        first_kept = sound.needs
+                        yield Kept(self._input.name, first_kept)
         yield Output(self._output.name, 0, None, last=True)
 
     @asynccontextmanager
@@ -96,10 +96,10 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
             async with aclosing(self._model.decode(prepared, frames, {name: first})) as sounds:
                 yield sounds
             return
-        needed = self._first_frame(prepared, conversion, first)
+        first_needed = self._first_frame(prepared, conversion, first)
         async with (
             aclosing(self._model.decode(prepared, frames, {name: conversion.first_needed(first)})) as sounds,
-            aclosing(convert_sounds(sounds, conversion, self._output.width, first, needed)) as resampled,
+            aclosing(convert_sounds(sounds, conversion, self._output.width, first, first_needed)) as resampled,
         ):
             yield resampled
 

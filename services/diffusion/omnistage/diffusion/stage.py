@@ -88,23 +88,23 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         drawn. The starts of the ports are checked here too, because only now the start of a port of rows is certain."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
-        wanted = start.wanted(self._model.info.produces)
-        if any(port.name in wanted for port in self._model.info.produces if port.content is not Content.PROGRESS):
+        ports = start.wanted(self._model.info.produces)
+        if any(port.name in ports for port in self._model.info.produces if port.content is not Content.PROGRESS):
             with refusals():
-                async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as drawings:
-                    async for drawn in drawings:
-                        if isinstance(drawn, Note):
-                            timing.note(drawn.text)
+                async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), ports)) as drawings:
+                    async for result in drawings:
+                        if isinstance(result, Note):
+                            timing.note(result.text)
                             continue
-                        for output in self._outputs(drawn):
-                            if output.port in wanted:
+                        for output in self._outputs(result):
+                            if output.port in ports:
                                 yield output
-        for name in wanted:
+        for name in ports:
             yield Output(name, 0, None, last=True)
 
-    def _outputs(self, drawn: Drawn) -> Iterator[Output]:
+    def _outputs(self, result: Drawn) -> Iterator[Output]:
         """The outputs for one result of the model. Raises TypeError if the model breaks its interface."""
-        match drawn:
+        match result:
             case StepsDone(step, steps):
                 if Content.PROGRESS in self._ports:
                     yield Output(self._ports[Content.PROGRESS].name, 0, chunk_pb2.ProgressChunk(done=step, total=steps))
@@ -128,10 +128,10 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
     def _image(self, data: bytes, header: chunk_pb2.ImageChunk, count: int) -> Iterator[Output]:
         """The outputs for an encoded picture, in parts. header: the other fields of each part. count: items of the whole picture: 0 for a
         preview."""
-        for part, whole in _parts(data):
+        for part, is_whole in _parts(data):
             chunk = chunk_pb2.ImageChunk(data=part)
             chunk.MergeFrom(header)
-            yield Output(self._ports[Content.IMAGE].name, count if whole else 0, chunk)
+            yield Output(self._ports[Content.IMAGE].name, count if is_whole else 0, chunk)
 
 
 def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
@@ -149,17 +149,17 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     for name in ("prompt", "negative_prompt"):
         if len(getattr(params, name)) > MAX_PROMPT_CHARACTERS:
             raise bad_request(f"diffusion.{name}", f"at most {MAX_PROMPT_CHARACTERS} characters")
-    _at_most(params.width, MAX_PIXELS, "width", least=1)
-    _at_most(params.height, MAX_PIXELS, "height", least=1)
-    _at_most(params.results, MAX_RESULTS, "results", least=1)
+    _at_most(params.width, MAX_PIXELS, "width", minimum=1)
+    _at_most(params.height, MAX_PIXELS, "height", minimum=1)
+    _at_most(params.results, MAX_RESULTS, "results", minimum=1)
     _at_most(params.previews, MAX_PREVIEWS, "previews")
-    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side", least=1)
+    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side", minimum=1)
     _at_most(params.step_cache, 1, "step_cache")
-    _at_most(params.steps, MAX_STEPS, "steps", least=1)
-    _at_most(params.frames, MAX_FRAMES, "frames", least=1)
+    _at_most(params.steps, MAX_STEPS, "steps", minimum=1)
+    _at_most(params.frames, MAX_FRAMES, "frames", minimum=1)
     _at_most(params.layers, MAX_LAYERS, "layers")
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
-    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second", least=MIN_RATE_HZ)
+    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second", minimum=MIN_RATE_HZ)
     _at_most(params.flow_shift, MAX_FLOW_SHIFT, "flow_shift")
     _at_most(params.begin_s, MAX_SECONDS, "begin_s")
     for name in ("guidance_scale", "guidance_scale_2"):
@@ -217,8 +217,8 @@ def _check_options(options: Mapping[str, str]) -> None:
             raise bad_request("diffusion.options", f"{name} has {len(value)} characters: give at most {MAX_OPTION_CHARACTERS}")
 
 
-def _at_most(value: float, most: float, name: str, *, least: float = 0) -> None:
-    """Raise BAD_REQUEST for a value below `least` or above `most`, and for NaN. 0 always passes, because it means that the field was left
+def _at_most(value: float, maximum: float, name: str, *, minimum: float = 0) -> None:
+    """Raise BAD_REQUEST for a value below `minimum` or above `maximum`, and for NaN. 0 always passes, because it means that the field was left
     out."""
-    if not math.isfinite(value) or (value and not least <= value <= most):
-        raise bad_request(f"diffusion.{name}", f"must be from {least} to {most}")
+    if not math.isfinite(value) or (value and not minimum <= value <= maximum):
+        raise bad_request(f"diffusion.{name}", f"must be from {minimum} to {maximum}")

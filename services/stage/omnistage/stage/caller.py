@@ -83,10 +83,10 @@ class Caller:
     async def end(self, error: StageError | None) -> None:
         """Send Ended, wait for the caller's half-close, then end with the same status. Raises CallerGone; if `error` is None, also the
         error of the outbox."""
-        ended = stage_pb2.Ended() if error is None else error.to_ended()
+        message = stage_pb2.Ended() if error is None else error.to_ended()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                await self.outbox.put(stage_pb2.RunResponse(ended=ended))
+                await self.outbox.put(stage_pb2.RunResponse(ended=message))
                 await self.outbox.flush()
                 await self._await_half_close()
             self.ended_well = True
@@ -99,10 +99,10 @@ class Caller:
             self._context.set_code(error.code)
             self._context.set_details(error.message)
 
-    async def break_off(self, why: str) -> None:
-        """End the call without Ended, which the caller takes for the loss of this replica. why: for the status."""
+    async def break_off(self, reason: str) -> None:
+        """End the call without Ended, which the caller takes for the loss of this replica. reason: for the status."""
         self.outbox.cancel()
-        await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        await self._context.abort(grpc.StatusCode.UNAVAILABLE, reason)
 
     def close(self) -> None:
         """Read and write nothing more. Awaits nothing, so that a second cancellation cannot cut it short."""

@@ -14,10 +14,10 @@ class CreditBehind:
     """The caller's credit for the ports of later stages, and the part of it that is used up. It matters only after the caller's half-close,
     when no more credit can come."""
 
-    def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
-        """uncredited: checkpoint ports, whose chunks need no credit. ended: ports that had ended before this session began."""
+    def __init__(self, uncredited: Iterable[str] = (), ended_ports: Iterable[str] = ()) -> None:
+        """uncredited: checkpoint ports, whose chunks need no credit. ended_ports: ports that had ended before this session began."""
         self._uncredited = frozenset(uncredited)
-        self._ended = set(ended)
+        self._ended = set(ended_ports)
         self._granted: dict[str, int] = {}  # chunks allowed in all, by port that has not ended
         self._relayed: dict[str, int] = {}  # chunks passed on, by port
 

@@ -11,15 +11,15 @@ from omnistage.v1 import tensor_pb2
 _DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_FLOAT16: np.float16}
 
 
-def convert_rows(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
+def convert_rows(rows: Array, source: tensor_pb2.ElementType, target: tensor_pb2.ElementType) -> Array:
     """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. A bfloat16 array is uint16 bits."""
-    if given == wanted:
+    if source == target:
         return rows
-    values = _of_bfloat16(rows) if given == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
-    if wanted == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
+    values = _of_bfloat16(rows) if source == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
+    if target == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
         return _bfloat16(values)
     with np.errstate(over="ignore"):  # A value too large for float16 becomes infinite.
-        return values.astype(_DTYPES[wanted])
+        return values.astype(_DTYPES[target])
 
 
 def _of_bfloat16(bits: Array) -> NDArray[np.float32]:

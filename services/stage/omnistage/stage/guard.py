@@ -50,8 +50,8 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 
 def refusal(shown: bool) -> StageError:
     """The error of a call without the right token. shown: whether the call had a token, but a wrong one."""
-    what = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
-    return StageError("UNAUTHENTICATED", f"{what}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
+    fault = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
+    return StageError("UNAUTHENTICATED", f"{fault}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
 
 
 class Guard(grpc.aio.ServerInterceptor):

@@ -211,22 +211,22 @@ class Inputs:
         return view
 
 
-def _cut(piece: Input, needed: int) -> Input:
-    """The input without the items before `needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
-    skipped = min(max(needed - piece.first, 0), piece.count)
+def _cut(piece: Input, first_needed: int) -> Input:
+    """The input without the items before `first_needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
+    skipped = min(max(first_needed - piece.first, 0), piece.count)
     if not skipped:
         return piece
-    left = piece.count - skipped
+    remaining = piece.count - skipped
     payload = piece.payload
     match payload:
         case chunk_pb2.CodeChunk():
             width = payload.codebook_count
-            payload = chunk_pb2.CodeChunk(codes=payload.codes[skipped * width :], codebook_count=width) if left else None
+            payload = chunk_pb2.CodeChunk(codes=payload.codes[skipped * width :], codebook_count=width) if remaining else None
         case np.ndarray():
-            payload = payload[skipped:] if left else None
+            payload = payload[skipped:] if remaining else None
         case _:
-            raise protocol_error(f"port {piece.port!r} cannot be cut at item {needed}", port=piece.port)
-    return Input(piece.port, piece.first + skipped, left, piece.last, payload)
+            raise protocol_error(f"port {piece.port!r} cannot be cut at item {first_needed}", port=piece.port)
+    return Input(piece.port, piece.first + skipped, remaining, piece.last, payload)
 
 
 def _message(chunk: chunk_pb2.Chunk) -> InputPayload | None:

@@ -45,7 +45,7 @@ class NextHop:
         self._half_closed = False
         self._credit = CreditBehind(
             uncredited=(name for each in request.route for name in each.checkpoints),
-            ended=(position.port for position in resumption.behind.positions if position.ended),
+            ended_ports=(position.port for position in resumption.behind.positions if position.ended),
         )
         for credit in credits_behind:
             self._credit.grant(credit)

@@ -90,10 +90,10 @@ class Outbox:
             while self._waiting:
                 before = len(self._waiting)
                 message = self._next()
-                taken = before - len(self._waiting)
+                count = before - len(self._waiting)
                 self._moved.set()
                 await self._write(message)
-                self._written += taken
+                self._written += count
                 self._moved.set()
         except CallerGone:
             self._end(CallerGone)
@@ -115,6 +115,6 @@ class Outbox:
         chunks = chunks_of(first)
         batch = Batch(together=self.batches)
         batch.add(*chunks)
-        while batch and self._waiting and (more := chunks_of(self._waiting[0])) and batch.add(*more):
+        while batch and self._waiting and (next_chunks := chunks_of(self._waiting[0])) and batch.add(*next_chunks):
             self._waiting.popleft()
         return first if len(batch) == len(chunks) else batch.put_into(stage_pb2.RunResponse())

@@ -110,9 +110,9 @@ class Outputs:
         session was not interrupted and a port has not ended: then the logic has a bug."""
         if self._unended and not interrupted:
             raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
-        cut = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)
+        interruption = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)
         texts = {port for port, payload in self._payloads.items() if payload == stage_pb2.PAYLOAD_TEXT}
-        return [Output(port, 0, cut if port in texts else None, last=True) for port in sorted(self._unended)]
+        return [Output(port, 0, interruption if port in texts else None, last=True) for port in sorted(self._unended)]
 
     async def settle(self) -> None:
         """Wait until the caller has given all memory back. After a half-close no Release can come, so the end of the stream frees the

@@ -49,8 +49,8 @@ def refusals() -> Iterator[None]:
         yield
     except BadRequest as refusal:
         raise bad_request(refusal.field, refusal.description, **refusal.place) from None
-    except Full as full:
-        raise StageError("OVERLOADED", f"{full}; try again") from None
+    except Full as error:
+        raise StageError("OVERLOADED", f"{error}; try again") from None
     except Failed as failure:
         log.warning("model.failed", message=str(failure))
         raise StageError("", str(failure)) from None
@@ -137,9 +137,9 @@ def _check_sampling(sampling: stage_pb2.Sampling, field: str) -> None:
 
 def check_kind(params: stage_pb2.StageParams, kind: str) -> None:
     """Raises BAD_REQUEST for params of another kind of stage; no params at all mean the defaults."""
-    given = params.WhichOneof("kind")
-    if given not in (None, kind):
-        raise StageError("BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {given}", metadata={"field": "open.params"})
+    sent_kind = params.WhichOneof("kind")
+    if sent_kind not in (None, kind):
+        raise StageError("BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {sent_kind}", metadata={"field": "open.params"})
 
 
 def _in_range(value: float, low: float, high: float, field: str) -> None:

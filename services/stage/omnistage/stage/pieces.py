@@ -29,27 +29,27 @@ async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> Asy
     """Yield the inputs as models take them. A piece without items says that its port has ended. Raises PROTOCOL for content that the port
     does not carry, BAD_REQUEST for samples that cannot be sound."""
     specs = {port.name: port for port in ports}
-    async for given in inputs:
-        yield Piece(given.port, given.first, given.last, _content(given, specs[given.port]))
+    async for item in inputs:
+        yield Piece(item.port, item.first, item.last, _content(item, specs[item.port]))
 
 
-def _content(given: Input, port: PortSpec) -> TextPiece | Array | bytes:
+def _content(item: Input, port: PortSpec) -> TextPiece | Array | bytes:
     """The content of an input in the form of Piece.content; see `pieces`."""
-    match given.payload:
+    match item.payload:
         case np.ndarray() as rows:
             return rows
         case chunk_pb2.TextChunk() as text:
             return TextPiece(text.text, tuple(text.token_ids))
         case chunk_pb2.CodeChunk() as codes:
-            return _codes(codes, given.count, port)
+            return _codes(codes, item.count, port)
         case chunk_pb2.AudioChunk() as audio:
-            return _samples(audio, given.count, port)
+            return _samples(audio, item.count, port)
         case chunk_pb2.ImageChunk() as image:
             return image.data.data
         case chunk_pb2.VideoChunk() as video:
             return video.data
         case chunk_pb2.MediaChunk() as media:
-            return _bytes(media, given.count, port)
+            return _bytes(media, item.count, port)
     return _nothing(port)
 
 
@@ -84,19 +84,19 @@ def _codes(chunk: chunk_pb2.CodeChunk, count: int, port: PortSpec) -> NDArray[np
 
 def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray[np.float32]:
     """The samples of a chunk, [count, channels]; full scale is 1. Raises PROTOCOL or BAD_REQUEST."""
-    whole = chunk.encoding == chunk_pb2.AUDIO_ENCODING_PCM16
+    is_integer = chunk.encoding == chunk_pb2.AUDIO_ENCODING_PCM16
     data = chunk.data
-    known = whole or chunk.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32
+    is_known = is_integer or chunk.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32
     as_expected = (chunk.sample_rate_hz, chunk.channel_count, len(data)) == (
         round(port.rate_hz),
         port.width,
-        count * port.width * (2 if whole else 4),
+        count * port.width * (2 if is_integer else 4),
     )
-    if not (known and as_expected):
+    if not (is_known and as_expected):
         raise protocol_error(
             f"port {port.name!r}: {count} samples of {port.width} channels at {port.rate_hz:g} Hz were expected", port=port.name
         )
-    if whole:
+    if is_integer:
         samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
     elif not (loudest := np.abs(samples := np.frombuffer(data, "<f4")).max(initial=0)) <= LOUDEST:
         if not np.isfinite(loudest):
@@ -114,12 +114,12 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
             yield Output(port.name, 0, None, last=True)
         return
     if rows.ndim != 2 or rows.shape[1] != port.width or rows.dtype != port.element_type.dtype:
-        wanted = f"{port.element_type.value} [n, {port.width}]"
-        raise TypeError(f"port {port.name!r} carries {wanted}, the model made {rows.dtype} {list(rows.shape)}")
-    most = max(MAX_ROW_BYTES // (port.width * rows.itemsize), 1)
-    for begin in range(0, count, most):
-        part = rows[begin : begin + most]
-        yield Output(port.name, len(part), part, last and begin + most >= count, element_type(port))
+        expected = f"{port.element_type.value} [n, {port.width}]"
+        raise TypeError(f"port {port.name!r} carries {expected}, the model made {rows.dtype} {list(rows.shape)}")
+    max_rows = max(MAX_ROW_BYTES // (port.width * rows.itemsize), 1)
+    for begin in range(0, count, max_rows):
+        part = rows[begin : begin + max_rows]
+        yield Output(port.name, len(part), part, last and begin + max_rows >= count, element_type(port))
 
 
 MAX_CODES = 1 << 17
@@ -138,9 +138,9 @@ def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
 
 def code_outputs(port: PortSpec, frames: Array) -> Iterator[Output]:
     """Frames [n, width] of a codes port, n at least 1, as outputs of at most MAX_CODES codes."""
-    most = MAX_CODES // port.width
-    for begin in range(0, len(frames), most):
-        part = frames[begin : begin + most]
+    max_frames = MAX_CODES // port.width
+    for begin in range(0, len(frames), max_frames):
+        part = frames[begin : begin + max_frames]
         yield Output(port.name, len(part), chunk_pb2.CodeChunk(codes=part.ravel().tolist(), codebook_count=port.width))
 
 
@@ -153,9 +153,9 @@ def sound_outputs(
 ) -> Iterator[Output]:
     """Samples [n, channels] as outputs of at most 256 KiB. prebuffer_ms: sent with the first output; None: nothing is sent."""
     channels = port.width
-    most = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
-    for begin in range(0, len(samples), most):
-        part = samples[begin : begin + most]
+    max_samples = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
+    for begin in range(0, len(samples), max_samples):
+        part = samples[begin : begin + max_samples]
         audio = chunk_pb2.AudioChunk(
             data=encode(part, encoding),
             encoding=encoding,

@@ -40,20 +40,20 @@ class Resumption:
         history = _history(request.resume)
         for port, chunks in history.items():
             _check_history(port, chunks, positions.get(port))
-        own = {port: position for port, position in positions.items() if port in produced}
-        for port, position in own.items():
+        own_positions = {port: position for port, position in positions.items() if port in produced}
+        for port, position in own_positions.items():
             if produced[port].compact and position.seq and port not in history:
                 raise bad_request("resume.history", f"port {port!r} stands at item {position.first}, and nothing of it is given")
         for port in history.keys() & produced.keys():
             expected = _CONTENT.get(produced[port].payload)
             if not produced[port].compact or any(chunk.WhichOneof("payload") not in (None, expected) for chunk in history[port]):
                 raise bad_request("resume.history", f"port {port!r} of this stage is no checkpoint of this content")
-        behind = stage_pb2.Resume(
+        later = stage_pb2.Resume(
             positions=[position for port, position in positions.items() if port not in produced],
             history=[chunk for port, chunks in history.items() if port not in produced for chunk in chunks],
         )
-        whole = {port: merge_chunks(list(chunks)) for port, chunks in history.items() if port in produced}
-        return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
+        merged = {port: merge_chunks(list(chunks)) for port, chunks in history.items() if port in produced}
+        return cls(own_positions, {port: chunk for port, chunk in merged.items() if chunk is not None}, later, again=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
         """Where the outputs go on. needs: first item that the next hop needs, for each port that goes to the next hop alone."""
@@ -67,7 +67,7 @@ class Resumption:
     def writer(self, port: str) -> PortWriter:
         """The writer that numbers a port's chunks to the caller."""
         position = self.positions.get(port)
-        return PortWriter(port) if position is None else PortWriter(port, seq=position.seq, first=position.first, ended=position.ended)
+        return PortWriter(port) if position is None else PortWriter(port, seq=position.seq, first=position.first, is_ended=position.ended)
 
 
 def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
@@ -103,9 +103,9 @@ def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage
         if chunk.first != reached or (chunk.last and number < len(chunks) - 1):
             raise bad_request("resume.history", f"port {port!r}: a gap or repeat at item {chunk.first}, after item {reached}")
         codes = chunk.codes
-        whole = len(chunk.text.token_ids) if chunk.HasField("text") else len(codes.codes) // max(codes.codebook_count, 1)
-        if whole != chunk.count:
-            raise bad_request("resume.history", f"port {port!r}: a chunk says it has {chunk.count} items and has {whole}")
+        item_count = len(chunk.text.token_ids) if chunk.HasField("text") else len(codes.codes) // max(codes.codebook_count, 1)
+        if item_count != chunk.count:
+            raise bad_request("resume.history", f"port {port!r}: a chunk says it has {chunk.count} items and has {item_count}")
         reached += chunk.count
     if reached != position.first or chunks[-1].last != position.ended:
         raise bad_request("resume.history", f"port {port!r}: {reached} items are given, its position is {position.first}")

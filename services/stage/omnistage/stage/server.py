@@ -146,7 +146,7 @@ async def serve_stage(kind: str, settings: StageSettings, credentials: Credentia
     if token is None:
         check_open(settings.address)
     # Checked before the model is loaded, so that a port which is in use is noticed at once: loading takes long.
-    check_can_listen(settings.address, "--address", kept=settings.kept_port)
+    check_can_listen(settings.address, "--address", is_reserved=settings.kept_port)
     check_can_listen(settings.metrics_address, "--metrics-address")
     async with tracing(settings.otlp, f"omnistage-{kind}") as tracer:
         try:

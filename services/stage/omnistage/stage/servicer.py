@@ -122,7 +122,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     ) -> None:
         """Serve one session, from its Open to the closing handshake. Metrics, log and trace get its end, whatever it is."""
         structlog.contextvars.clear_contextvars()
-        begun = time.monotonic()
+        begin_s = time.monotonic()
         caller = Caller(context, self._environment.session_limit_s)
         trace = SessionTrace(self._environment.tracer.begin(self._environment.kind, caller.forwarded))
         if trace.span.trace_id:
@@ -151,7 +151,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 self._metrics.heard(session.meter.timing)
                 if session.meter.first_output_s is not None:
                     self._metrics.first_output.observe(session.meter.first_output_s)
-            self._metrics.duration.observe(time.monotonic() - begun)
+            self._metrics.duration.observe(time.monotonic() - begin_s)
             trace.end(reason, session)
 
     async def _opened(self, caller: Caller, trace: SessionTrace) -> Session:

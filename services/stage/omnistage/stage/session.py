@@ -117,15 +117,15 @@ class Session:
     async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; `work` is cancelled when this session is superseded. Raises SUPERSEDED."""
         working = asyncio.create_task(work)
-        either: set[asyncio.Future[Any]] = {working, self._superseded}
+        futures: set[asyncio.Future[Any]] = {working, self._superseded}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise _superseded_error()
             return working.result()
         finally:
             await cancel(working)
-            del working, either  # The error of a task refers to this frame, and the frame to the task: a cycle.
+            del working, futures  # The error of a task refers to this frame, and the frame to the task: a cycle.
 
     async def _open(self, work: Work) -> None:
         """Open the next hop, if there is one, then answer Opened."""

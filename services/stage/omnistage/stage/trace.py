@@ -48,16 +48,16 @@ class SessionTrace:
 
     def sent(self, begun_s: float) -> None:
         """Note that the link to the next hop has accepted a piece, which was offered at `begun_s`."""
-        now = time.monotonic()
-        self._transfer = (self._transfer[0] or begun_s, now)
-        self._waited_s += now - begun_s
+        now_s = time.monotonic()
+        self._transfer = (self._transfer[0] or begun_s, now_s)
+        self._waited_s += now_s - begun_s
         self._pieces += 1
 
     def lost(self, failover: stage_pb2.Failover) -> None:
         """Note that the next hop was lost and another replica goes on."""
-        told: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
-        told |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
-        self.span.event("failover", {f"omnistage.{name}": value for name, value in told.items()})
+        attributes: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
+        attributes |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
+        self.span.event("failover", {f"omnistage.{name}": value for name, value in attributes.items()})
 
     def end(self, reason: str, session: Traced | None) -> None:
         """Note that the session is over. session: None: there was no session, because the request was refused."""
@@ -71,10 +71,10 @@ class SessionTrace:
 
     def _phases(self, meter: Meter, reason: str) -> None:
         """Add the phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         opened, first, last = meter.times
         if not opened:
-            self.span.phase("open", self._begun_s, now, reason=reason)
+            self.span.phase("open", self._begun_s, now_s, reason=reason)
             return
         self.span.phase("open", self._begun_s, opened)
         admitted = opened + meter.timing.queued_s
@@ -82,14 +82,14 @@ class SessionTrace:
             self.span.phase("queue", opened, admitted)
         prefill = max(admitted, self._first_input_s)
         if not first:
-            self.span.phase("prefill", prefill, now, reason=reason)
+            self.span.phase("prefill", prefill, now_s, reason=reason)
             return
         self.span.phase("prefill", min(prefill, first), first)
         self.span.event("first_output", at_s=first)
-        self.span.phase("generate", first, last if reason == "OK" else now, reason=reason)
-        begun, ended = self._transfer
+        self.span.phase("generate", first, last if reason == "OK" else now_s, reason=reason)
+        begun, end_s = self._transfer
         if begun:
-            self.span.phase("transfer", begun, ended, self._transferred())
+            self.span.phase("transfer", begun, end_s, self._transferred())
 
     def _transferred(self) -> dict[str, Value]:
         """Attributes of the phase `transfer`: what went to the next hop, and how long the link made the logic wait."""

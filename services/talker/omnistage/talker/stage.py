@@ -45,11 +45,11 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
     ) -> AsyncGenerator[Output, None]:
         """Speak, and yield the frames and the times of words that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
-        wanted = start.wanted(self._model.info.produces)
-        if not wanted and not self._model.info.tells_unspoken:
+        ports = start.wanted(self._model.info.produces)
+        if not ports and not self._model.info.tells_unspoken:
             return
         with refusals():
-            async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), wanted)) as produced:
+            async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), ports)) as produced:
                 async for piece in produced:
                     match piece:
                         case Unspoken(runs):

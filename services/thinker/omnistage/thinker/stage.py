@@ -56,11 +56,11 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     ) -> AsyncGenerator[Output, None]:
         """Generate, and yield the text and the rows that are still to come; see Work.run. drew: see SessionTiming."""
         timing.drew = drew
-        wanted = start.wanted(self._model.info.produces)
-        if not wanted:
+        ports = start.wanted(self._model.info.produces)
+        if not ports:
             return
         with refusals():
-            async with aclosing(self._model.generate(prepared, pieces(inputs, self._model.info.accepts), wanted)) as produced:
+            async with aclosing(self._model.generate(prepared, pieces(inputs, self._model.info.accepts), ports)) as produced:
                 async for piece in produced:
                     match piece:
                         case TextPiece():
