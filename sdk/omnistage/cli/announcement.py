@@ -22,9 +22,9 @@ def warn(layout: Layout, notices: Notices) -> None:
     for note in layout.notes:
         notices.tell(escape(note))
     stages = [group.stage for group in layout.groups]
-    given = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
-    if given:
-        notices.tell(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
+    shares = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
+    if shares:
+        notices.tell(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(shares)))} means nothing on a CPU")
     addresses = dict.fromkeys(filter(None, (layout.servers.address, layout.servers.http)))
     open_ones = [address for address in addresses if not is_loopback(host_and_port(address)[0])]
     if open_ones:
@@ -47,14 +47,14 @@ def announce(
     """Print where a stack serves. layout: its first pipeline serves, and its others are starting. pid: of the launcher; 0: this process is
     it. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: where the processes' output goes;
     empty: to the terminal."""
-    asked = reachable_address(address)
-    is_found = asked == found.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
-    end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
+    router_address = reachable_address(address)
+    is_found = router_address == found.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
+    end = f"pid {pid}; `omnistage stop{'' if is_found else f' {router_address}'}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
-    named = "" if is_found else f" --address {asked}"
+    option = "" if is_found else f" --address {router_address}"
     if http:
         notices.tell(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(layout.servers.http, http))})[/]")
-    for name, text in _lines(named, layout, metrics, log_folder):
+    for name, text in _lines(option, layout, metrics, log_folder):
         notices.say(f"[dim]{f'{name}:':<10}{escape(text)}[/]")
     if layout.servers.idle_limit_s:
         notices.tell(f"[dim]idle:     it ends by itself when nobody has asked for {layout.servers.idle_limit_s:g} s[/]")
@@ -76,20 +76,20 @@ def open_page(served: Served) -> str:
         return ""
 
 
-def _about_http(asked: str, http: str) -> str:
-    """A text about the gateway. asked: HOST:PORT where it should listen. http: HOST:PORT where it listens."""
-    moved = f"the port of {asked} is taken; " if asked != http and not asked.endswith(":0") else ""
+def _about_http(configured_http: str, http: str) -> str:
+    """A text about the gateway. configured_http: HOST:PORT where it should listen. http: HOST:PORT where it listens."""
+    moved = f"the port of {configured_http} is taken; " if configured_http != http and not configured_http.endswith(":0") else ""
     return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
-def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
-    """Yields further lines as (name, text). named: the option that names the router; empty if commands find it by themselves."""
+def _lines(option: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
+    """Yields further lines as (name, text). option: that names the router; empty if commands find it by themselves."""
     if layout.only_draws:  # The example is no question, which would be drawn; only the checkpoint says what it can draw.
-        yield "ask it", f'omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
+        yield "ask it", f'omnistage draw "A hill in the rain."{option}   (or film, or sound: `omnistage pipelines{option}` shows which)'
     else:
-        yield "ask it", f'omnistage ask "What is a kite?"{named}'
+        yield "ask it", f'omnistage ask "What is a kite?"{option}'
     if starting := [pipeline.name for pipeline in layout.pipelines[1:]]:
-        yield "starting", f"{', '.join(starting)}; `omnistage status{named}` shows how far"
+        yield "starting", f"{', '.join(starting)}; `omnistage status{option}` shows how far"
     if metrics:
         yield "metrics", f"http://{reachable_address(metrics)}/metrics"
     if log_folder:

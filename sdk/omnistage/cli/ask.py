@@ -190,9 +190,9 @@ def say(
     carry_out(question, speak, address, pipeline, api_key, verbose)
 
 
-def _check_standard_input(*typed: str | None) -> None:
+def _check_standard_input(*values: str | None) -> None:
     """Raises BadParameter if more than one of these values is -, standard input."""
-    if typed.count("-") > 1:
+    if values.count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of TEXT, --image, --audio and --video can be -")
 
 
@@ -205,6 +205,6 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
             raise typer.BadParameter("--out - is for the program that reads it; leave --play out")
 
 
-def options_of(**typed: object) -> Options:
+def options_of(**options: object) -> Options:
     """The options that were typed, by their names in a call."""
-    return cast("Options", {name: value for name, value in typed.items() if value is not None})
+    return cast("Options", {name: value for name, value in options.items() if value is not None})

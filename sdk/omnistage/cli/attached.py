@@ -38,9 +38,9 @@ class Attaching(Command):
     order in which they were typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, order = self.make_parser(ctx).parse_args(list(args))
+        option_values, _, order = self.make_parser(ctx).parse_args(list(args))
         kinds = {f"--{kind}": kind for kind in KINDS}
         media = [(kinds[option.opts[0]], option.name) for option in order if option.opts[0] in kinds]
-        values = {name: iter(given[name]) for _, name in media}
+        values = {name: iter(option_values[name]) for _, name in media}
         ctx.meta[ATTACHED] = [(kind, next(values[name])) for kind, name in media]
         return super().parse_args(ctx, args)

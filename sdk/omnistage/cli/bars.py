@@ -46,9 +46,9 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         yield _Lines(notices, lines)
         return
     label = TextColumn("{task.description}", justify="right", table_column=Column(min_width=LABEL, no_wrap=True))
-    bar, left = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _whole())
+    bar, remaining_time = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _whole())
     amount, rate = _Amount(_whole()), _Rate(_whole())
-    columns = (label, bar, amount, rate, left) if notices.width >= NARROW else (label, amount, rate)
+    columns = (label, bar, amount, rate, remaining_time) if notices.width >= NARROW else (label, amount, rate)
     with _Bars(*columns, console=notices, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 

@@ -40,10 +40,10 @@ def chat(
     from omnistage.cli.targets import Need, target_for
 
     with errors_reported(verbose):
-        typed = {"voice": voice, "speed": speed, "seed": seed, "system": system, "max_tokens": max_tokens}
-        settings = cast("TalkSettings", {name: value for name, value in typed.items() if value is not None})
+        option_values = {"voice": voice, "speed": speed, "seed": seed, "system": system, "max_tokens": max_tokens}
+        settings = cast("TalkSettings", {name: value for name, value in option_values.items() if value is not None})
         talk = Talk.last(settings) if go_on else Talk(settings)
         need = Need(["text"], ["text"] if text_only else [], "thinker")
-        where = target_for(need, address, pipeline, api_key)
-        order = Chat(talk, where.pipeline, timeout, max_retries, has_sound=not text_only, is_played=not (text_only or no_play))
-        Interruptible().run(lambda work: run(order, where, verbose))
+        target = target_for(need, address, pipeline, api_key)
+        order = Chat(talk, target.pipeline, timeout, max_retries, has_sound=not text_only, is_played=not (text_only or no_play))
+        Interruptible().run(lambda work: run(order, target, verbose))

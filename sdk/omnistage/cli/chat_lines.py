@@ -27,9 +27,9 @@ def is_typed() -> bool:
     return os.isatty(0)
 
 
-async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
+async def read_typed(take_ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
     """Yield what a person types, a message at a time: one line, several lines that were pasted or have Alt-Enter between, or a block.
-    ahead: returns text that was typed during an answer; the line begins with it. silence: stops the sound, and returns whether any was
+    take_ahead: returns text that was typed during an answer; the line begins with it. silence: stops the sound, and returns whether any was
     playing. Ctrl-C clears the line and stops the sound."""
     try:
         lines = state_folder() / LINES
@@ -48,7 +48,7 @@ async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> A
     )
     while True:
         try:
-            yield await prompt.prompt_async("> ", default=ahead(), handle_sigint=False)
+            yield await prompt.prompt_async("> ", default=take_ahead(), handle_sigint=False)
         except KeyboardInterrupt:
             if not silence():
                 Notices().tell("[dim]Ctrl-D or /quit ends[/]")
@@ -89,17 +89,17 @@ def block(text: str) -> str | None:
 
 async def read() -> AsyncGenerator[str, None]:
     """Yield the messages of a pipe or a file: lines, and blocks."""
-    begun = ""
+    message = ""
     async with aclosing(_lines()) as lines:
         async for line in lines:
-            begun += line
-            if is_open(begun):
-                begun += "\n"
+            message += line
+            if is_open(message):
+                message += "\n"
             else:
-                yield begun
-                begun = ""
-    if begun:
-        yield begun
+                yield message
+                message = ""
+    if message:
+        yield message
 
 
 async def _lines() -> AsyncGenerator[str, None]:

@@ -79,11 +79,11 @@ class Chat:
     is_played: bool
 
 
-async def run(chat: Chat, where: Where, verbose: bool) -> None:
+async def run(chat: Chat, target: Where, verbose: bool) -> None:
     """Hold the conversation until the input or the user ends it. The error of an answer, or of a lost private stack, is printed, and the
     next question may be asked. Raises typer.Exit(1) at the end if the questions came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
-    async with connect_client(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
+    async with connect_client(target, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
         if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.tell("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
@@ -145,8 +145,8 @@ class ChatSession:
 
     def take_ahead(self) -> str:
         """Return the text that was typed while an answer came, and clear it."""
-        ahead, self.typed_ahead = self.typed_ahead, ""
-        return ahead
+        text, self.typed_ahead = self.typed_ahead, ""
+        return text
 
     async def take(self, line: str) -> None:
         """Stop the sound, and handle a typed line: a question, or a command of the chat. An empty line asks about the attached files, if
@@ -261,16 +261,16 @@ class ChatSession:
         question, which is printed for the user to repeat."""
         if is_of_setting(error):
             return
-        named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
-        dropped = [one for number, one in enumerate(self._attached) if not named or number in named]
+        numbers = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
+        dropped = [one for number, one in enumerate(self._attached) if not numbers or number in numbers]
         self._attached = [one for one in self._attached if one not in dropped]
         question = f"; the question was: {words}" if words else ""
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(question)}[/]")
 
-    async def _answer(self, said: Said) -> bool:
+    async def _answer(self, transcript: Said) -> bool:
         """Ask, and show and play the answer until it ends or is stopped. Return True, or False if the conversation is too long for the
-        model. said: collects the text."""
-        events = until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
+        model. transcript: collects the text."""
+        events = until_too_long(transcript.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
         if self._player is not None:
@@ -287,14 +287,14 @@ class ChatSession:
             self._notices.tell("[dim]stopped[/]")
             return True
         try:
-            spoken, done = answering.result()
+            answer, done = answering.result()
         except TooLong:
             self.silence()
             return False
         except BaseException:
             self.silence()
             raise
-        for line in cut_note(spoken, done, "/max-tokens"):
+        for line in cut_note(answer, done, "/max-tokens"):
             self._notices.tell(f"[dim]{line}[/]")
         account = figures(done) if self._verbose else brief_figures(done)
         width = self._notices.width if self._notices.is_terminal else None
@@ -380,14 +380,14 @@ class ChatSession:
 
     async def _pipelines_named(self, name: str) -> list[Pipeline]:
         """The pipelines that answer questions and have this name; all that answer if it is empty. Raises RequestError if there are none."""
-        found = await self._all_pipelines()
-        answering = [one for one in found if not one.only_draws]
-        if named := [one for one in answering if name in ("", one.name)]:
-            return named
-        names = [one.name for one in answering]
-        if not names:
+        pipelines = await self._all_pipelines()
+        answering = [one for one in pipelines if not one.only_draws]
+        if matches := [one for one in answering if name in ("", one.name)]:
+            return matches
+        if not (names := [one.name for one in answering]):
             raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
-        text = f"{name} only draws" if any(one.name == name for one in found) else f"there is no pipeline {name}{did_you_mean(name, names)}"
+        has_name = any(one.name == name for one in pipelines)
+        text = f"{name} only draws" if has_name else f"there is no pipeline {name}{did_you_mean(name, names)}"
         able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
         raise RequestError(text, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
@@ -395,9 +395,9 @@ class ChatSession:
         """Set the pipeline that answers from now on. name: off: the router chooses; empty: only list pipelines. Raises RequestError."""
         if not name:
             for one in await self._all_pipelines():
-                now = "" if self._pipeline != one.name else " (now)"
+                mark = "" if self._pipeline != one.name else " (now)"
                 about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
-                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{now}')}[/]")
+                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{mark}')}[/]")
             return
         if name != OFF:
             await self._pipelines_named(name)

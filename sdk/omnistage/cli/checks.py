@@ -55,9 +55,9 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
 
 def _check_apart(listening: Mapping[str, str]) -> None:
     """Raises StartError if two options have the same address. listening: by option, the address at which a server will listen."""
-    taken: dict[str, str] = {}
+    option_by_address: dict[str, str] = {}
     for option, address in listening.items():
-        other = taken.setdefault(address, option)
+        other = option_by_address.setdefault(address, option)
         if other != option and not address.endswith(":0"):
             raise StartError(f"{option}: {address} is the {other} too; give each its own port")
 

@@ -94,8 +94,8 @@ class Child:
         self._serves = False
         self._ask_no_more()
         with ExitStack() as ends:
-            asking, asked = socket.socketpair()
-            ends.enter_context(asked)
+            asking, child_socket = socket.socketpair()
+            ends.enter_context(child_socket)
             failed = ends.enter_context(ExitStack())
             failed.enter_context(asking)
             asking.setblocking(False)
@@ -106,9 +106,9 @@ class Child:
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
             )
             ends.callback(transport.close)
-            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
+            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": child_socket.fileno()}, words)
             writer.close()  # From now on only the process has this end, so the pipe ends when the process ends.
-            asked.close()
+            child_socket.close()
             line = await self._read_ready_line(reader)
             if line:
                 self._asking = asking
@@ -118,9 +118,9 @@ class Child:
     async def _read_ready_line(self, reader: asyncio.StreamReader) -> bytes:
         """Wait for the line; empty: the process has ended. Raises StackError if the process is stopped meanwhile; then it was killed."""
         reading, stopping = asyncio.create_task(reader.readline()), asyncio.create_task(wait_until_stopped(self.pid))
-        either: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
+        tasks: set[asyncio.Task[bytes] | asyncio.Task[str]] = {reading, stopping}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 return reading.result()
             await self.kill()
@@ -128,7 +128,7 @@ class Child:
         finally:
             reading.cancel()
             stopping.cancel()
-            await asyncio.wait(either)
+            await asyncio.wait(tasks)
 
     def _ask_no_more(self) -> None:
         """Close the socket that asks whether the process still answers."""

@@ -86,11 +86,11 @@ def read(context: typer.Context, path: Path | None) -> Path | None:
 
 def check_variables(context: typer.Context) -> None:
     """Raises BadParameter for a variable with the prefix of `serve` that names no option."""
-    known = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
+    variable_names = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
     for variable in os.environ:
-        if variable.startswith(f"{PREFIX}_") and variable not in known:
-            like = _nearest(variable, known)
-            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {like}?' if like else ''}")
+        if variable.startswith(f"{PREFIX}_") and variable not in variable_names:
+            suggestion = _nearest(variable, variable_names)
+            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {suggestion}?' if suggestion else ''}")
 
 
 def settings_text(context: typer.Context) -> str:
@@ -118,11 +118,11 @@ def counts_more(context: typer.Context, setting: str, other: str) -> bool:
     return one > another
 
 
-def _origin(context: typer.Context, name: str, typed: str) -> str:
-    """The source of a setting in words: the file, or a variable; for the command line the text `typed`, for the default an empty text."""
+def _origin(context: typer.Context, name: str, text: str) -> str:
+    """The source of a setting in words: the file, or a variable; for the command line `text`, for the default an empty text."""
     source = context.get_parameter_source(name)
     origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}
-    return origins.get(source.name, typed) if source is not None else ""
+    return origins.get(source.name, text) if source is not None else ""
 
 
 def by_pipeline(words: Sequence[str]) -> dict[str, str]:
@@ -130,14 +130,14 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
     its name has a "=". Raises ValueError."""
     checkpoints = dict[str, str]()
     for word in words:
-        pipeline, _, typed = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
-        if not typed:
+        pipeline, _, checkpoint = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
+        if not checkpoint:
             raise ValueError(f"--checkpoint {word}: expected [PIPELINE=]DIR")
         if pipeline in checkpoints:
             raise ValueError(
                 f"--checkpoint {word}: {pipeline or 'the pipeline'} has {checkpoints[pipeline]} already; give PIPELINE=DIR each"
             )
-        checkpoints[pipeline] = typed
+        checkpoints[pipeline] = checkpoint
     return checkpoints
 
 
@@ -153,27 +153,27 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
     return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known name with the most similar spelling; empty if none is similar."""
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` with the most similar spelling; empty if none is similar."""
     from omnistage.client.guesses import near  # Imported here, because a help text does without the client, whose import takes a while.
 
-    return near(name, known)
+    return near(name, names)
 
 
 def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (name of an option, its value as Click takes it for a default) for each setting of a file. Raises BadParameter."""
     for name, value in _mapping(path).items():
-        known = str(name).replace("-", "_")
-        if known not in options:
-            like = _nearest(known, options)
-            hint = f"did you mean {like}?" if like else f"there are: {', '.join(options)}"
+        option = str(name).replace("-", "_")
+        if option not in options:
+            suggestion = _nearest(option, options)
+            hint = f"did you mean {suggestion}?" if suggestion else f"there are: {', '.join(options)}"
             raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
         if value is None:
             continue
-        if options[known].nargs < 0:
-            yield known, [_word(path, known, one) for one in (value if isinstance(value, list) else [value])]
+        if options[option].nargs < 0:
+            yield option, [_word(path, option, one) for one in (value if isinstance(value, list) else [value])]
         else:
-            yield known, _words(path, known, value) if options[known].multiple else _word(path, known, value)
+            yield option, _words(path, option, value) if options[option].multiple else _word(path, option, value)
 
 
 def _split(value: str) -> list[str]:

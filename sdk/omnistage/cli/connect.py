@@ -17,17 +17,17 @@ from omnistage.client.found import Found
 
 
 @asynccontextmanager
-async def connect_client(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
+async def connect_client(target: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
     """Yield a client. A private stack is started before the block and stopped at its end. timeout_s: the most seconds to wait for a
     connection. is_quiet: do not print what a call waits for."""
     async with AsyncExitStack() as exits:
-        if isinstance(where.at, Layout):
+        if isinstance(target.at, Layout):
             from omnistage.cli.starting import start_stack  # Imported here: a command that asks a router does without.
 
-            stack = await exits.enter_async_context(start_stack(where.at, None, verbose))
+            stack = await exits.enter_async_context(start_stack(target.at, None, verbose))
             router = Found(stack.address, is_named=True, is_own=True)
         else:
-            router = where.at
+            router = target.at
             await check_target(router.address)
         notices = Notices()
 
@@ -37,7 +37,7 @@ async def connect_client(where: Where, timeout_s: float, verbose: bool, *, is_qu
 
         limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
         connection = Connection(router, limit_s, warn=_warn, tell=tell)
-        yield await exits.enter_async_context(AsyncOmni.over(connection, where.api_key))
+        yield await exits.enter_async_context(AsyncOmni.over(connection, target.api_key))
 
 
 def _warn(message: str) -> None:

@@ -77,7 +77,7 @@ def draw(
     strength: Strength = None,
     mask: Mask = None,
     control: Control = None,
-    own: Own = None,
+    words: Own = None,
     seed: DrawingSeed = None,
     count: Count = None,
     previews: Previews = None,
@@ -108,7 +108,7 @@ def draw(
     width, height, sized = sides(size, width, height)
     options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
     options |= options_of(step_cache=step_cache, previews=previews, preview_side=preview_side, sigmas=numbers(sigmas), strength=strength)
-    options |= options_of(mask_image=mask, control_image=control, options=own_options(own or ()), seed=seed, results=count, layers=layers)
+    options |= options_of(mask_image=mask, control_image=control, options=own_options(words or ()), seed=seed, results=count, layers=layers)
     options |= options_of(timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.drawing import MEDIA_TYPES, DrawingOrder, draw_order

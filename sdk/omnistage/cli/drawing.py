@@ -73,13 +73,13 @@ class PictureOrder(TypedOrder):
         return [Path()]
 
     def checked(self) -> Self:
-        known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
+        order = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
-            known.named(tried).open_files(tried)
+            order.named(tried).open_files(tried)
         images, options = read_pictures(self.images, self.options)
-        prompt = known.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
+        prompt = order.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         for_drawing(prompt, images, options).complete()
-        return replace(known, prompt=prompt, images=images, options=options)
+        return replace(order, prompt=prompt, images=images, options=options)
 
     def named(self, files: ExitStack) -> Self:
         """The order itself, or, if no file was typed, the order with a file named after its prompt. No other call gets that name until
@@ -177,26 +177,26 @@ def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> 
     return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", complete)
 
 
-async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, verbose: bool) -> None:
+async def draw_order(work: Interruptible, order: DrawingOrder, target: Where, verbose: bool) -> None:
     """Ask for a drawing, show the progress, write the files, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr.
     """
-    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
-        raise RequestError(f"{where.at.names} does not draw", hint="Give another --pipeline: `omnistage pipelines`.")
+    if isinstance(target.at, Layout) and "diffusion" not in target.at.kinds:
+        raise RequestError(f"{target.at.names} does not draw", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Opened before anything is started or asked: a drawing that cannot be kept would be lost.
         order = order.named(files)
         opened = order.open_files(files)
-        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
-            events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
+        async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+            events = omni.stream_draw(order.prompt, images=order.images, **target.options(order.options))
             with refusals(sized=order.sized, has_images=bool(order.images)):
-                screen, drawn = drawing_screen_for(order.as_json), Drawn()
-                steps, done = await follow(events, screen, lambda event: _take(event, order, drawn, screen))
+                screen, drawing = drawing_screen_for(order.as_json), Drawn()
+                steps, done = await follow(events, screen, lambda event: _take(event, order, drawing, screen))
             work.complete()
-            written = _write(order, drawn, opened, files)
-            facts = {"files": [file.facts for file in written], "previews": [str(path) for path in drawn.previews]}
-            report(facts, _figures(written, done), steps, done, as_json=order.as_json)
+            picture_files = _write(order, drawing, opened, files)
+            facts = {"files": [file.facts for file in picture_files], "previews": [str(path) for path in drawing.previews]}
+            report(facts, _figures(picture_files, done), steps, done, as_json=order.as_json)
 
 
 @contextmanager
@@ -214,13 +214,13 @@ def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
         raise
 
 
-def _take(event: Event, order: DrawingOrder, drawn: Drawn, screen: DrawingScreen) -> None:
+def _take(event: Event, order: DrawingOrder, drawing: Drawn, screen: DrawingScreen) -> None:
     """Show and keep a picture that has come; a preview is written to its file at once."""
     if isinstance(event, Picture):
         if event.preview_step is None:
-            drawn.pictures.append(event)
+            drawing.pictures.append(event)
         else:
-            drawn.previews.append(_keep_preview(order, event))
+            drawing.previews.append(_keep_preview(order, event))
         screen.picture(event.data)
 
 
@@ -232,32 +232,32 @@ def _keep_preview(order: DrawingOrder, preview: Picture) -> Path:
     return path
 
 
-def _write(order: DrawingOrder, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[PictureFile]:
+def _write(order: DrawingOrder, drawing: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[PictureFile]:
     """Write a file for each picture. opened: by path, the files that are open already. Raises ProtocolError if no picture has come, or if
     one has another type than was asked for."""
-    if not drawn.pictures:
+    if not drawing.pictures:
         raise ProtocolError("the drawing ended without a picture")
-    layered = "layers" in order.options or any(picture.layer for picture in drawn.pictures)
-    layers = 1 + max(picture.layer for picture in drawn.pictures)
-    written = []
-    for picture in drawn.pictures:
+    layered = "layers" in order.options or any(picture.layer for picture in drawing.pictures)
+    layers = 1 + max(picture.layer for picture in drawing.pictures)
+    picture_files = []
+    for picture in drawing.pictures:
         media_type = order.options.get("media_type", "")
         if picture.media_type != media_type:
             raise ProtocolError(f"a picture came as {picture.media_type!r}, {media_type} was asked for")
         result = picture.index // layers
-        path = order.path(result, picture.layer, len(drawn.pictures) // layers, layers if layered else 0)
+        path = order.path(result, picture.layer, len(drawing.pictures) // layers, layers if layered else 0)
         file = opened.get(path) or files.enter_context(OutputFile(path, "--out", KINDS))
         file.write(partial(_fill, picture))
-        written.append(PictureFile(path, result, picture.layer, size_of(picture.data)))
-    return written
+        picture_files.append(PictureFile(path, result, picture.layer, size_of(picture.data)))
+    return picture_files
 
 
 def _fill(picture: Picture, place: Path) -> None:
     place.write_bytes(picture.data)
 
 
-def _figures(written: Sequence[PictureFile], done: Done) -> list[str]:
+def _figures(picture_files: Sequence[PictureFile], done: Done) -> list[str]:
     """The first parts of the line for people: files, sizes and time."""
-    sizes = dict.fromkeys("×".join(map(str, file.size)) for file in written if file.size is not None)
-    names = ", ".join(str(file.path) for file in written)
+    sizes = dict.fromkeys("×".join(map(str, file.size)) for file in picture_files if file.size is not None)
+    names = ", ".join(str(file.path) for file in picture_files)
     return [f"wrote {names}", f"{', '.join(sizes)} pixels" if sizes else "", f"{done.timing.e2e_s:.2f} s"]

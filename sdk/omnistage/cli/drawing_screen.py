@@ -31,7 +31,7 @@ class DrawingScreen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     def progress(self, done: int, total: int) -> None:
@@ -67,7 +67,7 @@ class LiveDrawing(DrawingScreen):
         self._draw()
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._erase()
 
     def progress(self, done: int, total: int) -> None:
@@ -114,9 +114,9 @@ def progress_line(done: int, total: int, seconds: float) -> Text:
     """The line of progress: a bar, the step, and the seconds so far. total: number of steps; 0: not known, so there is no bar."""
     if not total:
         return Text(f"drawing step {done} · {seconds:.1f} s", style="dim")
-    full = min(BAR_CELLS, BAR_CELLS * done // total)
+    bar = "━" * min(BAR_CELLS, BAR_CELLS * done // total)
     return Text.assemble(
-        ("drawing ", "dim"), ("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "dim"), (f" step {done} of {total} · {seconds:.1f} s", "dim")
+        ("drawing ", "dim"), (bar, "cyan"), ("━" * (BAR_CELLS - len(bar)), "dim"), (f" step {done} of {total} · {seconds:.1f} s", "dim")
     )
 
 

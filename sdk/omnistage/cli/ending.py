@@ -74,14 +74,14 @@ class Ending:
             if self.stack is not None:
                 self.stack.kill()
 
-    def begin(self, why: str) -> None:
-        """Begin the end, as the first signal does. why: stands after the word "ending" in the printed line."""
+    def begin(self, reason: str) -> None:
+        """Begin the end, as the first signal does. reason: stands after the word "ending" in the printed line."""
         if self.came:
             return
         self.came = True
-        self._why = why
+        self._why = reason
         if self._notices is None or self.stack is None or not self.serves:
-            self._say(f"[bold]ending[/] {why}, before it serves")
+            self._say(f"[bold]ending[/] {reason}, before it serves")
             self._cancel()
         else:
             self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
@@ -105,9 +105,9 @@ class Ending:
         many run; None: not known."""
         if answers == 0:
             return ""
-        who = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
-        again = "Ctrl-C again" if self.number == signal.SIGINT else f"{self.number.name} again"
-        return f": {who} up to {self._grace_s:g} s; {again} ends it all now"
+        text = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
+        signal_text = "Ctrl-C again" if self.number == signal.SIGINT else f"{self.number.name} again"
+        return f": {text} up to {self._grace_s:g} s; {signal_text} ends it all now"
 
     def _say(self, markup: str) -> None:
         if self._notices is not None:

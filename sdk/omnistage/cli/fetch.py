@@ -65,9 +65,9 @@ def pull(text: str) -> Path:
         notices.tell(
             f"[dim]{escape(text)} is a folder here too, which `omnistage serve {escape(text)}` takes; {escape(str(name))} is not[/]"
         )
-    found = _fetch(name, lambda folder: recognise(folder, called=text), notices)
-    notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{found.commit}[/]")
-    return found.folder
+    snapshot = _fetch(name, lambda folder: recognise(folder, called=text), notices)
+    notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{snapshot.commit}[/]")
+    return snapshot.folder
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
@@ -140,9 +140,9 @@ def _tell(plan: FetchPlan, notices: Notices) -> None:
     """Print the commit that a name stands for, and how much of it is to be fetched."""
     from omnistage.models.humans import bytes_told
 
-    meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
+    commit_text = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
     unasked = ", as far as the cache knows: the hub is not reached" if plan.is_unasked else ""
-    notices.tell(f"{escape(str(plan.name))}{meant}{unasked}")
+    notices.tell(f"{escape(str(plan.name))}{commit_text}{unasked}")
     if plan.missing:
         room = f"{escape(str(plan.cache))} has {bytes_told(plan.free)} free"
         notices.tell(f"[dim]{bytes_told(plan.missing)} to fetch of {bytes_told(plan.size)}; {room}[/]")

@@ -19,13 +19,13 @@ SEPARATOR = " · "
 """Stands between two figures."""
 
 
-def as_json(spoken: Spoken, done: Done) -> str:
+def as_json(answer: Spoken, done: Done) -> str:
     """The JSON object about an answer, for scripts."""
     timing = done.timing
     return json.dumps(
         {
-            "text": spoken.text,
-            **({"thought": spoken.thought} if spoken.thought else {}),
+            "text": answer.text,
+            **({"thought": answer.thought} if answer.thought else {}),
             "ttft_s": _round_figure(timing.ttft_s),
             "ttfa_s": _round_figure(timing.ttfa_s),
             "e2e_s": _round_figure(timing.e2e_s),
@@ -48,12 +48,12 @@ def server_facts(done: Done) -> dict[str, object]:
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
-def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
+def cut_note(answer: Spoken, done: Done, option: str) -> Iterator[str]:
     """Yields a line if the limit of tokens cut the answer, or ended it while the model was thinking. option: the option to type for a
     higher limit."""
     is_cut = done.finish_reason == "length"
-    lines = [f"cut at {spoken.tokens} tokens"] if is_cut else []
-    if spoken.thought and not spoken.text:
+    lines = [f"cut at {answer.tokens} tokens"] if is_cut else []
+    if answer.thought and not answer.text:
         lines = [f"{lines[0] if is_cut else 'ended'} while it was still thinking: there is no answer yet"]
     yield from (f"{line}; {option} N lets it say more" if is_cut else line for line in lines)
 

@@ -73,7 +73,7 @@ def film(
     sigmas: Sigmas = None,
     mask: Mask = None,
     control: Control = None,
-    own: Own = None,
+    words: Own = None,
     seed: Seed = None,
     address: Address = None,
     api_key: ApiKey = None,
@@ -96,7 +96,7 @@ def film(
     options = options_of(width=width, height=height, steps=steps, guidance_scale=guidance, negative_prompt=negative, background=background)
     options |= options_of(frames=frames, seconds=seconds, frames_per_second=rate, guidance_scale_2=guidance_2, flow_shift=flow_shift)
     options |= options_of(
-        step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(own or ()), mask_image=mask, control_image=control
+        step_cache=step_cache, sigmas=numbers(sigmas), options=own_options(words or ()), mask_image=mask, control_image=control
     )
     options |= options_of(seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)

@@ -56,18 +56,18 @@ def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
     return out, media_type or "video/webm"  # Whoever opens the file refuses other endings.
 
 
-async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose: bool) -> None:
+async def make_film(work: Interruptible, order: FilmOrder, target: Where, verbose: bool) -> None:
     """Ask for a film, show the progress, write the file while it comes, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr. If the film breaks off, its file keeps what came.
     """
-    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
-        raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
+    if isinstance(target.at, Layout) and "diffusion" not in target.at.kinds:
+        raise RequestError(f"{target.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Opened before anything is started or asked, because a film that cannot be written would be lost.
         file, film = order.named(files).open_files(files), FilmSoFar()
-        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
-            events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
+        async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+            events = omni.stream_film(order.prompt, image=order.images, **target.options(order.options))
             done = None
             try:
                 with refusals(sized=order.sized, has_images=bool(order.images)):

@@ -11,8 +11,8 @@ def state_folder(name: str = "") -> Path:
     `OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, which outlives a login, unlike the XDG runtime directory. Raises
     OSError."""
     base = os.environ.get("XDG_STATE_HOME")
-    named = os.environ.get("OMNISTAGE_STATE")
-    path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
+    folder = os.environ.get("OMNISTAGE_STATE")
+    path = Path(folder).expanduser() if folder else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path /= name
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ async def follow(
 ) -> tuple[Spoken, Done]:
     """Show an answer while it comes; returns the answer and its last event, `Done`. keep_sound: keep the chunks of sound in the answer.
     ears: functions that are called with each chunk of sound; they must not wait. Raises ProtocolError if `Done` does not come."""
-    spoken = Spoken()
+    answer = Spoken()
     async with aclosing(events):
         with screen:
             turning = asyncio.create_task(_turn(screen))
@@ -25,28 +25,28 @@ async def follow(
                     match event:
                         case TextDelta():
                             turning.cancel()
-                            spoken.text += event.text
-                            spoken.tokens += len(event.token_ids)
-                            screen.show(spoken, event.text)
+                            answer.text += event.text
+                            answer.tokens += len(event.token_ids)
+                            screen.show(answer, event.text)
                         case ThoughtDelta():
-                            spoken.thought += event.text
-                            spoken.tokens += len(event.token_ids)
-                            if screen.think(spoken, event.text):
+                            answer.thought += event.text
+                            answer.tokens += len(event.token_ids)
+                            if screen.think(answer, event.text):
                                 turning.cancel()
                         case AudioChunk():
                             turning.cancel()
-                            spoken.audio_s += event.duration_s
+                            answer.audio_s += event.duration_s
                             if keep_sound:
-                                spoken.sounds.append(event)
+                                answer.sounds.append(event)
                             for ear in ears:
                                 ear(event)
-                            screen.show(spoken, "")
+                            screen.show(answer, "")
                         case Alignment():
-                            spoken.words += event.words
+                            answer.words += event.words
                         case Picture():
-                            spoken.pictures += event.preview_step is None
+                            answer.pictures += event.preview_step is None
                         case Done():
-                            return spoken, event
+                            return answer, event
             finally:
                 turning.cancel()
                 await asyncio.wait({turning})
@@ -56,8 +56,8 @@ async def follow(
 async def _turn(screen: Screen) -> None:
     """Update the waiting line for ever; the caller cancels this when the first text or sound comes."""
     clock = asyncio.get_running_loop().time
-    begun = clock()
+    begin_s = clock()
     with suppress(OSError):  # The reader is gone; the next piece of the answer raises the error.
         while True:
             await asyncio.sleep(1 / TURNS_PER_S)
-            screen.wait(clock() - begun)
+            screen.wait(clock() - begin_s)

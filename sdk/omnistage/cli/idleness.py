@@ -48,9 +48,9 @@ async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end
     asked_at, before = clock(), await count_requests(addresses())
     while clock() - asked_at < limit_s:
         await asyncio.sleep(min(limit_s / LOOKS, MAX_PERIOD_S))
-        now = await count_requests(addresses())
-        if now is None or now != before:
-            asked_at, before = clock(), now
+        counts = await count_requests(addresses())
+        if counts is None or counts != before:
+            asked_at, before = clock(), counts
     end()
 
 
@@ -70,7 +70,7 @@ async def count_requests(addresses: Mapping[str, str]) -> Count | None:
         samples = [sample for page in pages for family in page or () for sample in family.samples]
         if None in pages or any(sample.value for sample in samples if sample.name == RUNNING):
             return None
-        counted = (sample for sample in samples if sample.name in ASKED and asks(sample.labels))
-        return frozenset((sample.name, tuple(sample.labels.items()), sample.value) for sample in counted)
+        request_samples = (sample for sample in samples if sample.name in ASKED and asks(sample.labels))
+        return frozenset((sample.name, tuple(sample.labels.items()), sample.value) for sample in request_samples)
 
     return await beside(look, "omnistage-idle-look")

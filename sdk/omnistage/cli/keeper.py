@@ -43,9 +43,9 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         while True:
             serving_since = clock()
-            ended = await self._end()
+            report = await self._end()
             lost_at = clock()
-            self._tell(*ended)
+            self._tell(*report)
             if lost_at - serving_since >= HEALTHY_S:
                 self._backoff_s = FIRST_BACKOFF_S
             failure = await self._start_again()
@@ -55,23 +55,23 @@ class Keeper:
 
     async def _end(self) -> tuple[str, str]:
         """Wait until the process has ended; kill it if it does not answer. Returns the event and the text for `tell`."""
-        who = f"{self.child.name} (pid {self.child.pid})"
+        label = f"{self.child.name} (pid {self.child.pid})"
         ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(wait_until_silent(self.child.asking))
-        either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
+        tasks: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
-                why = hanging.result()
+                reason = hanging.result()
                 await self.child.kill()
-                return "lost", f"{who} {why} and was killed"
+                return "lost", f"{label} {reason} and was killed"
             code = ending.result()
         finally:
             ending.cancel()
             hanging.cancel()
-            await asyncio.wait(either)
+            await asyncio.wait(tasks)
         if code:
-            return "lost", f"{who} ended with {self.child.told_end(code)}"
-        return "ended", f"{who} was told to, and let its sessions finish; it is started again"
+            return "lost", f"{label} ended with {self.child.told_end(code)}"
+        return "ended", f"{label} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:
         """Start the process again and again, after pauses that grow, until it serves; then return None. After MAX_FAILED_STARTS failures

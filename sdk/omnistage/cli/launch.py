@@ -180,7 +180,7 @@ def stop(
         str | None, typer.Argument(metavar="HOST:PORT", help="Of the router, or its port; default: the only stack that there is.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All stacks of this user.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for answers that run.")] = False,
+    is_now: Annotated[bool, typer.Option("--now", help="Do not wait for answers that run.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """End a stack that `omnistage serve` started.
@@ -192,4 +192,4 @@ def stop(
     with errors_reported(verbose):
         from omnistage.cli.detached import stop as stop_stacks
 
-        stop_stacks(address, every=every, is_now=now)
+        stop_stacks(address, every=every, is_now=is_now)

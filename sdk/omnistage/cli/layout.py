@@ -125,11 +125,11 @@ class Layout:
         servers: list[StageServers] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
-                same = next((index for index, group in enumerate(servers) if group.stage == stage), None)
-                if same is None:
+                position = next((index for index, group in enumerate(servers) if group.stage == stage), None)
+                if position is None:
                     servers.append(StageServers(stage.kind, stage, (pipeline.name,)))
                 else:
-                    servers[same] = replace(servers[same], pipelines=(*servers[same].pipelines, pipeline.name))
+                    servers[position] = replace(servers[position], pipelines=(*servers[position].pipelines, pipeline.name))
         kinds = [group.stage.kind for group in servers]
         return [group if kinds.count(group.name) == 1 else replace(group, name=f"{group.pipelines[0]}-{group.name}") for group in servers]
 
@@ -192,10 +192,10 @@ def apart(address: str, others: Collection[str]) -> str:
     return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
 
 
-def room(address: str, others: Collection[str], most: int) -> int:
-    """How many ports in a row, from that of `address` on, no address in `others` has; at most `most`."""
+def room(address: str, others: Collection[str], max_ports: int) -> int:
+    """How many ports in a row, from that of `address` on, no address in `others` has; at most `max_ports`."""
     first = int(address.rpartition(":")[2])
-    return next((count for count in range(1, most) if first + count in _ports(others)), most)
+    return next((count for count in range(1, max_ports) if first + count in _ports(others)), max_ports)
 
 
 def _ports(addresses: Collection[str]) -> set[int]:
@@ -229,9 +229,9 @@ def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
 def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
     """The values for the stages of one pipeline, by stage. A value for PIPELINE/STAGE wins over a value for STAGE. The key "" stands for
     all stages."""
-    own = f"{pipeline}/"
+    prefix = f"{pipeline}/"
     shared = {stage: value for stage, value in values.items() if "/" not in stage}
-    return shared | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
+    return shared | {stage.removeprefix(prefix): value for stage, value in values.items() if stage.startswith(prefix)}
 
 
 def counts(words: Sequence[str], option: str) -> dict[str, str]:
@@ -239,6 +239,6 @@ def counts(words: Sequence[str], option: str) -> dict[str, str]:
     values = by_stage(words, option)
     for stage, value in values.items():
         if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:
-            typed = f"{stage}={value}" if stage else value
-            raise ValueError(f"{option} {typed}: expected [PIPELINE/]STAGE=N such as talker=2, N from 1 to 64")
+            word = f"{stage}={value}" if stage else value
+            raise ValueError(f"{option} {word}: expected [PIPELINE/]STAGE=N such as talker=2, N from 1 to 64")
     return values

@@ -90,8 +90,8 @@ async def _show_until_heard(player: Player) -> None:
     below = Below(sys.stderr) if sys.stderr.isatty() else None
     try:
         while not finishing.done():
-            heard = player.heard
-            left_s = (heard.of - heard.samples) / heard.sample_rate_hz
+            progress = player.heard
+            left_s = (progress.of - progress.samples) / progress.sample_rate_hz
             if below is not None:
                 below.erase()
                 below.draw("", Text(f"playing, {left_s:.0f} s left (Ctrl-C stops it)", style="dim"))

@@ -39,25 +39,25 @@ class MentionedFile:
         return f"{Path(self.path).name} ({KINDS[self.kind]})"
 
 
-def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
+def find_named_file(kind: str, text: str) -> tuple[MentionedFile, str]:
     """Returns (the file that was typed after /image, /audio or /video, the words after its path). kind: the command without its slash.
-    typed: the rest of the line. Raises BadRequestError if there is no file of that kind."""
-    ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
-    first = WORD.match(typed)
-    quoted = [first.end()] if first is not None and typed[0] in "'\"" else []
+    text: the rest of the line. Raises BadRequestError if there is no file of that kind."""
+    ends = [len(text), *(match.start() for match in reversed([*re.finditer(r"\s+", text)]))]
+    first = WORD.match(text)
+    quoted = [first.end()] if first is not None and text[0] in "'\"" else []
     # Take the longest path that exists, because names may have spaces.
-    there = (end for end in quoted or ends if os.path.isfile(_path(typed[:end])))  # noqa: PTH113
-    end = next(there, first.end() if first is not None else 0)
-    path = _path(typed[:end])
+    path_ends = (end for end in quoted or ends if os.path.isfile(_path(text[:end])))  # noqa: PTH113
+    end = next(path_ends, first.end() if first is not None else 0)
+    path = _path(text[:end])
     to_medium(path, kind, f"/{kind}")
-    return MentionedFile(kind, str(path.absolute())), typed[end:].strip()
+    return MentionedFile(kind, str(path.absolute())), text[end:].strip()
 
 
 def find_files(text: str) -> tuple[list[MentionedFile], str]:
     """Returns (the files that a message names, its words). Paths at the beginning and the end are removed from the words; other paths
     become the names of the files."""
-    if (alone := _media_file(text)) is not None:
-        return [alone], ""
+    if (file := _media_file(text)) is not None:
+        return [file], ""
     files, words = list[MentionedFile](), list[str]()
     at = 0
     for match, one, path_end in _find_each(text):
@@ -78,11 +78,11 @@ def _find_each(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
                 break
 
 
-def _media_file(typed: str) -> MentionedFile | None:
+def _media_file(path_text: str) -> MentionedFile | None:
     """The file that was typed; None if its content is no picture, sound or film. If the content may be of several kinds, the file's name
     decides."""
     try:
-        path = _path(typed)
+        path = _path(path_text)
         if not S_ISREG(path.stat().st_mode):
             return None
         with path.open("rb") as file:
@@ -96,15 +96,15 @@ def _media_file(typed: str) -> MentionedFile | None:
     return MentionedFile(kind, absolute) if kind in KINDS else None
 
 
-def _path(typed: str) -> Path:
+def _path(path_text: str) -> Path:
     """The path that was typed; a ~ is replaced unless a file has it in its name."""
-    name = _unquote(typed)
+    name = _unquote(path_text)
     return Path(name if os.path.exists(name) else os.path.expanduser(name))  # noqa: PTH110, PTH111  # They take any text, pathlib does not.
 
 
-def _unquote(typed: str) -> str:
+def _unquote(path_text: str) -> str:
     """A typed path without its quotes or backslashes."""
-    typed = typed.strip()
-    if len(typed) > 1 and typed[0] in "'\"" and typed[-1] == typed[0]:
-        return typed[1:-1]
-    return re.sub(r"\\(.)", r"\1", typed)
+    path_text = path_text.strip()
+    if len(path_text) > 1 and path_text[0] in "'\"" and path_text[-1] == path_text[0]:
+        return path_text[1:-1]
+    return re.sub(r"\\(.)", r"\1", path_text)

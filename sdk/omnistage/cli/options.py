@@ -11,11 +11,11 @@ DEFAULT_TIMEOUT_S = 120.0
 """Time limit of a call. It is the Python client's, whose import would take a while."""
 
 
-def _colour(typed: str | None) -> str | None:
+def _colour(colour: str | None) -> str | None:
     """Callback of --background. Raises BadParameter for a text that is no #rrggbb."""
-    if typed is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", typed) is None:
-        raise typer.BadParameter(f"is {typed!r}; it must be a colour as #rrggbb, such as #ffffff for white")
-    return typed
+    if colour is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", colour) is None:
+        raise typer.BadParameter(f"is {colour!r}; it must be a colour as #rrggbb, such as #ffffff for white")
+    return colour
 
 
 Address = Annotated[

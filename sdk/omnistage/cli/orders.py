@@ -69,5 +69,5 @@ def carry_out(
     """Check an order, and run `make`, which carries it out, until it is done or interrupted. The other arguments: as in `target_for`."""
     with errors_reported(verbose):
         complete = order.checked()
-        where = target_for(complete.need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: make(work, complete, where, verbose))
+        target = target_for(complete.need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
+        Interruptible().run(lambda work: make(work, complete, target, verbose))

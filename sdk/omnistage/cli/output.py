@@ -52,12 +52,12 @@ class OutputFile:
         fails."""
         try:
             fill(self._draft.path)
-            with self._draft.path.open("rb") as written:
-                os.fsync(written.fileno())  # a full disk may report its error only now
+            with self._draft.path.open("rb") as file:
+                os.fsync(file.fileno())  # a full disk may report its error only now
             _put(self._draft.path, self._place)
         except OSError as error:
-            kept = self._save_elsewhere(fill)
-            raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
+            copy_path = self._save_elsewhere(fill)
+            raise _not_written(self.path, error, f"; it is kept as {copy_path}" if copy_path else "; what was made is lost") from error
 
     def _save_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
         """After a failure, let `fill` write among the temporary files, where there may be room, because the result took minutes to make.
@@ -101,8 +101,8 @@ class GrowingFile(OutputFile):
     def finish(self) -> None:
         """Make sure that the complete file is on the disk. Raises RequestError if the disk reports only now that it has no room."""
         try:
-            with self._place.open("rb") as written:
-                os.fsync(written.fileno())
+            with self._place.open("rb") as file:
+                os.fsync(file.fileno())
         except OSError as error:
             raise _not_written(self.path, error) from error
 
@@ -170,7 +170,7 @@ def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
         raise RequestError(f"{option} {path}: the file may not be changed", hint="Give another name, or make it writable.")
 
 
-def _not_written(path: Path, error: OSError, more: str = "") -> RequestError:
-    """The error of a file that could not be written. more: ends the message."""
+def _not_written(path: Path, error: OSError, suffix: str = "") -> RequestError:
+    """The error of a file that could not be written. suffix: ends the message."""
     room = ", or make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return RequestError(f"{path} cannot be written: {error.strerror or error}{more}", hint=f"Give another place{room}.")
+    return RequestError(f"{path} cannot be written: {error.strerror or error}{suffix}", hint=f"Give another place{room}.")

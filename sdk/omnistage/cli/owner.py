@@ -46,19 +46,19 @@ class Owner:
             with suppress(BrokenPipeError):
                 os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
 
-    def listen(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
-        """Listen to the lifeline on the running loop. asked: called with the name of each pipeline that the owner asks for. ended: called
-        once, when the owner has ended."""
+    def listen(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
+        """Listen to the lifeline on the running loop. on_pipeline: called with the name of each pipeline that the owner asks for.
+        on_end: called once, when the owner has ended."""
         if self.is_private:
-            asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, asked, ended)
+            asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, on_pipeline, on_end)
 
-    def _readable(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
-        """Read from the lifeline, and call `asked` for each line, or `ended` at its end or for a line that is too long."""
+    def _readable(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
+        """Read from the lifeline, and call `on_pipeline` for each line, or `on_end` at its end or for a line that is too long."""
         data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
         *lines, self._asked = (self._asked + data).split(b"\n")
         if not data or len(self._asked) > MAX_LINE_BYTES:
             asyncio.get_running_loop().remove_reader(self._lifeline_fd)
-            ended()
+            on_end()
             return
         for line in lines:
             try:
@@ -66,7 +66,7 @@ class Owner:
             except (ValueError, TypeError, KeyError):
                 self.tell({"pipeline": "", "error": f"{line[:64]!r} asks for nothing", "hint": 'Write {"start": NAME}, a line each.'})
             else:
-                asked(name)
+                on_pipeline(name)
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:

@@ -59,6 +59,6 @@ def _flatten(image: Image) -> Image:
     from PIL import Image as images
 
     layer = image.convert("RGBA")
-    behind = images.new("RGBA", layer.size, BEHIND)
-    behind.alpha_composite(layer)
-    return behind.convert("RGB")
+    background = images.new("RGBA", layer.size, BEHIND)
+    background.alpha_composite(layer)
+    return background.convert("RGB")

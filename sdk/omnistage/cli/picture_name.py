@@ -34,9 +34,9 @@ def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path
     several pictures, layers or previews would get from it. No other call of omnistage gets the same name inside this block. ending: such as
     .png. folders: the current one, and the folder of previews. Raises RequestError."""
     name = slug(prompt)
-    known = _names_in_use(folders)
-    for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + MAX_CALLS + 2))):
-        if stem not in known:
+    used_names = _names_in_use(folders)
+    for stem in (name, *(f"{name}-{number}" for number in range(2, len(used_names) + MAX_CALLS + 2))):
+        if stem not in used_names:
             with _claim(stem) as is_mine:
                 # Read the folders a second time, because another call may have written a file and released its name meanwhile.
                 if is_mine and stem not in _names_in_use(folders):
@@ -47,17 +47,17 @@ def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path
 
 def slug(prompt: str) -> str:
     """The first words of a prompt with hyphens between them; a word has letters and digits of any script."""
-    kept = (sign if category(sign)[0] in "LMN" else " " for sign in normalize("NFC", prompt.lower()))
-    words = "".join(kept).split()
+    signs = (sign if category(sign)[0] in "LMN" else " " for sign in normalize("NFC", prompt.lower()))
+    words = "".join(signs).split()
     if len(words) > 1 and words[0] in ARTICLES:
         words = words[1:]
-    named = ""
+    stem = ""
     for word in words:
-        longer = f"{named}-{word}" if named else _cut(word)
+        longer = f"{stem}-{word}" if stem else _cut(word)
         if _columns(longer) > MOST_COLUMNS:
             break
-        named = longer
-    return named or OTHERWISE
+        stem = longer
+    return stem or OTHERWISE
 
 
 def _cut(word: str) -> str:

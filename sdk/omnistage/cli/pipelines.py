@@ -67,9 +67,9 @@ class _Wanted:
 def layout_of(choice: Choice) -> Layout:
     """The layout of a chosen stack. Fetches the named checkpoints, and the models of the first pipeline's families. Raises an OmniError
     that says what to change."""
-    wanted, notes = _choose_wanted(choice)
-    pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
-    notes += _replacement_lines(wanted, pipelines)
+    entries, notes = _choose_wanted(choice)
+    pipelines = [_pipeline(one, choice, is_alone=len(entries) == 1) for one in entries]
+    notes += _replacement_lines(entries, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
     layout = share_devices(_check_layout(layout, choice))
@@ -77,11 +77,11 @@ def layout_of(choice: Choice) -> Layout:
     return layout
 
 
-def _replacement_lines(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
+def _replacement_lines(entries: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
     """A line for each checkpoint that is served by another pipeline than the named one (or that of its family), because it lacks models of
     that one."""
     notes = list[str]()
-    for one, layout in zip(wanted, pipelines, strict=True):
+    for one, layout in zip(entries, pipelines, strict=True):
         source = one.source or layout.stages[0].family
         if one.checkpoint and layout.source != source and source in shipped_pipelines():
             missing = lacking(Path(layout.stages[0].checkpoint), _read(source).models)
@@ -108,19 +108,19 @@ def fetch_own(pipeline: PipelineLayout) -> None:
 
 def _choose_wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
     """Returns (the pipelines to serve, a line about each default pipeline that is left out)."""
-    typed, left_out = list(choice.pipelines), dict[str, str]()
-    if not typed and set(choice.checkpoints) == {""}:
+    arguments, left_out = list(choice.pipelines), dict[str, str]()
+    if not arguments and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
-    if not typed:
-        typed, left_out = default_pipelines()
-    wanted = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in typed]
-    return list(_with_checkpoints(wanted, choice.checkpoints, left_out)), list(left_out.values())
+    if not arguments:
+        arguments, left_out = default_pipelines()
+    entries = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in arguments]
+    return list(_with_checkpoints(entries, choice.checkpoints, left_out)), list(left_out.values())
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
     """Returns (the default pipelines that can be served here, by name a line for each other one that says why it is left out)."""
-    lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
-    left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
+    packages_by_name = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
+    left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in packages_by_name.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
 
 
@@ -130,86 +130,86 @@ def _missing(name: str) -> list[str]:
     return list(dict.fromkeys(package for family in families for package in missing_packages(family)))
 
 
-def _is_checkpoint(typed: str) -> bool:
+def _is_checkpoint(text: str) -> bool:
     """Whether a typed text is a folder, or may be a name at a hub; False for the name of a shipped pipeline."""
-    return typed not in shipped_pipelines() and (Path(typed).is_dir() or hub_name(typed) is not None)
+    return text not in shipped_pipelines() and (Path(text).is_dir() or hub_name(text) is not None)
 
 
-def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
+def _with_checkpoints(entries: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
     """Yields each pipeline with the checkpoint that was typed for it. checkpoints: as in Choice. left_out: by pipeline, why it is left out.
     Raises BadRequestError if a checkpoint is for no pipeline, or for one of several."""
     if not checkpoints:
-        yield from wanted
+        yield from entries
         return
-    names = [_read(one.source).name if one.source else one.checkpoint for one in wanted]
-    for name, typed in checkpoints.items():
-        if not name and len(wanted) > 1:
-            raise BadRequestError.of("--checkpoint", f"{typed} is for one pipeline of {', '.join(names)}: give {names[0]}={typed}")
+    names = [_read(one.source).name if one.source else one.checkpoint for one in entries]
+    for name, value in checkpoints.items():
+        if not name and len(entries) > 1:
+            raise BadRequestError.of("--checkpoint", f"{value} is for one pipeline of {', '.join(names)}: give {names[0]}={value}")
         if name and name not in names:
-            why = left_out.get(name, f"there is no pipeline {name}")
-            raise BadRequestError.of("--checkpoint", f"{why}; there are {', '.join(names)}")
-    for name, one in zip(names, wanted, strict=True):
-        given = checkpoints.get(name) or checkpoints.get("")
-        if given and not one.source:
+            reason = left_out.get(name, f"there is no pipeline {name}")
+            raise BadRequestError.of("--checkpoint", f"{reason}; there are {', '.join(names)}")
+    for name, one in zip(names, entries, strict=True):
+        checkpoint_text = checkpoints.get(name) or checkpoints.get("")
+        if checkpoint_text and not one.source:
             text = f"{one.checkpoint} is a checkpoint already: name a pipeline with it, or leave one of them out"
             raise BadRequestError.of("--checkpoint", text)
-        yield replace(one, checkpoint=given) if given else one
+        yield replace(one, checkpoint=checkpoint_text) if checkpoint_text else one
 
 
-def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
+def _pipeline(entry: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
     """The layout of a pipeline. The missing parts of its checkpoint are fetched first. is_alone: the stack has no other pipeline, so all
     settings must fit this one."""
-    typed = wanted.checkpoint
-    if not typed:
-        return _layout(wanted.source, None, choice)
+    text = entry.checkpoint
+    if not text:
+        return _layout(entry.source, None, choice)
 
     def judge(folder: Path) -> None:
         """Check a checkpoint of which all but the weights is there. Raises the errors that can be found so early."""
-        pipeline = _of_checkpoint(folder, wanted, choice)
+        pipeline = _of_checkpoint(folder, entry, choice)
         among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
         has_weights = any(family.marks for family in among.values())
         if has_weights:
-            recognise(folder, among, typed)
+            recognise(folder, among, text)
         layout = Layout([pipeline], choice.servers)
         _check_layout(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
 
-    return _of_checkpoint(checkpoint(typed, wanted.option, judge), wanted, choice)
+    return _of_checkpoint(checkpoint(text, entry.option, judge), entry, choice)
 
 
-def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLayout:
+def _of_checkpoint(folder: Path, entry: _Wanted, choice: Choice) -> PipelineLayout:
     """The layout of the pipeline that serves the checkpoint in a folder. Raises StackError and RequestError."""
     try:
-        source = _pipeline_that_fits(folder, wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), wanted.checkpoint, choice)
+        source = _pipeline_that_fits(folder, entry.source or _pipeline_of(folder, entry.checkpoint, choice), entry.checkpoint, choice)
     except LoadError as error:
         raise StackError(str(error)) from None
     return _layout(source, folder, choice)
 
 
-def _pipeline_that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
+def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) -> str:
     """The pipeline that a checkpoint can serve: `source`, or, if the checkpoint lacks some of its models, the shipped pipeline whose last
-    stage comes before the first missing one. typed: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint
+    stage comes before the first missing one. text: the checkpoint as typed. Raises RequestError if sound is asked for and the checkpoint
     cannot speak, StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
     if is_silent and "audio" in choice.outputs and choice.kind != "diffusion":
         hint = "Ask for text alone: {text_alone}." if "text" in choice.outputs else "{pipelines} tells which have a voice."
-        raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
+        raise RequestError(f"{text} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
     models = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # Later stages would have no input.
-    if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
-        return found
-    raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
+    if source in shipped_pipelines() and (match := next((name for name in shipped_pipelines() if [*_read(name).models] == models), "")):
+        return match
+    raise StackError(f"{text} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 
 
-def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
+def _pipeline_of(folder: Path, text: str, choice: Choice) -> str:
     """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
     one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
     pipelines that can give them with the fewest stages are candidates. Raises StackError if there is none, or several might be meant.
-    typed: the checkpoint as typed."""
+    text: the checkpoint as typed."""
     try:
-        family = recognise(folder, called=typed)
+        family = recognise(folder, called=text)
     except LoadError as error:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
             return DEFAULT_PIPELINES[0]  # The folder is no checkpoint; the check of this pipeline's families says what is missing.
@@ -224,8 +224,8 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
         return family
     having = able or having
     if len(having) != 1:
-        what = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
-        raise StackError(f"{typed} is a checkpoint of {family}, for which {what}", hint="Name one: {named_with}.")
+        alternatives = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
+        raise StackError(f"{text} is a checkpoint of {family}, for which {alternatives}", hint="Name one: {named_with}.")
     return having[0]
 
 
@@ -268,7 +268,7 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
     do what is asked."""
     pipeline = _read(source)
     _check_able(pipeline, choice)
-    own = replace(
+    pipeline_choice = replace(
         choice,
         devices=of_pipeline(choice.devices, pipeline.name),
         replicas=of_pipeline(choice.replicas, pipeline.name),
@@ -279,10 +279,10 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
             kind=stage.kind,
             family=stage.family,
             checkpoint="" if folder is None else str(folder),
-            device=_device(stage, own),
+            device=_device(stage, pipeline_choice),
             dtype=choice.dtype if choice.dtype in _dtypes(stage) else "auto",
-            replicas=int(own.replicas.get(stage.kind, 1)),
-            settings=_settings(stage, own),
+            replicas=int(pipeline_choice.replicas.get(stage.kind, 1)),
+            settings=_settings(stage, pipeline_choice),
             options=stage.options,
         )
         for stage in pipeline.stages
@@ -317,12 +317,12 @@ def share_devices(layout: Layout) -> Layout:
             devices.setdefault(stage.device.removesuffix(":0"), []).append(stage)
     shares = list[tuple[StageLayout, str]]()
     for device, stages in devices.items():
-        typed = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in stages if MEMORY_SHARE in stage.settings)
+        total = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in stages if MEMORY_SHARE in stage.settings)
         equal = sum(stage.replicas for stage in stages if MEMORY_SHARE not in stage.settings)
-        part = int(1000 * (1 - typed) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
-        if typed > 1 or (equal and part <= 0):
+        part = int(1000 * (1 - total) / max(equal, 1)) / 1000  # Rounded down, so that the sum is not above 1.
+        if total > 1 or (equal and part <= 0):
             others = f", and {equal} more are on it" if equal else ""
-            raise StackError(f"{flag(MEMORY_SHARE)}: {typed:g} of the memory of {device} is given away{others}; all share 1: give less")
+            raise StackError(f"{flag(MEMORY_SHARE)}: {total:g} of the memory of {device} is given away{others}; all share 1: give less")
         if part < 1:
             shares += [(stage, f"{part:g}") for stage in stages if MEMORY_SHARE not in stage.settings]
 
@@ -380,27 +380,27 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
 def _check_stages(layout: Layout, choice: Choice) -> None:
     """Raises BadRequestError for a value whose stage no pipeline has, or for PIPELINE/STAGE if that pipeline lacks it."""
     kinds = {pipeline.name: [stage.kind for stage in pipeline.stages] for pipeline in layout.pipelines}
-    named = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
-    for option, stage in ((option, stage) for option, given in named.items() for stage in given if stage):
+    values = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
+    for option, stage in ((option, stage) for option, stages in values.items() for stage in stages if stage):
         name, slash, kind = stage.rpartition("/")
         if slash and name not in kinds:
             raise BadRequestError.of(option, f"there is no pipeline {name}; there are {layout.names}")
         having = {name: kinds[name]} if slash else kinds
-        if not any(kind in there for there in having.values()):
-            text = "; ".join(f"{name} has no {kind}; it has {', '.join(there)}" for name, there in having.items())
+        if not any(kind in stage_kinds for stage_kinds in having.values()):
+            text = "; ".join(f"{name} has no {kind}; it has {', '.join(stage_kinds)}" for name, stage_kinds in having.items())
             raise BadRequestError.of(option, text)
 
 
 def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
     """Raises RequestError if a pipeline does not take the inputs or give the outputs that are asked for; its hint names pipelines that
     do."""
-    for verb, wanted, there in (("takes", choice.inputs, pipeline.could_take), ("gives", choice.outputs, pipeline.offered)):
-        missing = [name for name in wanted if name not in there]
+    for verb, kinds, pipeline_kinds in (("takes", choice.inputs, pipeline.could_take), ("gives", choice.outputs, pipeline.offered)):
+        missing = [name for name in kinds if name not in pipeline_kinds]
         if missing:
             able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), choice.kind or pipeline.stages[0].kind, choice)]
             names = " or ".join(_alternative(name, choice) for name in able)
             hint = f"Give another --pipeline: {names}." if able else "No pipeline that comes with omnistage has all of it."
-            raise RequestError(f"{pipeline.name} {verb} {', '.join(there)}, not {', '.join(missing)}", hint=hint)
+            raise RequestError(f"{pipeline.name} {verb} {', '.join(pipeline_kinds)}, not {', '.join(missing)}", hint=hint)
 
 
 def _alternative(name: str, choice: Choice) -> str:

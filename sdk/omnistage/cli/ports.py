@@ -20,16 +20,16 @@ class Ports:
     def take(self, host: str = "127.0.0.1") -> str:
         """Keep one more free port of a host; returns HOST:PORT. host: without brackets. Raises OSError if there is no free port."""
         family, kind, protocol, _, name = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        held = socket.socket(family, kind, protocol)
-        self._held.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(name)
-        return f"{f'[{host}]' if ':' in host else host}:{held.getsockname()[1]}"
+        port_socket = socket.socket(family, kind, protocol)
+        self._held.append(port_socket)
+        port_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port_socket.bind(name)
+        return f"{f'[{host}]' if ':' in host else host}:{port_socket.getsockname()[1]}"
 
     @property
     def fds(self) -> tuple[int, ...]:
         """File descriptors of all kept addresses, for processes that are to keep them too."""
-        return tuple(held.fileno() for held in self._held)
+        return tuple(port_socket.fileno() for port_socket in self._held)
 
     def close(self) -> None:
         """Give the addresses back; further calls do nothing."""

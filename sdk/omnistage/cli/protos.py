@@ -46,22 +46,22 @@ def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
     texts = {PACKAGE / path.name: path.read_bytes() for path in _contract()}
     if errors:
         texts |= _error_texts()
-    written = []
+    paths = []
     for name, text in texts.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
-        written.append(path)
-    return written
+        paths.append(path)
+    return paths
 
 
 def _contract() -> list[Path]:
     """The .proto files of the contract: in a wheel in the folder of the stubs, in a checkout in protos/. Raises FileNotFoundError if an
     install lacks them."""
-    found = sorted(_INSTALLED.glob("*.proto")) or sorted(_CHECKOUT.glob("*.proto"))
-    if not found:
+    paths = sorted(_INSTALLED.glob("*.proto")) or sorted(_CHECKOUT.glob("*.proto"))
+    if not paths:
         raise FileNotFoundError(f"no .proto files in {_INSTALLED}: omnistage is not whole here; install it again")
-    return found
+    return paths
 
 
 def _error_texts() -> dict[Path, bytes]:

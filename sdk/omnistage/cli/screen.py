@@ -58,13 +58,13 @@ class Screen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
-    def show(self, spoken: Spoken, new_text: str) -> None:
+    def show(self, answer: Spoken, new_text: str) -> None:
         return None
 
-    def think(self, spoken: Spoken, new_text: str) -> bool:
+    def think(self, answer: Spoken, new_text: str) -> bool:
         """Called when new text of the model's thoughts has come. Returns whether it is shown."""
         return False
 
@@ -79,11 +79,11 @@ class Plain(Screen):
         self._text = text or sys.stdout
         self._written = False  # whether any text was
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._written:
             _write(self._text, "\n")
 
-    def show(self, spoken: Spoken, new_text: str) -> None:
+    def show(self, answer: Spoken, new_text: str) -> None:
         if new_text:
             self._written = True
             _write(self._text, new_text)
@@ -100,14 +100,14 @@ class Silent(Plain):
         self._below.draw("", speaking_line(Spoken()))
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._below.erase()
-        super().__exit__(*ended)
+        super().__exit__(*error)
 
-    def show(self, spoken: Spoken, new_text: str) -> None:
-        super().show(spoken, new_text)
+    def show(self, answer: Spoken, new_text: str) -> None:
+        super().show(answer, new_text)
         self._below.erase()
-        self._below.draw("", speaking_line(spoken))
+        self._below.draw("", speaking_line(answer))
 
     def wait(self, waited_s: float) -> None:
         self._below.erase()
@@ -128,17 +128,17 @@ class Live(Screen):
         self._below.draw("", speaking_line(Spoken()))
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._below.erase()
         self._end_thought()
         _write(self._text, self._wrap.finish(self._below.columns))
 
-    def think(self, spoken: Spoken, new_text: str) -> bool:
+    def think(self, answer: Spoken, new_text: str) -> bool:
         """Show thoughts dim and above the answer. They go to stderr, because only the answer goes to stdout."""
         self._thought = self._thought or Wrap()
         self._below.erase()
         self._below.write_dim(self._thought.add(new_text, self._below.columns))
-        self._below.draw(f"{DIM}{self._thought.unfinished}{PLAIN}", speaking_line(spoken))
+        self._below.draw(f"{DIM}{self._thought.unfinished}{PLAIN}", speaking_line(answer))
         return True
 
     def _end_thought(self) -> None:
@@ -147,11 +147,11 @@ class Live(Screen):
             self._below.write_dim(self._thought.finish(self._below.columns))
             self._thought = None
 
-    def show(self, spoken: Spoken, new_text: str) -> None:
+    def show(self, answer: Spoken, new_text: str) -> None:
         self._below.erase()
         self._end_thought()
         _write(self._text, self._wrap.add(new_text, self._below.columns))
-        self._below.draw(self._wrap.unfinished, speaking_line(spoken))
+        self._below.draw(self._wrap.unfinished, speaking_line(answer))
 
     def wait(self, waited_s: float) -> None:
         self._below.erase()
@@ -172,15 +172,15 @@ class Keeping(Screen):
         self._try(self._screen.__enter__)
         return self
 
-    def __exit__(self, *ended: object) -> None:
-        self._try(lambda: self._screen.__exit__(*ended))
+    def __exit__(self, *error: object) -> None:
+        self._try(lambda: self._screen.__exit__(*error))
 
-    def show(self, spoken: Spoken, new_text: str) -> None:
-        self._try(lambda: self._screen.show(spoken, new_text))
+    def show(self, answer: Spoken, new_text: str) -> None:
+        self._try(lambda: self._screen.show(answer, new_text))
 
-    def think(self, spoken: Spoken, new_text: str) -> bool:
+    def think(self, answer: Spoken, new_text: str) -> bool:
         shown = list[bool]()
-        self._try(lambda: shown.append(self._screen.think(spoken, new_text)))
+        self._try(lambda: shown.append(self._screen.think(answer, new_text)))
         return any(shown)
 
     def wait(self, waited_s: float) -> None:
@@ -247,12 +247,12 @@ class Below:
             return True
 
 
-def speaking_line(spoken: Spoken) -> Text:
+def speaking_line(answer: Spoken) -> Text:
     """The line about the sound: how many seconds have come, and musical notes, four for each second, but at most twelve."""
-    if not spoken.audio_s:
+    if not answer.audio_s:
         return waiting_line(0.0)
-    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
-    return Text.assemble(("speaking ", "dim"), (f"{spoken.audio_s:.1f} s ", "dim"), (notes, "cyan"))
+    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(answer.audio_s * 4)))[-12:]
+    return Text.assemble(("speaking ", "dim"), (f"{answer.audio_s:.1f} s ", "dim"), (notes, "cyan"))
 
 
 def waiting_line(waited_s: float) -> Text:
@@ -283,10 +283,10 @@ def _is_file(stream: TextIO) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # a device that is no terminal: /dev/null
 
 
-def _draw(terminal: TextIO, drawn: str) -> None:
+def _draw(terminal: TextIO, text: str) -> None:
     """Write text with control sequences, which the terminal is to obey. Texts of models and users in it have gone through `Wrap` or a
     Console."""
-    _write(stream_below(terminal), drawn)
+    _write(stream_below(terminal), text)
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -116,13 +116,13 @@ def choose_stack(stacks: list[Served], address: str | None) -> Served:
     several might be meant."""
     if not stacks:
         raise RequestError("no stack of yours serves on this machine")
-    there = ", ".join(served.address for served in stacks)
-    wanted = reachable_address(address) if address and ":" in address else address
-    matching = [served for served in stacks if wanted in (None, served.address, served.address.rpartition(":")[2])]
+    addresses = ", ".join(served.address for served in stacks)
+    target = reachable_address(address) if address and ":" in address else address
+    matching = [served for served in stacks if target in (None, served.address, served.address.rpartition(":")[2])]
     if not matching:
-        raise RequestError(f"no stack of yours serves at {address}", hint=f"There are: {there}.")
+        raise RequestError(f"no stack of yours serves at {address}", hint=f"There are: {addresses}.")
     if len(matching) > 1:
-        raise RequestError(f"several stacks of yours serve: {there}", hint="Name one, or --all.")
+        raise RequestError(f"several stacks of yours serve: {addresses}", hint="Name one, or --all.")
     return matching[0]
 
 

@@ -56,7 +56,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
             pipelines = await omni.pipelines(timeout_s=timeout_s)
     if not as_json:
         console = _console()
-        console.print(_table_or_lines(*_pipeline_rows(pipelines), console, whole=("name",)))
+        console.print(_table_or_lines(*_pipeline_rows(pipelines), console, unwrapped=("name",)))
         return
     rows = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
     print(json.dumps({"pipelines": rows}))
@@ -68,11 +68,11 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
 
     address: of the router; None: the one that runs here. Raises UnavailableError if none does.
     """
-    where = must_run(address, api_key)
-    async with connect_client(where, timeout_s, verbose) as omni:
+    target = must_run(address, api_key)
+    async with connect_client(target, timeout_s, verbose) as omni:
         replicas = _group_replicas(await omni.replicas(timeout_s=timeout_s))
     page = next(
-        (page for served in served_here() if served.address == reachable_address(where.address) and (page := open_page(served))), None
+        (page for served in served_here() if served.address == reachable_address(target.address) and (page := open_page(served))), None
     )
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
@@ -96,12 +96,12 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
     else:
         async with connect_client(must_run(address, api_key), timeout_s, verbose) as omni:
             speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
-    speaking = {name: who for name, who in speaking.items() if who}
+    speaking = {name: voice_names for name, voice_names in speaking.items() if voice_names}
     if as_json:
         print(json.dumps({"voices": speaking}))
         return
     console = _console()
-    rows = [(f"[bold]{escape(name)}[/]", escape(", ".join(who))) for name, who in speaking.items()]
+    rows = [(f"[bold]{escape(name)}[/]", escape(", ".join(voice_names))) for name, voice_names in speaking.items()]
     console.print(_table_or_lines(("pipeline", "voices"), rows, console))
 
 
@@ -117,7 +117,7 @@ def show_models(as_json: bool) -> None:
         lists = (", ".join(names) for names in (model.takes, model.gives, model.pipelines))
         rows.append((f"[bold]{escape(model.name)}[/]", size, *map(escape, lists)))
     console = _console()
-    console.print(_table_or_lines(("name", "size", "takes", "gives", "pipelines"), rows, console, whole=("name", "size")))
+    console.print(_table_or_lines(("name", "size", "takes", "gives", "pipelines"), rows, console, unwrapped=("name", "size")))
     Notices().tell("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
 
@@ -173,11 +173,11 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
     return ("name", "stages", "takes", "gives", "voices", "about"), rows
 
 
-def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
-    """A table, or lines for each row if a word does not fit into its column. names: of the columns. whole: columns that are not wrapped."""
+def _table_or_lines(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, unwrapped: Sequence[str] = ()) -> RenderableType:
+    """A table, or lines for each row if a word does not fit into its column. names: of the columns. unwrapped: without line breaks."""
     table = Table(box=None, header_style="dim")
     for name in names:
-        table.add_column(name, no_wrap=name in whole)
+        table.add_column(name, no_wrap=name in unwrapped)
     for row in rows:
         table.add_row(*row)
     if console.measure(table, options=console.options.update(width=WIDE)).minimum <= console.width:

@@ -38,7 +38,7 @@ def sound(
     steps: Steps = None,
     guidance: Guidance = None,
     negative: Negative = None,
-    own: Own = None,
+    words: Own = None,
     seed: Seed = None,
     address: Address = None,
     api_key: ApiKey = None,
@@ -55,7 +55,7 @@ def sound(
     """
     check_play(play, out, json)
     options = options_of(seconds=seconds, begin_s=begin, steps=steps, guidance_scale=guidance, negative_prompt=negative)
-    options |= options_of(options=own_options(own or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
+    options |= options_of(options=own_options(words or ()), seed=seed, timeout_s=timeout, max_retries=max_retries)
     devices = devices_of(device, address)
     from omnistage.cli.orders import carry_out
     from omnistage.cli.sounding import SoundOrder, make_sound

@@ -46,13 +46,13 @@ class SoundOrder(HeardOrder):
         return Need(["text"], ["audio"], "diffusion")
 
     def checked(self) -> SoundOrder:
-        whole = replace(self, prompt=words(self.prompt, EXAMPLE))
+        order = replace(self, prompt=words(self.prompt, EXAMPLE))
         if self.out is not None and not self.is_sound_piped:
             with ExitStack() as tried:
                 open_sound_file(self.out, tried)
             format_of(self.out).check()
-        for_drawing(whole.prompt, (), self.options).complete()
-        return whole
+        for_drawing(order.prompt, (), self.options).complete()
+        return order
 
 
 @dataclass(slots=True)
@@ -71,13 +71,13 @@ def open_sound_file(path: Path, files: ExitStack) -> OutputFile:
     return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
 
 
-async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbose: bool) -> None:
+async def make_sound(work: Interruptible, order: SoundOrder, target: Where, verbose: bool) -> None:
     """Ask for a sound, show the progress, play the sound or write it, print the figures; a private stack ends after that.
 
     The JSON object, or the sound, goes to stdout and everything else to stderr.
     """
-    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
-        raise RequestError(f"{where.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
+    if isinstance(target.at, Layout) and "diffusion" not in target.at.kinds:
+        raise RequestError(f"{target.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
     with ExitStack() as files:
         # Opened before anything is started or asked, because a sound that cannot be written would be lost.
         hearing = await listening(order, files)
@@ -85,9 +85,9 @@ async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbo
         if path is None and hearing.is_lost and not order.as_json:
             path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
         file = None if path is None else open_sound_file(path, files)
-        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+        async with connect_client(target, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             screen, sound = drawing_screen_for(order.as_json), SoundSoFar()
-            events = omni.stream_sound(order.prompt, **where.options(order.options))
+            events = omni.stream_sound(order.prompt, **target.options(order.options))
             steps, done = await follow(events, screen, lambda event: _take(event, sound, hearing, screen))
             work.complete()
             if file is not None:
@@ -121,9 +121,9 @@ def _write(place: Path, sound: SoundSoFar, kind: str) -> None:
 def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     """The same sound at another rate, both in Hz. samples: [n] or [n, channels]; returns float32 of the same form. All frequencies that
     both rates can have stay unchanged."""
-    more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
-    padded = np.pad(samples.astype(np.float64), more)  # To whole seconds, of which the last one is silent.
+    padding = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
+    padded = np.pad(samples.astype(np.float64), padding)  # To whole seconds, of which the last one is silent.
     count = len(padded) * new_hz // rate_hz
-    whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
-    resampled: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
+    waveform = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
+    resampled: Samples = waveform[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
     return resampled

@@ -90,10 +90,10 @@ class Question(HeardOrder):
             format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
         options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
         text = words(self.text) if self.text or not self.attached else ""
-        whole = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
+        question = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
         if not self.verbatim:
-            for_conversation(whole.conversation, options).complete()
-        return whole
+            for_conversation(question.conversation, options).complete()
+        return question
 
 
 def _read_schema(path: Path) -> str:
@@ -110,58 +110,58 @@ def _read_schema(path: Path) -> str:
         raise RequestError(f"--json-schema {path}: this is no text in UTF-8, as a JSON schema is") from None
 
 
-async def speak(work: Interruptible, question: Question, where: Where, verbose: bool) -> None:
+async def speak(work: Interruptible, question: Question, target: Where, verbose: bool) -> None:
     """Ask a question, show the answer while it comes, write the files, print the figures; a private stack ends after that.
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
-    if isinstance(where.at, Layout) and "thinker" not in where.at.kinds:
-        draws = "diffusion" in where.at.kinds and not question.verbatim
+    if isinstance(target.at, Layout) and "thinker" not in target.at.kinds:
+        draws = "diffusion" in target.at.kinds and not question.verbatim
         hint = DRAW["image"] + OTHERS if draws else "Give another --pipeline, or none for the default."
-        raise RequestError(f"{where.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
+        raise RequestError(f"{target.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
     with ExitStack() as files:
         # Opened before anything is started or asked: an answer that cannot be kept would be lost.
         out = _open_files(question, files)
         hearing = await listening(question, files)
-        async with connect_client(where, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
+        async with connect_client(target, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
             screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
-            options = where.options(question.options)
+            options = target.options(question.options)
             events = omni.stream_say(question.text, **options) if question.verbatim else omni.stream_chat(question.conversation, **options)
             try:
                 with _refusals(question):
-                    spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=[hearing.write])
+                    answer, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=[hearing.write])
             except RequestError as error:
-                if not question.verbatim and (drawn := await _drawn_output(omni, where.pipeline)):
-                    error.hint = DRAW[drawn]
+                if not question.verbatim and (output := await _drawn_output(omni, target.pipeline)):
+                    error.hint = DRAW[output]
                 raise
             work.complete()
             try:
                 # Files first: if the reader of the printed lines is gone, printing raises.
-                written = _write(question, out, spoken, done)
+                file_names = _write(question, out, answer, done)
             finally:
                 if not question.as_json:
-                    tell(*_remarks(question, spoken, done, hearing))
+                    tell(*_remarks(question, answer, done, hearing))
             if question.as_json:
-                print(as_json(spoken, done), flush=True)
-            elif written:
-                tell(f"wrote {', '.join(written)}")
-            if question.is_sound_piped and not spoken.audio_s:
+                print(as_json(answer, done), flush=True)
+            elif file_names:
+                tell(f"wrote {', '.join(file_names)}")
+            if question.is_sound_piped and not answer.audio_s:
                 raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
             await hearing.finish(work)
             if keeping is not None and keeping.lost is not None:
                 raise keeping.lost
 
 
-def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
+def _remarks(question: Question, answer: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
     """Yields lines for people about an answer: lost servers, why a part is missing, and figures."""
     for failover in done.failovers:
         yield sentence(failover, done.timing)
     if not question.verbatim:
-        yield from cut_note(spoken, done, "--max-tokens")
-    if spoken.pictures:
-        drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
-        yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"
+        yield from cut_note(answer, done, "--max-tokens")
+    if answer.pictures:
+        pictures = "a picture" if answer.pictures == 1 else f"{answer.pictures} pictures"
+        yield f"{done.pipeline} drew {pictures} of this; omnistage draw PROMPT --out F.png keeps what it draws"
     yield figures(done)
     yield from remarks(done)
     if hearing.lacks_loudspeaker and question.is_to_be_heard:
@@ -172,9 +172,9 @@ async def _drawn_output(omni: AsyncOmni, pipeline: str) -> str:
     """The output that the asked pipelines draw, a key of DRAW; empty if one of them does not only draw, or if the router does not answer
     any more. pipeline: the one that was asked; empty: the router chose."""
     with suppress(OmniError):
-        asked = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
-        if all(one.only_draws for one in asked):
-            return next((port for port in DRAW if any(port in one.outputs for one in asked)), "")
+        pipelines = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
+        if all(one.only_draws for one in pipelines):
+            return next((port for port in DRAW if any(port in one.outputs for one in pipelines)), "")
     return ""
 
 
@@ -219,26 +219,26 @@ def _open_files(question: Question, files: ExitStack) -> _Files:
     return _Files(sound, picture, opened(question.captions, "--captions", KINDS))
 
 
-def _write(question: Question, out: _Files, spoken: Spoken, done: Done) -> list[str]:
+def _write(question: Question, out: _Files, answer: Spoken, done: Done) -> list[str]:
     """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound, or no word, to write."""
-    written = []
+    file_names = []
     sound, picture, captions = out.sound, out.picture, out.captions
-    if sound is not None and spoken.sounds:
-        sound.write(lambda path: save(spoken, path, sound.path.suffix))
-        written.append(str(sound.path))
+    if sound is not None and answer.sounds:
+        sound.write(lambda path: save(answer, path, sound.path.suffix))
+        file_names.append(str(sound.path))
     if picture is not None:
-        picture.write(lambda path: draw(path, done, spoken.text or question.text))
-        written.append(str(picture.path))
-    if captions is not None and spoken.words:
-        captions.write(lambda path: write_captions(spoken.words, path, captions.path.suffix.lower()))
-        written.append(str(captions.path))
-    for file, content in ((sound, spoken.sounds), (captions, spoken.words)):
+        picture.write(lambda path: draw(path, done, answer.text or question.text))
+        file_names.append(str(picture.path))
+    if captions is not None and answer.words:
+        captions.write(lambda path: write_captions(answer.words, path, captions.path.suffix.lower()))
+        file_names.append(str(captions.path))
+    for file, content in ((sound, answer.sounds), (captions, answer.words)):
         if file is not None and not content:
             raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {file.path} was not written")
-    return written
+    return file_names
 
 
-def save(spoken: Spoken, path: Path, kind: str) -> None:
+def save(answer: Spoken, path: Path, kind: str) -> None:
     """Write the sound of an answer to a file. kind: the ending that decides the format, such as .wav, whatever `path` ends in."""
-    first = spoken.sounds[0]
-    write_sound(path, np.concatenate([sound.samples for sound in spoken.sounds]), first.sample_rate_hz, first.encoding, kind)
+    first = answer.sounds[0]
+    write_sound(path, np.concatenate([sound.samples for sound in answer.sounds]), first.sample_rate_hz, first.encoding, kind)

@@ -148,8 +148,8 @@ class Stack:
     def names(self) -> list[str]:
         """The names of all processes of the begun pipelines, or of the first pipeline if none was begun, and of the gateway and the
         router."""
-        begun = self._begun or {self._layout.pipelines[0].name}
-        stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(begun) for name in group.names]
+        pipeline_names = self._begun or {self._layout.pipelines[0].name}
+        stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(pipeline_names) for name in group.names]
         return [*stages, *self._layout.fronts]
 
     def metrics_addresses(self) -> dict[str, str]:
@@ -282,7 +282,7 @@ class Stack:
             router = options.address if port else self._ports.take(host)
         except OSError as error:
             raise StackError(f"there is no free port to listen on: {error.strerror}") from error
-        for group, own in zip(groups, addresses, strict=True):
+        for group, group_addresses in zip(groups, addresses, strict=True):
             neighbours = [
                 address
                 for other, those in zip(groups, addresses, strict=True)
@@ -292,14 +292,14 @@ class Stack:
             arguments = [*self._layout.stage_arguments(group.stage, neighbours), *KEPT_PORT]
             children = [
                 self._child(name, group.stage.kind, arguments, address, bounds.for_stage())
-                for name, address in zip(group.names, own, strict=True)
+                for name, address in zip(group.names, group_addresses, strict=True)
             ]
             self._stages.append(Servers(children, group.pipelines))
         placed = [
             (f"{pipeline}/{group.stage.kind}", address)
-            for group, own in zip(groups, addresses, strict=True)
+            for group, group_addresses in zip(groups, addresses, strict=True)
             for pipeline in group.pipelines
-            for address in own
+            for address in group_addresses
         ]
         bounded = bounds.for_router(bounds.memory_of_machine())
         if options.http:
@@ -401,9 +401,9 @@ class Stack:
         """Wait until a router or gateway serves. Raises StackError if the stack breaks first: a router whose stages are gone would never be
         ready."""
         breaking = asyncio.create_task(self.broken())
-        either: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
+        tasks: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 raise breaking.result()
             starting.result()
@@ -464,11 +464,11 @@ class Stack:
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
 
-    def _tell(self, what: str, text: str) -> None:
+    def _tell(self, event: str, text: str) -> None:
         """Report an event of a process to the caller of the stack; after a failure the logs are kept."""
-        self._failed = self._failed or what in FAILURES
+        self._failed = self._failed or event in FAILURES
         if self._tell_owner is not None:
-            self._tell_owner(what, text)
+            self._tell_owner(event, text)
 
     def _log(self, name: str) -> Path | None:
         """The log of a process; None: it writes to this process's stderr."""

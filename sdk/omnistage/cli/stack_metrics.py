@@ -74,16 +74,16 @@ class StackCollector(Collector):
         for process, page in pages.items():
             up.add_metric([process], int(page is not None))
             for family in page or ():
-                whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                whole.samples.extend(sample._replace(labels={**sample.labels, "process": process}) for sample in family.samples)
+                metric = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                metric.samples.extend(sample._replace(labels={**sample.labels, "process": process}) for sample in family.samples)
         yield up
         yield from merged.values()
 
     def _pages(self) -> dict[str, list[Metric] | None]:
         """The metrics of each process, by its name; None for a process that did not answer."""
-        begun = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
-        wait(begun.values(), timeout=LOOK_S)
-        pages = {name: _page(fetching) for name, fetching in begun.items()}
+        futures = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
+        wait(futures.values(), timeout=LOOK_S)
+        pages = {name: _page(fetching) for name, fetching in futures.items()}
         return {**pages, LAUNCHER: _parse_page(generate_latest(self._own))}
 
 

@@ -31,14 +31,14 @@ def medium(kind: str) -> bytes:
     On a terminal Ctrl-C ends a recording and not the command: the program that records into the pipe gets the signal too, and its output up
     to then is read. Raises RequestError if nothing comes, or more than a model takes.
     """
-    option, what = f"--{kind} {STDIN}", KINDS[kind]
+    option, medium_name = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
         raise RequestError(f"{option} reads standard input, and nothing is there to read", hint=f"Give a file or a pipe: {EXAMPLES[kind]}")
     file = sys.stdin.fileno()
     if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(file).st_mode)):
         return _read(file, kind)
     with interrupt.first_one_kept() as interrupts:
-        Notices().tell(f"[dim]reading a {what} from standard input; Ctrl-C ends a recording[/]")
+        Notices().tell(f"[dim]reading a {medium_name} from standard input; Ctrl-C ends a recording[/]")
         data = _read(file, kind)
     if interrupts and not data:
         raise KeyboardInterrupt
@@ -50,15 +50,15 @@ def medium(kind: str) -> bytes:
 def _read(file: int, kind: str) -> bytes:
     """The bytes of a medium, read to the end of the file. Raises RequestError."""
     _await_first_byte(file, f"--{kind} {STDIN}")
-    most, _ = MediaLimits().of(kind)
+    max_bytes, _ = MediaLimits().of(kind)
     pieces, size = list[bytes](), 0
-    while size <= most:
+    while size <= max_bytes:
         piece = os.read(file, PIECE_BYTES)
         if not piece:
             return b"".join(pieces)
         pieces.append(piece)
         size += len(piece)
-    text = f"--{kind} {STDIN}: this is more than {most >> 20} MiB, the most that a {KINDS[kind]} may have"
+    text = f"--{kind} {STDIN}: this is more than {max_bytes >> 20} MiB, the most that a {KINDS[kind]} may have"
     raise RequestError(text, hint="Give a shorter or smaller one.")
 
 

@@ -18,10 +18,10 @@ COLOURS = {"restarted": "green", "ended": "yellow"}
 
 @asynccontextmanager
 async def start_stack(
-    layout: Layout, log_folder: Path | None, verbose: bool, begun: Callable[[Stack], object] | None = None
+    layout: Layout, log_folder: Path | None, verbose: bool, on_begin: Callable[[Stack], object] | None = None
 ) -> AsyncIterator[Stack]:
     """Start a stack, and stop it at the end of this block. A bar per process shows the start, on stderr if that is a terminal; the bars are
-    gone when the stack serves. From then on a line says which process was lost, and another one when it serves again. begun: called with
+    gone when the stack serves. From then on a line says which process was lost, and another one when it serves again. on_begin: called with
     the stack before it starts."""
     console = Notices()
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
@@ -32,12 +32,12 @@ async def start_stack(
         if name in tasks:  # Processes of later pipelines have no bar.
             progress.update(tasks[name], total=1, completed=1)
 
-    def tell(what: str, text: str) -> None:
-        console.tell(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")
+    def tell(event: str, text: str) -> None:
+        console.tell(f"[bold {COLOURS.get(event, 'red')}]{event}[/] {escape(text)}")
 
     stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
-    if begun is not None:
-        begun(stack)
+    if on_begin is not None:
+        on_begin(stack)
     tasks = {name: progress.add_task(name, total=None) for name in stack.names}
     with progress:
         await stack.start()

@@ -58,10 +58,10 @@ class Talk:
         conversation, or it cannot be read."""
         path = state_folder() / LAST
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(path.read_text(encoding="utf-8"))
             before, turns = (
-                cast("TalkSettings", dict(kept["settings"])),
-                [{"role": turn["role"], "content": _check_content(turn["content"])} for turn in kept["turns"]],
+                cast("TalkSettings", dict(record["settings"])),
+                [{"role": turn["role"], "content": _check_content(turn["content"])} for turn in record["turns"]],
             )
         except FileNotFoundError:
             raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
@@ -158,8 +158,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
 
 def place_of(field: str) -> tuple[int | None, int | None]:
     """Returns (index of the turn, index of the part in it) that a field of a refusal names; (None, None) if it names no part."""
-    found = _PART.match(field)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+    match = _PART.match(field)
+    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def is_of_setting(error: OmniError) -> bool:
@@ -187,13 +187,13 @@ def _check_content(content: Any) -> str | list[dict[str, str]]:
     return parts
 
 
-def _between(kind: type[float], least: float, most: float) -> Callable[[str], float]:
-    """Make a function that reads a number from `least` to `most` from a text; it raises ValueError for any other text. kind: int for a
+def _between(kind: type[float], minimum: float, maximum: float) -> Callable[[str], float]:
+    """Make a function that reads a number from `minimum` to `maximum` from a text; it raises ValueError for any other text. kind: int for a
     whole number, else float."""
 
     def read(text: str) -> float:
         value = kind(text)
-        if not least <= value <= most:
+        if not minimum <= value <= maximum:
             raise ValueError
         return value
 

@@ -65,9 +65,9 @@ def target_for(
     if pipeline:
         check_named(pipeline)
     if is_shown:
-        what = f" of {escape(pipeline)}" if pipeline else ""
+        pipeline_text = f" of {escape(pipeline)}" if pipeline else ""
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
-        notices.tell(f"[dim]starting a stack{what} for this call{advice}[/]")
+        notices.tell(f"[dim]starting a stack{pipeline_text} for this call{advice}[/]")
     return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
 
 
@@ -114,15 +114,15 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
         return where_of(address, api_key)
     if (router := running()) is not None:
         return Where(router, typed_key(api_key))
-    where = found.LOCAL_ADDRESS
+    local_address = found.LOCAL_ADDRESS
     others = _elsewhere()
     if is_off():
         raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint=f"Name one: --address HOST:PORT. {others}".rstrip())
-    if found.is_taken(where):
-        hint = f"If you trust it, name it: --address {where}"
-        raise UnavailableError(f"who listens at {where} is another user of this machine", hint=hint)
+    if found.is_taken(local_address):
+        hint = f"If you trust it, name it: --address {local_address}"
+        raise UnavailableError(f"who listens at {local_address} is another user of this machine", hint=hint)
     hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {VARIABLE}."
-    raise UnavailableError(f"nothing serves at {where}", hint=f"{hint} {others}".rstrip())
+    raise UnavailableError(f"nothing serves at {local_address}", hint=f"{hint} {others}".rstrip())
 
 
 def _elsewhere() -> str:

@@ -98,11 +98,11 @@ def draw(path: Path, done: Done, text: str) -> None:
     _draw_marks(axes, marks, len(rows), shown_s)
     _dress(axes, rows, len(marks), shown_s)
     _write_legend(axes, bool(loss_lines))
-    left = 0.12 / WIDTH_IN
-    _write_title(figure, left, 1 - 0.1 / height_in, text)
-    figure.text(left, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
+    left_margin = 0.12 / WIDTH_IN
+    _write_title(figure, left_margin, 1 - 0.1 / height_in, text)
+    figure.text(left_margin, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
     for number, words in enumerate(loss_lines, start=1):
-        figure.text(left, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOST, va="top")
+        figure.text(left_margin, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOST, va="top")
     figure.savefig(path, format="png", metadata={"Software": "omnistage"})
 
 

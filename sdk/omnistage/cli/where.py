@@ -24,14 +24,14 @@ class Where:
         """HOST:PORT of the router; empty until one is started."""
         return self.at.address if isinstance(self.at, Found) else ""
 
-    def options(self, given: Options) -> Options:
+    def options(self, options: Options) -> Options:
         """The options of a request, with the pipeline added."""
-        return Options(**given, pipeline=self.pipeline) if self.pipeline else given
+        return Options(**options, pipeline=self.pipeline) if self.pipeline else options
 
 
-def typed_key(typed: str | None) -> ApiKey | None:
+def typed_key(key_text: str | None) -> ApiKey | None:
     """The key that was typed by `--api-key`, else the one in the variable for it; None if there is neither. Raises BadRequestError."""
-    return key_of(typed, "--api-key")
+    return key_of(key_text, "--api-key")
 
 
 def where_of(address: str, api_key: str | None, pipeline: str = "") -> Where:

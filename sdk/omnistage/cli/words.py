@@ -11,10 +11,10 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 """The most bytes of a text: a character has at most four in UTF-8."""
 
 
-def words(typed: str, example: str = "What is a kite?") -> str:
+def words(argument: str, example: str = "What is a kite?") -> str:
     """The text of a command; - stands for standard input, which is read to its end. example: a text to type, for the error. Raises
     RequestError if the text is empty, not UTF-8, or too long."""
-    data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
+    data = _standard_input() if argument == "-" else argument.encode(errors="surrogateescape")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -41,15 +41,15 @@ class Wrap:
         limit = _limit(columns)
         tokens = TOKEN.findall(self._word + text.translate(UNSEEN))
         self._word = tokens.pop() if tokens and OPEN.fullmatch(tokens[-1]) else ""
-        written = [self._place(token, limit) for token in tokens]
-        written.append(self._make_room(limit))
-        return "".join(written)
+        pieces = [self._place(token, limit) for token in tokens]
+        pieces.append(self._make_room(limit))
+        return "".join(pieces)
 
     def finish(self, columns: int) -> str:
         """End the text. Returns the text to write; the cursor is then at the beginning of a line."""
         word, self._word = self._word, ""
-        written = self._place(word, _limit(columns)) if word else ""
-        return f"{written}\n" if self._column else written
+        text = self._place(word, _limit(columns)) if word else ""
+        return f"{text}\n" if self._column else text
 
     def _place(self, token: str, limit: int) -> str:
         """The text to write for a finished token: a line break, a word with its gap, or "" for spaces, which wait. limit: columns of a
@@ -61,9 +61,9 @@ class Wrap:
             self._gap += " " * TAB if token == "\t" else token
             return ""
         begin = self._begin(token, limit)
-        *full, last = chop_cells(token, limit - self._column) or [""]
-        self._column = cell_len(last) if full else self._column + cell_len(last)
-        return begin + "".join(f"{line}\n" for line in full) + last
+        *lines, last = chop_cells(token, limit - self._column) or [""]
+        self._column = cell_len(last) if lines else self._column + cell_len(last)
+        return begin + "".join(f"{line}\n" for line in lines) + last
 
     def _begin(self, word: str, limit: int) -> str:
         """The text to write before a word: the gap, or a line break if the line has no room for the word."""
@@ -84,8 +84,8 @@ class Wrap:
         if not self._word or self._column + width <= limit:
             return ""
         begin = self._begin(self._word, limit)
-        *full, self._word = chop_cells(self._word, limit)
-        return begin + "".join(f"{line}\n" for line in full)
+        *lines, self._word = chop_cells(self._word, limit)
+        return begin + "".join(f"{line}\n" for line in lines)
 
 
 def _limit(columns: int) -> int:

@@ -114,7 +114,7 @@ def bench(
     First text, first sound, speed, gaps, errors: docs/bench.md says what each figure is. Ctrl-C ends early and tells what was measured by
     then, a second one ends now. Starts nothing.
     """
-    _check_together(say=say, draw=draw, text_only=text_only, sound=voice or profile, drawn=steps or width or height)
+    _check_together(say=say, draw=draw, text_only=text_only, sound=voice or profile, picture=steps or width or height)
     if (max_tokens is not None or output_tokens is not None) and (say or draw):
         raise typer.BadParameter("--max-tokens and --output-tokens are of answers; leave --say and --draw out")
     if max_tokens is not None and output_tokens is not None:
@@ -131,27 +131,27 @@ def bench(
         objectives = None if slo is None else Objectives.parse(slo)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    given: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
-    given |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
-    given["max_retries"] = 0  # A refusal is a result, and is not tried again.
-    options = cast("Options", {name: value for name, value in given.items() if value is not None})
+    option_values: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
+    option_values |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
+    option_values["max_retries"] = 0  # A refusal is a result, and is not tried again.
+    options = cast("Options", {name: value for name, value in option_values.items() if value is not None})
     task: Task = "say" if say else "draw" if draw else "ask"
     with errors_reported(verbose):
         from omnistage.cli.targets import must_run
 
         questions = Questions(task, typed.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
-        where = must_run(address, api_key)
+        target = must_run(address, api_key)
         extent = partial(typed.extent_of, requests=requests, seconds=seconds)
-        _run(BenchPlan(where, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
+        _run(BenchPlan(target, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
 
 
-def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, drawn: object) -> None:
-    """Raises BadParameter for options that exclude each other. sound, drawn: true if an option for sound, or for pictures, was typed."""
+def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, picture: object) -> None:
+    """Raises BadParameter for options that exclude each other. sound, picture: true if an option for sound, or for pictures, was typed."""
     if say + draw + text_only > 1:
         raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
     if sound and (text_only or draw):
         raise typer.BadParameter("--voice and --profile are those of sound; leave --text-only and --draw out")
-    if drawn and not draw:
+    if picture and not draw:
         raise typer.BadParameter("--steps, --width and --height are of pictures; add --draw")
 
 

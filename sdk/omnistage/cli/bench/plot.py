@@ -111,9 +111,9 @@ def _throughput(axes: Axes, levels: Sequence[Summary]) -> None:
     if levels[0].request_goodput is not None:
         good = [level.request_goodput or 0.0 for level in levels]
         axes.plot(places, good, marker="o", markersize=4, color=COLOURS["tpot_s"], label="goodput")
-    lost = [level.a_second(level.failed + level.not_started) for level in levels]
-    if any(lost):
-        axes.plot(places, lost, marker="x", markersize=5, color=BAD, label="failed or not started")
+    failure_rates = [level.a_second(level.failed + level.not_started) for level in levels]
+    if any(failure_rates):
+        axes.plot(places, failure_rates, marker="x", markersize=5, color=BAD, label="failed or not started")
     _show_loads(axes, levels)
 
 

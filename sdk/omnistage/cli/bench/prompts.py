@@ -173,12 +173,12 @@ def _read_numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt
 def _of_object(line: str) -> BenchPrompt:
     """The prompt in a line of JSON. Raises BadRequestError."""
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadRequestError.of("prompt", f"this is no JSON: {error.msg} at character {error.pos}") from error
-    if not isinstance(given, Mapping) or not isinstance(given.get("prompt"), str) or not given["prompt"].strip():
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
         raise BadRequestError.of("prompt", "is to be a text that is not empty")
-    most = given.get("max_tokens")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 32768):
-        raise BadRequestError.of("max_tokens", f"is {most!r}; give a number from 1 to 32768, or leave it out")
-    return BenchPrompt(given["prompt"], most)
+    max_tokens = fields.get("max_tokens")
+    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 1 <= max_tokens <= 32768):
+        raise BadRequestError.of("max_tokens", f"is {max_tokens!r}; give a number from 1 to 32768, or leave it out")
+    return BenchPrompt(fields["prompt"], max_tokens)

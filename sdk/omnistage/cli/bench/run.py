@@ -127,11 +127,11 @@ async def _level(plan: BenchPlan, omni: AsyncOmni, level: Level, first: int) -> 
 async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
     """Send requests that no figure counts, at_once at the same time. Raises RequestError if the router refuses them, because it would
     refuse all of the load. Other errors are ignored here."""
-    left: Iterator[int] = iter(numbers)
+    remaining: Iterator[int] = iter(numbers)
 
     async def one_after_another() -> None:
         """Send requests with the numbers that are left, until none is or one is refused."""
-        for number in left:
+        for number in remaining:
             sample = await take(omni, plan.questions.at(number), 0.0, 0.0)
             if isinstance(sample.outcome, Failure) and sample.outcome.is_refusal:
                 refused.append(sample.outcome)

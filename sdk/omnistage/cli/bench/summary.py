@@ -113,8 +113,8 @@ class Summary:
 
     @property
     def continuous(self) -> float | None:
-        heard = [answer.is_continuous for answer in self.answers if answer.is_continuous is not None]
-        return sum(heard) / len(heard) if heard else None
+        flags = [answer.is_continuous for answer in self.answers if answer.is_continuous is not None]
+        return sum(flags) / len(flags) if flags else None
 
     def a_second(self, amount: float) -> float:
         """An amount per second: divided by the wall time of the level."""
@@ -157,7 +157,7 @@ def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> di
     }
     values["itl_s"] = [gap_s for answer in answers for gap_s in answer.itl_s]
     values["late_s"] = [sample.late_s for sample in samples]
-    return {name: found for name in FIGURES if (found := Distribution.of(values[name])) is not None}
+    return {name: distribution for name in FIGURES if (distribution := Distribution.of(values[name])) is not None}
 
 
 FIGURES = (

@@ -35,9 +35,9 @@ class BenchScreen:
     def begin(self, result: Result) -> None:
         """Print which router and pipeline is asked, and how."""
         plan = result.plan
-        named = plan.questions.options.get("pipeline", "")
-        models = [stage.model for stage in result.stages if stage.pipeline == named or not named]
-        parts = [f"asking {plan.where.address}", named, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
+        pipeline = plan.questions.options.get("pipeline", "")
+        models = [stage.model for stage in result.stages if stage.pipeline == pipeline or not pipeline]
+        parts = [f"asking {plan.where.address}", pipeline, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
         if plan.questions.tokens is not None:
             parts.append(f"answers of {plan.questions.tokens} tokens")
         self._line(" · ".join(filter(None, parts)), "dim")
@@ -74,9 +74,9 @@ def warnings(summary: Summary) -> list[str]:
     lines = []
     if summary.client_cpu >= BUSY:
         lines.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
-    late = summary.figures.get("late_s")
-    if late is not None and late.median >= LATE_S:
-        lines.append(f"half of the requests began more than {late.median * 1e3:.0f} ms after their time")
+    delay_s = summary.figures.get("late_s")
+    if delay_s is not None and delay_s.median >= LATE_S:
+        lines.append(f"half of the requests began more than {delay_s.median * 1e3:.0f} ms after their time")
     if summary.not_started:
         lines.append(f"{summary.not_started} requests were not started: as many as may be were open (--max-open)")
     return lines

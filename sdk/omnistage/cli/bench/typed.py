@@ -45,26 +45,26 @@ def loads_of(
     return [Open(one, process, max_open or MAX_OPEN, burst or 1) for one in _numbers("--rate", rate, HIGHEST_RATE, "0.5,1,2")]
 
 
-def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
-    """The numbers in a text such as 1,4,16, each above 0 and at most `most`. example: for errors."""
+def _numbers(option: str, text: str, maximum: float, example: str) -> list[float]:
+    """The numbers in a text such as 1,4,16, each above 0 and at most `maximum`. example: for errors."""
     try:
         values = [float(one) for one in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{option} {text}: give numbers with commas between, such as {example}") from None
-    if not all(0 < value <= most for value in values):
-        raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {most:g}, such as {example}")
+    if not all(0 < value <= maximum for value in values):
+        raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {maximum:g}, such as {example}")
     if len(values) > MOST_LEVELS:
         raise typer.BadParameter(f"{option}: {len(values)} levels; give {MOST_LEVELS} at most")
     return values
 
 
-def span_of(option: str, text: str, most: int) -> NumberRange:
-    """The range in a text such as 100, or 100-900; its numbers must be from 1 to `most`. option: for errors."""
+def span_of(option: str, text: str, maximum: int) -> NumberRange:
+    """The range in a text such as 100, or 100-900; its numbers must be from 1 to `maximum`. option: for errors."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
-    if not 1 <= low <= high <= most:
-        raise typer.BadParameter(f"{option} {text}: give a number from 1 to {most}, or two such as 100-900")
+    if not 1 <= low <= high <= maximum:
+        raise typer.BadParameter(f"{option} {text}: give a number from 1 to {maximum}, or two such as 100-900")
     return NumberRange(low, high)
 
 
