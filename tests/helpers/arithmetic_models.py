@@ -123,7 +123,7 @@ class ArithmeticThinker(OnEngine):
             wanted,
             history=request.history,
             finished=request.finished,
-            most=request.max_tokens,
+            max_tokens=request.max_tokens,
             row_port="hidden",
             prompt_port="prompt",
             prompt_rows=len(prepared.asked.prompt),

@@ -109,7 +109,7 @@ def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: 
     """Unless an end was drawn after it; and the row port ends all the same, here and where the answer is gone on with."""
     most, stop = 3 if end == "no room" else 9, ("c",) if end == "a stop string" else ()
     tokens = [0, 1, PIECES.index(b"bc")]  # A stop string cuts the last one in the middle.
-    answer, heard = answer_of(BOTH, stop, most=most, last_row=False), PiecesOfAnswer()
+    answer, heard = answer_of(BOTH, stop, max_tokens=most, last_row=False), PiecesOfAnswer()
     for place, token in enumerate(tokens):
         answer.token(token, complete=end == "a constraint" and place == 2)
         heard.take(answer)
@@ -123,7 +123,7 @@ def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: 
     assert answer.complete
     heard.take(answer)
     assert (heard.rows, heard.rows_ended) == (rows, True)
-    again, rest = answer_of({"rows": 1}, stop, most=most, last_row=False, history=tokens, finished=heard.reason), PiecesOfAnswer()
+    again, rest = answer_of({"rows": 1}, stop, max_tokens=most, last_row=False, history=tokens, finished=heard.reason), PiecesOfAnswer()
     again.rows(row(1))
     again.rows(row(2))
     assert again.complete
@@ -148,7 +148,7 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
 
 
 def test_rows_of_the_prompt_alone_need_no_token() -> None:
-    answer, heard = answer_of({"prompt": 1}, most=9, prompt_port="prompt", prompt_rows=3), PiecesOfAnswer()
+    answer, heard = answer_of({"prompt": 1}, max_tokens=9, prompt_port="prompt", prompt_rows=3), PiecesOfAnswer()
     assert (answer.items, answer.first_slot, answer.complete) == (1, 1, False)
     answer.rows_at(0, np.concatenate([row(0), row(1), row(2)]))
     assert answer.complete and not answer.ended
@@ -169,7 +169,7 @@ def test_rows_of_the_prompt_alone_need_no_token() -> None:
     ],
 )
 def test_no_more_items_are_asked_of_an_engine_than_are_needed(wanted: dict[str, int], given_: dict[str, object], items: int) -> None:
-    assert answer_of(wanted, **{"most": 9, **given_}).items == items  # type: ignore[arg-type]
+    assert answer_of(wanted, **{"max_tokens": 9, **given_}).items == items  # type: ignore[arg-type]
 
 
 def test_rows_beyond_what_anybody_has_are_refused() -> None:

@@ -36,7 +36,7 @@ SPELT: list[dict[str, Any]] = [
 @pytest.mark.parametrize("said", SPELT, ids=str)
 def test_positions_of_a_decoder_are_read_as_transformers_reads_them(said: dict[str, Any]) -> None:
     read = Qwen3OmniMoeTextConfig(**copied(said)).rope_parameters
-    assert rope_of(Config(said, "config"), axes=3, usual=(24, 20, 20)) == RopeConfig(
+    assert rope_of(Config(said, "config"), axes=3, default_sections=(24, 20, 20)) == RopeConfig(
         read["rope_theta"], tuple(read.get("mrope_section", (24, 20, 20)))
     )
 

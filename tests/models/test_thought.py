@@ -103,7 +103,7 @@ def test_a_thought_that_is_cut_is_no_answer() -> None:
 
 
 def test_a_thought_may_be_as_long_as_the_answer_may() -> None:
-    answer, heard = assembler(OPENED, most=2), ThoughtPieces()
+    answer, heard = assembler(OPENED, max_tokens=2), ThoughtPieces()
     for token in (RED, GREEN):
         answer.token(token)
     heard.take(answer)

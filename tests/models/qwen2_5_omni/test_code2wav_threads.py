@@ -49,7 +49,7 @@ async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav,
     async with aclosing(quick.decode(prepared, by_blocks(), {"audio": 0})) as made:
         for number in range(6):
             await anext(made)
-            needed = prepared.schedule.window(number + 2, 1 << 62, ended=False)
+            needed = prepared.schedule.window(number + 2, 1 << 62, has_ended=False)
             assert needed is not None
             await until(lambda past=needed.past: came >= past)  # type: ignore[misc]
             await until(lambda: quick.load().queued == 0)

@@ -175,7 +175,7 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 def sizes(config: ThinkerConfig, free: int, sessions: int = 64, **settings: Any) -> Sizes:
     options = LoadOptions(max_sessions=sessions, **settings)
     wanted = ThinkerOptions.from_settings(options.family)
-    cache = CacheSize.choose(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted.context, free=free)
+    cache = CacheSize.choose(options, row_bytes=ROW_BYTES, context=config.text.context, user_context=wanted.context, free=free)
     return Sizes.choose(config, wanted, options, cache)
 
 

@@ -23,7 +23,7 @@ def all_windows(schedule: Schedule, codes: int, steps: list[int]) -> list[Window
     made, came = list[Window](), 0
     for step in steps:
         came = min(came + step, codes)
-        while not (made and made[-1].last) and (window := schedule.window(len(made), came, ended=came == codes)) is not None:
+        while not (made and made[-1].last) and (window := schedule.window(len(made), came, has_ended=came == codes)) is not None:
             made.append(window)
     return made
 
@@ -87,7 +87,7 @@ def test_who_waits_as_told_never_runs_dry(seed: int, rounds: int) -> None:
             return start_s + block_s * (window.past - window.first) / BLOCK
 
         there, done, sounds = list[float](), 0.0, list[tuple[float, float]]()
-        while (window := schedule.window(len(sounds), 1 << 62, ended=False)) is not None and window.end * code_s < HORIZON_S:
+        while (window := schedule.window(len(sounds), 1 << 62, has_ended=False)) is not None and window.end * code_s < HORIZON_S:
             there.append(window.past * interval_s)
             done = max(there[-1], done) + decode_s(window)
             sounds.append((done, (window.end - window.begin) * code_s))

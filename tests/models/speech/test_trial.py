@@ -69,7 +69,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def trial_of(sums: Sums, workers: Sequence[Worker], *, most: int = 0) -> Trial:
-    return try_windows(sums, SCHEDULES, workers, most=most)
+    return try_windows(sums, SCHEDULES, workers, max_windows=most)
 
 
 @pytest.mark.parametrize("exact", [1, 2, 4])

@@ -12,33 +12,33 @@ T = TypeVar("T")
 async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Yields the items of `source`. The source runs in a task of its own: it makes the next item while the caller works with an item, then
     waits. When this generator is closed, it closes the source first. Raises the source's error after all items that the source yielded."""
-    made: list[T] = []
-    there, taken = asyncio.Event(), asyncio.Event()
+    items: list[T] = []
+    item_ready, item_taken = asyncio.Event(), asyncio.Event()
 
     async def make() -> None:
         try:
             async for thing in source:
-                made.append(thing)
+                items.append(thing)
                 del thing
-                there.set()
-                while made:
-                    taken.clear()
-                    await taken.wait()
+                item_ready.set()
+                while items:
+                    item_taken.clear()
+                    await item_taken.wait()
         finally:
             await source.aclose()
 
     making = asyncio.create_task(make())
-    making.add_done_callback(lambda _: there.set())
+    making.add_done_callback(lambda _: item_ready.set())
     try:
         while True:
-            while not made and not making.done():
-                there.clear()
-                await there.wait()
-            if not made:
+            while not items and not making.done():
+                item_ready.clear()
+                await item_ready.wait()
+            if not items:
                 making.result()
                 return
-            thing = made.pop()
-            taken.set()
+            thing = items.pop()
+            item_taken.set()
             yield thing
             del thing
     finally:

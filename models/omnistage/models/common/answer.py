@@ -34,11 +34,11 @@ class AnswerAssembler:
     def __init__(
         self,
         detokenizer: Detokenizer,
-        wanted: Wanted,
+        ports: Wanted,
         *,
         history: Sequence[int] = (),
         finished: FinishReason | None = None,
-        most: int = sys.maxsize,
+        max_tokens: int = sys.maxsize,
         row_port: str = "",
         last_row: bool = True,
         row_of: Callable[[int], Array] | None = None,
@@ -48,18 +48,19 @@ class AnswerAssembler:
         ready: Sequence[TensorRows] = (),
         thought: ThoughtLike | None = None,
     ) -> None:
-        """history: tokens of the answer that went out earlier. finished: why the answer ended after these tokens; None: it goes on. most:
-        largest number of tokens of the answer. row_port: the port with one row for each token; empty: the model has no such port. last_row:
-        whether the last token has a row although no end token follows it, because there was no room for one or a stop string was met.
-        row_of: makes the row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port with the rows of
-        the prompt. prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this port has; None:
-        all. ready: rows that are ready already, and go out first. thought: the thought before the answer, which has no rows; None: there is
-        none. Raises BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so far."""
+        """history: tokens of the answer that went out earlier. finished: why the answer ended after these tokens; None: it goes on.
+        max_tokens: largest number of tokens of the answer. row_port: the port with one row for each token; empty: the model has no such
+        port. last_row: whether the last token has a row although no end token follows it, because there was no room for one or a stop
+        string was met. row_of: makes the row of a token, [1, width], from its id; None: the engine makes the rows. prompt_port: the port
+        with the rows of the prompt. prompt_rows: number of rows of the prompt. prompt_slots: int64, ascending: the slots whose rows this
+        port has; None: all. ready: rows that are ready already, and go out first. thought: the thought before the answer, which has no
+        rows; None: there is none. Raises BadRequest if the first wanted row lies after the rows of the prompt, or after the tokens so
+        far."""
         self._detokenizer = detokenizer
-        self._wants_text = "text" in wanted
-        self._wants_rows = row_port in wanted
+        self._wants_text = "text" in ports
+        self._wants_rows = row_port in ports
         self._row_port, self._last_row, self._row_of = row_port, last_row, row_of
-        self._first_row = self._next_row = wanted.get(row_port, 0)
+        self._first_row = self._next_row = ports.get(row_port, 0)
         self._spans: deque[_Span] = deque()  # of the tokens with wanted rows whose text is not final yet
         self._count = 0  # number of tokens so far, the thought included
         self._thought = thought
@@ -73,13 +74,13 @@ class AnswerAssembler:
         self._arrived = 0
         """Number of rows that have come and not gone out."""
         self._rows_ended = not self._wants_rows
-        self._most = most
+        self._most = max_tokens
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
         self._prompt_slots = np.arange(prompt_rows) if prompt_slots is None else prompt_slots
-        self._next_prompt_row = wanted.get(prompt_port, len(self._prompt_slots))
+        self._next_prompt_row = ports.get(prompt_port, len(self._prompt_slots))
         self._ready = list(ready)
         self._prompt_pieces: list[TensorRows] = []
-        if prompt_port in wanted and self._next_prompt_row == len(self._prompt_slots):
+        if prompt_port in ports and self._next_prompt_row == len(self._prompt_slots):
             self._prompt_pieces.append(TensorRows(prompt_port, np.empty((0, 0), np.float32), last=True))
         self._text = ""
         self._ids: list[int] = []
@@ -91,11 +92,11 @@ class AnswerAssembler:
         """Whether the reason of the end has gone out."""
         self._queued_s, self._cached_tokens = 0.0, 0
         self._prompt_tokens = prompt_rows or None
-        check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
+        check_place(ports, prompt_port, len(self._prompt_slots), "rows of the prompt")
         for token_id in history:
             self._push(token_id)
         self._thought_text = None  # The text of a history went out earlier.
-        check_place(wanted, row_port, self._count - self._thought_tokens, "tokens so far")
+        check_place(ports, row_port, self._count - self._thought_tokens, "tokens so far")
         if finished is not None:
             self._detokenizer.finish()
             self._reason, self._reason_is_out = finished, True
@@ -209,9 +210,9 @@ class AnswerAssembler:
 
     def _piece(self, reason: FinishReason | None = None) -> TextPiece:
         """Make a piece of the tokens and text since the last piece. reason: why the answer ended; None: it goes on."""
-        told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
+        figures = (self._queued_s, self._cached_tokens, self._prompt_tokens)
         tokens = (tuple(self._ids), tuple(self._logprobs), tuple(self._top_logprobs))
-        piece = TextPiece(self._text, *tokens, reason, *told, pieces=tuple(self._pieces), thought=self._thought_text)
+        piece = TextPiece(self._text, *tokens, reason, *figures, pieces=tuple(self._pieces), thought=self._thought_text)
         self._text, self._ids, self._logprobs, self._pieces, self._top_logprobs = "", [], [], [], []
         self._queued_s, self._cached_tokens, self._prompt_tokens = 0.0, 0, None
         self._thought_text = None
@@ -264,29 +265,29 @@ class AnswerAssembler:
     def _is_final(self, span: _Span) -> bool:
         """Whether the text of a token is final. A token that a stop string cuts in the middle counts as final and is spoken whole, because
         otherwise its visible part would not be heard."""
-        given = self._detokenizer.given
-        if span.end <= given:
+        given_end = self._detokenizer.given
+        if span.end <= given_end:
             return True
-        return self.ended and (span.begin < given or not self._detokenizer.stopped)
+        return self.ended and (span.begin < given_end or not self._detokenizer.stopped)
 
     def _final_rows(self) -> list[TensorRows]:
         """The rows of tokens whose text is final, in one piece or none. A piece without rows means the end of the port."""
         self._settle()
-        left = count = min(self._rows_due, self._arrived)
-        taken: list[Array] = []
-        while left:
+        remaining = count = min(self._rows_due, self._arrived)
+        parts: list[Array] = []
+        while remaining:
             rows = self._rows.popleft()
-            if len(rows) > left:
-                self._rows.appendleft(rows[left:])
-                rows = rows[:left]
-            taken.append(rows)
-            left -= len(rows)
+            if len(rows) > remaining:
+                self._rows.appendleft(rows[remaining:])
+                rows = rows[:remaining]
+            parts.append(rows)
+            remaining -= len(rows)
         self._rows_due -= count
         self._arrived -= count
         self._rows_ended = self.ended and not self._rows_due
-        if not taken:
+        if not parts:
             return [TensorRows(self._row_port, np.empty((0, 0), np.float32), last=True)] if self._rows_ended else []
-        return [TensorRows(self._row_port, np.concatenate(taken) if len(taken) > 1 else taken[0], last=self._rows_ended)]
+        return [TensorRows(self._row_port, np.concatenate(parts) if len(parts) > 1 else parts[0], last=self._rows_ended)]
 
 
 # The loop ------------------------------------------------------------------------------------------------------------------------------

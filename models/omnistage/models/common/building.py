@@ -34,9 +34,9 @@ MODULES = 64
 def check_numbers(values: Mapping[str, Any], place: Path) -> None:
     """Raises BadCheckpoint for a whole number above MOST, because libraries make lists of such a length before they build a module. The
     base of rotary frequencies is no count, and may be larger. place: file of the values, for the error."""
-    for where, number in whole_numbers(values):
-        if abs(number) > MOST and not where.endswith("theta'"):
-            raise BadCheckpoint(f"{place}: {where} is {str(number)[:80]}, and {MOST} is the most that anything has")
+    for field, number in whole_numbers(values):
+        if abs(number) > MOST and not field.endswith("theta'"):
+            raise BadCheckpoint(f"{place}: {field} is {str(number)[:80]}, and {MOST} is the most that anything has")
 
 
 @contextmanager
@@ -44,26 +44,26 @@ def bound_building(header: Mapping[str, Stored], folder: Path) -> Iterator[None]
     """While the context is open, raises BadCheckpoint as soon as the modules that this thread builds have many times more weights, numbers
     or modules than the files have weights for. header: the weights in the files."""
     thread = threading.get_ident()
-    most = TIMES * len(header) + SPARE_WEIGHTS
-    most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
+    max_weights = TIMES * len(header) + SPARE_WEIGHTS
+    max_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
     weights = numbers = modules = 0
 
     def more(name: str) -> BadCheckpoint:
-        told = f"its files have {len(header)} weights, and by config.json the model has many times more"
-        return BadCheckpoint(f"{folder}: {told}: stopped at {name!r}, the {weights}th")
+        problem = f"its files have {len(header)} weights, and by config.json the model has many times more"
+        return BadCheckpoint(f"{folder}: {problem}: stopped at {name!r}, the {weights}th")
 
     def parameter(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
         nonlocal weights, numbers
         if value is None or threading.get_ident() != thread:
             return
         weights, numbers = weights + 1, numbers + value.numel()
-        if weights > most or numbers > most_numbers:
+        if weights > max_weights or numbers > max_numbers:
             raise more(name)
 
     def inner(module: torch.nn.Module, name: str, value: torch.nn.Module | None) -> None:
         nonlocal modules
         modules += threading.get_ident() == thread
-        if modules > MODULES * most:
+        if modules > MODULES * max_weights:
             raise more(name)
 
     hooks = register_module_parameter_registration_hook(parameter), register_module_module_registration_hook(inner)
@@ -89,10 +89,10 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
     refuse_packed({name: others[name] for name in bad - spare}, folder)
 
 
-def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:
-    """The names that equal a wanted name, or would equal it without leading parts of either name."""
-    ends = {end for name in wanted for end in _ends(name)}
-    return {name for name in names if name in ends or any(end in wanted for end in _ends(name))}
+def _named_alike(names: Iterable[str], model_names: Collection[str]) -> set[str]:
+    """The names that equal a name of the model, or would equal it without leading parts of either name."""
+    ends = {end for name in model_names for end in _ends(name)}
+    return {name for name in names if name in ends or any(end in model_names for end in _ends(name))}
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def cache_directory() -> Path:
     """The directory: `OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It may not exist yet."""
-    if named := os.environ.get("OMNISTAGE_CACHE"):
-        return Path(named).expanduser()
+    if path_text := os.environ.get("OMNISTAGE_CACHE"):
+        return Path(path_text).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "omnistage"

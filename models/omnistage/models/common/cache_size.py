@@ -31,48 +31,50 @@ class CacheSize:
     why: dict[str, str]
 
     @classmethod
-    def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
+    def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, user_context: int = 0, free: int | None = None) -> Self:
         """Choose the sizes. row_bytes: bytes of the keys and values of one row. context: largest number of rows for which the model was
-        made. wanted: context that the user asked for; 0: none. free: free bytes after the weights are loaded; None: measure them. Raises
-        LoadError if the user asked for something impossible."""
+        made. user_context: context that the user asked for; 0: none. free: free bytes after the weights are loaded; None: measure them.
+        Raises LoadError if the user asked for something impossible."""
         if free is None:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
-        most = int(free * KV_SHARE[options.device.partition(":")[0]])
-        rows, kv_bytes = _sizes(min(wanted or context, context), options, row_bytes, most, is_wanted=bool(wanted))
+        max_bytes = int(free * KV_SHARE[options.device.partition(":")[0]])
+        rows, kv_bytes = _sizes(min(user_context or context, context), options, row_bytes, max_bytes, is_wanted=bool(user_context))
         shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
-        why = {
+        reasons = {
             "free_memory": f"{bytes_told(free)} after the weights{shared}",
             "kv_cache_bytes": f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {options.sessions} sessions",
             "context": f"{rows} of the {context} that the model was made for",
         }
-        return cls(rows, kv_bytes, free, why)
+        return cls(rows, kv_bytes, free, reasons)
 
 
-def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
-    """(the context in rows; bytes of a cache that holds at least one sequence of this context). whole: the wanted context. most: bytes that
-    may be used. is_wanted: whether the user asked for this context.
+def _sizes(context: int, options: LoadOptions, row_bytes: int, max_bytes: int, *, is_wanted: bool) -> tuple[int, int]:
+    """(the context in rows; bytes of a cache that holds at least one sequence of this context). context: the wanted context. max_bytes:
+    bytes that may be used. is_wanted: whether the user asked for this context.
 
     A context that does not fit is reduced to a power of two: the context decides when an answer ends, so replicas whose free memory differs
     a little must choose the same."""
-    least = pages_for(whole) * PAGE_ROWS * row_bytes
-    if given := options.kv_cache_bytes:
-        if given < least and is_wanted:
-            raise LoadError(f"kv_cache_bytes {given}: one context of {whole} tokens takes {least}; give more, or a smaller context")
-        room = given
+    min_bytes = pages_for(context) * PAGE_ROWS * row_bytes
+    if user_bytes := options.kv_cache_bytes:
+        if user_bytes < min_bytes and is_wanted:
+            raise LoadError(
+                f"kv_cache_bytes {user_bytes}: one context of {context} tokens takes {min_bytes}; give more, or a smaller context"
+            )
+        room = user_bytes
     else:
-        room = min(max(least, options.sessions * min(USUAL_ROWS, whole) * row_bytes), most)
-    if room >= least:
-        return whole, room
+        room = min(max(min_bytes, options.sessions * min(USUAL_ROWS, context) * row_bytes), max_bytes)
+    if room >= min_bytes:
+        return context, room
     rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS
     if rows < LEAST_CONTEXT:
-        more = "free some memory, or give it a larger memory_share" if options.given(MEMORY_SHARE) else "free some memory"
+        advice = "free some memory, or give it a larger memory_share" if options.given(MEMORY_SHARE) else "free some memory"
         raise LoadError(
-            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(whole, LEAST_CONTEXT)} are the least; "
-            f"{'give more' if given else more}"
+            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(context, LEAST_CONTEXT)} are the least; "
+            f"{'give more' if user_bytes else advice}"
         )
     return power_of_two(rows), room
 
 
-def power_of_two(most: int) -> int:
-    """The largest power of two that is at most `most`; 0: there is none."""
-    return 1 << most.bit_length() >> 1
+def power_of_two(limit: int) -> int:
+    """The largest power of two that is at most `limit`; 0: there is none."""
+    return 1 << limit.bit_length() >> 1

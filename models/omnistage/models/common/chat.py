@@ -43,8 +43,8 @@ class ChatTokenizer(TextTokenizer):
         # The template shows whether the model thinks; many tokenizers have the marks of a thought although the model does not think.
         if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
             opens, closes = marks
-            said = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]
-            self.thinks = Marks(opens, closes, is_open=said[-1:] == [opens])
+            template_marks = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]
+            self.thinks = Marks(opens, closes, is_open=template_marks[-1:] == [opens])
             self.unsayable -= {opens, closes}
 
 
@@ -62,10 +62,10 @@ class ChatTemplate:
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _mark_texts(self._drop_thought(turn), texts, kinds)} for turn in turns]
         try:
-            made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
+            rendered = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise BadRequest("thinker.messages", f"the checkpoint's chat template refuses this conversation: {error}") from None
-        ids = list(self._ids(made[0][0], texts))
+        ids = list(self._ids(rendered[0][0], texts))
         placed = [self._media[token_id] for token_id in ids if token_id in self._media]
         if placed != list(media):
             raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
@@ -94,10 +94,10 @@ class ChatTemplate:
                 plain += texts[int(part)]
                 continue
             end = 0
-            for found in self._split.finditer(part):
-                yield from self._encode(plain + part[end : found.start()])
-                yield self._added[found.group()]
-                plain, end = "", found.end()
+            for match in self._split.finditer(part):
+                yield from self._encode(plain + part[end : match.start()])
+                yield self._added[match.group()]
+                plain, end = "", match.end()
             plain += part[end:]
         yield from self._encode(plain)
 
@@ -128,21 +128,21 @@ def _template(directory: Path) -> str:
                 return path.read_text("utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise BadCheckpoint(f"{path} cannot be read: {error}") from None
-        found = json_object(path).get("chat_template")
-        if isinstance(found, list):
-            found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        if isinstance(found, dict):
-            found = found.get("default")
-        if isinstance(found, str):
-            return found
+        template = json_object(path).get("chat_template")
+        if isinstance(template, list):
+            template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if isinstance(template, str):
+            return template
     raise BadCheckpoint(f"{directory} has no chat template: neither chat_template.jinja nor chat_template.json")
 
 
 def _read_ends(directory: Path) -> Sequence[int]:
     """The ids that end an answer, from generation_config.json; empty if it names none. Raises BadCheckpoint."""
     path = directory / "generation_config.json"
-    found = json_object(path).get("eos_token_id") if path.is_file() else None
-    ends = [] if found is None else found if isinstance(found, list) else [found]
+    value = json_object(path).get("eos_token_id") if path.is_file() else None
+    ends = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token_id) is int and token_id >= 0 for token_id in ends):
-        raise BadCheckpoint(f"{path}: 'eos_token_id' is {str(found)[:80]}: it must be an id, or a list of ids")
+        raise BadCheckpoint(f"{path}: 'eos_token_id' is {str(value)[:80]}: it must be an id, or a list of ids")
     return ends

@@ -55,41 +55,41 @@ class Config:
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
         """The value under a name; a whole number counts as a float too. default: returned if the name is missing or null; None: then it is
         an error. Raises BadCheckpoint, also for a value of another kind."""
-        found = self._values.get(name)
-        if found is None:
-            found = default
-        if found is None:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if value is None:
             raise BadCheckpoint(f"{self.place} lacks {name!r}")
-        return _of_kind(found, kind, f"{self.place}: {name!r}")
+        return _of_kind(value, kind, f"{self.place}: {name!r}")
 
-    def size(self, name: str, most: int = MOST) -> int:
-        """The whole number, a size or a count, under a name. Raises BadCheckpoint if it is missing, below 1 or above `most`: building a
+    def size(self, name: str, max_size: int = MOST) -> int:
+        """The whole number, a size or a count, under a name. Raises BadCheckpoint if it is missing, below 1 or above `max_size`: building a
         model from a huge size would take all memory and time."""
-        found = self.value(name, int)
-        if not 1 <= found <= most:
-            raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be 1 to {most}")
-        return found
+        size = self.value(name, int)
+        if not 1 <= size <= max_size:
+            raise BadCheckpoint(f"{self.place}: {name!r} is {size}, which must be 1 to {max_size}")
+        return size
 
-    def at_least(self, name: str, least: float, default: float | None = None) -> float:
-        """The number under a name. default: see `value`. Raises BadCheckpoint if it is missing, or below `least`."""
-        if (found := self.value(name, float, default)) < least:
-            raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be {least} or more")
-        return found
+    def at_least(self, name: str, min_value: float, default: float | None = None) -> float:
+        """The number under a name. default: see `value`. Raises BadCheckpoint if it is missing, or below `min_value`."""
+        if (value := self.value(name, float, default)) < min_value:
+            raise BadCheckpoint(f"{self.place}: {name!r} is {value}, which must be {min_value} or more")
+        return value
 
     def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
         """The list under a name, with values of one kind. Raises BadCheckpoint."""
-        found = self._values.get(name)
-        if not isinstance(found, list):
+        items = self._values.get(name)
+        if not isinstance(items, list):
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
-        return tuple(_of_kind(value, kind, f"{self.place}: {name!r}") for value in found)
+        return tuple(_of_kind(value, kind, f"{self.place}: {name!r}") for value in items)
 
     def lists(self, name: str, kind: type[V]) -> tuple[tuple[V, ...], ...]:
         """The list of lists under a name. Raises BadCheckpoint."""
-        found = self._values.get(name)
-        if not isinstance(found, list):
+        items = self._values.get(name)
+        if not isinstance(items, list):
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
-        parts = Config({str(index): part for index, part in enumerate(found)}, f"{self.place}: {name!r}")
-        return tuple(parts.values(str(index), kind) for index in range(len(found)))
+        parts = Config({str(index): part for index, part in enumerate(items)}, f"{self.place}: {name!r}")
+        return tuple(parts.values(str(index), kind) for index in range(len(items)))
 
     def table(self, name: str, kind: type[V]) -> dict[str, V]:
         """The object under a name as a dict, with values of one kind. Raises BadCheckpoint."""
@@ -98,20 +98,20 @@ class Config:
 
     def section(self, name: str) -> Config:
         """The object under a name as a Config. Raises BadCheckpoint."""
-        found = self._values.get(name)
-        if not isinstance(found, dict):
+        values = self._values.get(name)
+        if not isinstance(values, dict):
             raise BadCheckpoint(f"{self.place} lacks the object {name!r}")
-        return Config(found, f"{self.place}: {name}")
+        return Config(values, f"{self.place}: {name}")
 
 
-def _of_kind(found: object, kind: type[V], place: str) -> V:
-    """Returns `found` if it is of this kind; a whole number is converted if a float is wanted. place: where it was found, for errors.
+def _of_kind(value: object, kind: type[V], place: str) -> V:
+    """Returns `value` if it is of this kind; a whole number is converted if a float is wanted. place: where it was found, for errors.
     Raises BadCheckpoint for another kind, and for a float that is not finite."""
-    if kind is float and type(found) is int and abs(found) <= sys.float_info.max:
-        found = float(found)
-    if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):  # not isinstance: true and false are no numbers
-        raise BadCheckpoint(f"{place} is {str(found)[:80]!r}, which is no {kind.__name__}")
-    return found
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
+        value = float(value)
+    if type(value) is not kind or (isinstance(value, float) and not isfinite(value)):  # not isinstance: true and false are no numbers
+        raise BadCheckpoint(f"{place} is {str(value)[:80]!r}, which is no {kind.__name__}")
+    return value
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
@@ -122,9 +122,9 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
         others = INSTEAD.get(name, (name,))
         for other in (name, *others):
             _check_regular(place / other)
-        lacking = [other for other in others if not (place / other).is_file()]
-        if lacking and not (place / name).is_file():
-            instead = f"; {' and '.join(lacking)} would do as well" if name in INSTEAD else ""
+        missing = [other for other in others if not (place / other).is_file()]
+        if missing and not (place / name).is_file():
+            instead = f"; {' and '.join(missing)} would do as well" if name in INSTEAD else ""
             raise BadCheckpoint(
                 f"{place / name} is missing: give the whole folder of a checkpoint, or none for the family's own default{instead}"
             )
@@ -161,8 +161,8 @@ def checkpoint_name(checkpoint: Path) -> str:
 def name_of(folder: Path) -> str:
     """The name that people use for the model in a folder, in lower case: the name in its config without the owner, else
     `checkpoint_name`."""
-    named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else checkpoint_name(folder)).rpartition("/")[2].lower()
+    name = json_object(folder / "config.json").get("_name_or_path")
+    return (name if isinstance(name, str) and name else checkpoint_name(folder)).rpartition("/")[2].lower()
 
 
 def read_config(directory: Path, model_type: str) -> Config:

@@ -11,9 +11,9 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 def cores(quota: Path = QUOTA) -> int:
     """The number of cores that this process may run on; fewer, but at least one, if its container gets less computing time."""
-    here = len(os.sched_getaffinity(0))
+    core_count = len(os.sched_getaffinity(0))
     try:
-        given, period = quota.read_text().split()
+        limit, period = quota.read_text().split()
     except FileNotFoundError:
-        return here
-    return here if given == "max" else max(min(here, int(given) // int(period)), 1)
+        return core_count
+    return core_count if limit == "max" else max(min(core_count, int(limit) // int(period)), 1)

@@ -67,13 +67,13 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
     return sizes
 
 
-def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
-    """Read the rotary embedding of a decoder. axes: number of axes of positions; 0: one axis and no sections. usual: sections if the config
-    has none. Raises BadCheckpoint."""
+def rope_of(config: Config, *, axes: int = 0, default_sections: tuple[int, ...] = ()) -> RopeConfig:
+    """Read the rotary embedding of a decoder. axes: number of axes of positions; 0: one axis and no sections. default_sections: sections if
+    the config has none. Raises BadCheckpoint."""
     rope, theta = _read_rope(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
-    sections = usual if usual and not rope.has("mrope_section") else rope.values("mrope_section", int)
+    sections = default_sections if default_sections and not rope.has("mrope_section") else rope.values("mrope_section", int)
     if len(sections) != axes or min(sections) < 1:
         raise BadCheckpoint(f"{config.place}: 'mrope_section' is {list(sections)}: it needs a number above 0 for each of {axes} axes")
     return RopeConfig(theta, sections)
@@ -85,15 +85,16 @@ def rope_theta_of(config: Config, kind: str = "default") -> float:
     return _read_rope(config, (kind,), USUAL_THETA)[1]
 
 
-def _read_rope(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
+def _read_rope(config: Config, kinds: tuple[str, ...], default_theta: float | None) -> tuple[Config, float]:
     """(the config's object about positions, theta). Published checkpoints have `rope_theta`, some also `rope_scaling`; Transformers 5
     writes `rope_parameters`. The first of these two objects that is not empty is used; its theta wins over a theta outside of it. kinds:
-    supported types; the first is assumed if the config names none. usual: theta if the config has none; None: then it is an error."""
+    supported types; the first is assumed if the config names none. default_theta: theta if the config has none; None: then it is an
+    error."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
     if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:
         raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the {kinds[0]} ones")
-    return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", LEAST_THETA, usual)
+    return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", LEAST_THETA, default_theta)
 
 
 def attention_biases(config: Config) -> tuple[str, ...]:
@@ -101,10 +102,10 @@ def attention_biases(config: Config) -> tuple[str, ...]:
     return (*BIASED, "o_proj") if config.value("attention_bias", bool, False) else ()
 
 
-def check_activation(config: Config, name: str, known: str) -> None:
-    """Raises BadCheckpoint if the config names another activation than `known`. name: the config's key."""
-    if (found := config.value(name, str, known)) != known:
-        raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
+def check_activation(config: Config, name: str, activation: str) -> None:
+    """Raises BadCheckpoint if the config names another activation than `activation`. name: the config's key."""
+    if (value := config.value(name, str, activation)) != activation:
+        raise BadCheckpoint(f"{config.place}: {name!r} is {value!r}, and only {activation!r} is supported")
 
 
 def _check_sees_all(config: Config) -> None:

@@ -33,12 +33,12 @@ class Undownloadable(Exception):
     """The server cannot be reached, or refuses the file; another way to the file may exist. The partial file is unchanged."""
 
 
-def download(url: str, partial: Path, most: int, came: Came) -> None:
-    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. most: largest number of bytes
-    of the file. came: called with the progress. Raises Undownloadable; FetchError if the connection breaks too often (received bytes are
-    kept), or if more than `most` bytes came."""
+def download(url: str, partial: Path, max_bytes: int, report: Came) -> None:
+    """Begin or continue a partial file until it is complete. The caller must check that it is the right file. max_bytes: of the file.
+    report: called with the progress. Raises Undownloadable; FetchError if the connection breaks too often (received bytes are kept), or if
+    more than `max_bytes` came."""
     with _client() as client, partial.open("ab") as file:
-        target = _Target(file, most, came)
+        target = _Target(file, max_bytes, report)
         for number in range(1 + BREAKS):
             time.sleep(PAUSE_S * number)
             try:
@@ -69,15 +69,15 @@ class _Refused(Exception):
 
 
 class _Target:
-    """A partial file to which a download appends. position: bytes in it. has_grown: whether bytes were added since it was opened. most:
-    largest number of bytes of the file. came: called with the progress, see `Came`."""
+    """A partial file to which a download appends. position: bytes in it. has_grown: whether bytes were added since it was opened.
+    max_bytes: of the file. report: called with the progress, see `Came`."""
 
-    def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
+    def __init__(self, file: BinaryIO, max_bytes: int, report: Came) -> None:
         self.position = file.tell()
         self.has_grown = False
         self._file = file
-        self._most = most
-        self._came = came
+        self._most = max_bytes
+        self._came = report
 
     def fill(self, client: httpx2.Client, url: str) -> None:
         """Request the missing bytes and append them. If the server cannot send only these, empty the file and request all bytes."""
@@ -109,7 +109,7 @@ class _Target:
         return True
 
     def _write(self, block: bytes) -> None:
-        """Append bytes. If the file would have more than `most`, empties it and raises FetchError."""
+        """Append bytes. If the file would have more than `max_bytes`, empties it and raises FetchError."""
         if self.position + len(block) > self._most:
             self._empty()
             raise FetchError(

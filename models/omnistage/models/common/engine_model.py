@@ -100,8 +100,8 @@ class Started:
         `Engine`. team: the other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = choose_backend(decoder.spec)
-        with ThreadPoolExecutor(1) as beside:  # At the same time: both take long, and do not hold Python's lock.
-            files = beside.submit(digests_of_files, folder)
+        with ThreadPoolExecutor(1) as pool:  # At the same time: both take long, and do not hold Python's lock.
+            files = pool.submit(digests_of_files, folder)
             results = compute_on_thread(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
             decoder,
@@ -114,11 +114,11 @@ class Started:
             followers=followers,
         )
         dtype = _name(decoder.spec.dtype)
-        told: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
+        option_values: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
         if team is not None:
-            told["tensor_parallel_size"] = options.tensor_parallel_size
+            option_values["tensor_parallel_size"] = options.tensor_parallel_size
         settings = {
-            **{name: options.told(name, value) for name, value in {**told, "enable_cache": options.keeps_prompts}.items()},
+            **{name: options.told(name, value) for name, value in {**option_values, "enable_cache": options.keeps_prompts}.items()},
             **memory_texts(folder),
             "products": decoder.products,
             "attention": engine.attention.reason,
@@ -149,7 +149,7 @@ def choose_dtype(options: LoadOptions) -> torch.dtype:
 
 
 def _name(dtype: torch.dtype) -> str:
-    return next(name for name, known in _DTYPES.items() if known == dtype)
+    return next(name for name, candidate in _DTYPES.items() if candidate == dtype)
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
@@ -183,14 +183,14 @@ def decoder_weights(
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:
-            found = weights.read(head) if head else None
-            if head and found is None and not tied:
+            tensor = weights.read(head) if head else None
+            if head and tensor is None and not tied:
                 raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
         elif name.endswith(".bias"):
-            found = weights.need(prefix + name) if name.split(".")[-2] in biased else None
+            tensor = weights.need(prefix + name) if name.split(".")[-2] in biased else None
         else:
-            found = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
-            found = expert_of_all(weights, prefix + name) if found is None else found
-        return None if found is None else found.to(device, dtype)
+            tensor = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
+            tensor = expert_of_all(weights, prefix + name) if tensor is None else tensor
+        return None if tensor is None else tensor.to(device, dtype)
 
     return weight

@@ -33,9 +33,9 @@ def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, g
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
     """The weight of one expert, cut out of the tensor of all experts. name: PREFIX.experts.NUMBER.gate_proj.weight and so on, as in
     published checkpoints. None: the name is of another form, or there is no such weight."""
-    module, found, rest = name.rpartition(".experts.")
+    module, separator, rest = name.rpartition(".experts.")
     number, _, part = rest.partition(".")
-    if not found or not number.isdigit() or part not in _PARTS:
+    if not separator or not number.isdigit() or part not in _PARTS:
         return None
     together, half = _PARTS[part]
     stored = weights.header.get(every := f"{module}.experts.{together}")

@@ -25,12 +25,12 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 
 class PortFeed:
     """Passes the rows of a port to a sequence as they come, while the caller takes the sequence's items. rows: number of rows passed so
-    far, including `behind`. ended: whether all rows have been passed."""
+    far, including `end_rows`. ended: whether all rows have been passed."""
 
-    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
-        """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. behind: rows [n, width] that follow the
+    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, end_rows: torch.Tensor | None = None) -> None:
+        """stream: the sequence. inputs: pieces of all ports. port: the port whose rows are used. end_rows: rows [n, width] that follow the
         port's last row; None: there are none."""
-        self._stream, self._inputs, self._port, self._behind = stream, inputs, port, behind
+        self._stream, self._inputs, self._port, self._behind = stream, inputs, port, end_rows
         self._task: asyncio.Task[None] | None = None
         self.rows, self.ended = 0, False
 

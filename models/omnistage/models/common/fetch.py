@@ -99,9 +99,11 @@ def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
     downloads = recipe.downloads(root.parent)
     downloads.mkdir(exist_ok=True)
     _remove_others(recipe, downloads)
-    free, needed = shutil.disk_usage(root.parent).free, recipe.space - sum(map(size_of, downloads.iterdir()))
-    if free < needed:
-        raise FetchError(f"{root.parent} has {bytes_told(free)} free and {bytes_told(needed)} are needed: make room or set OMNISTAGE_CACHE")
+    free_bytes, needed_bytes = shutil.disk_usage(root.parent).free, recipe.space - sum(map(size_of, downloads.iterdir()))
+    if free_bytes < needed_bytes:
+        raise FetchError(
+            f"{root.parent} has {bytes_told(free_bytes)} free and {bytes_told(needed_bytes)} are needed: make room or set OMNISTAGE_CACHE"
+        )
     work = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=root.parent))
     try:
         sources, out, scratch = (work / name for name in ("sources", "out", "scratch"))

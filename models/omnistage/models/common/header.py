@@ -66,24 +66,24 @@ def refuse_packed(packed: Mapping[str, Stored], place: object) -> None:
 def check_says_unpacked(values: object, place: str) -> None:
     """Raises BadCheckpoint if a config has a key, at any depth, which says that weights are packed. values: the config as read from JSON.
     place: its file, for the error."""
-    for where, key, value in _entries(values):
+    for prefix, key, value in _entries(values):
         if key in QUANTIZED and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
-            told = f"quantized by {str(method)[:80]}" if method else "quantized by an unknown method"
-            raise BadCheckpoint(f"{place}: {where}{key!r} is there: weights {told} {UNPACKED}")
+            method_text = f"quantized by {str(method)[:80]}" if method else "quantized by an unknown method"
+            raise BadCheckpoint(f"{place}: {prefix}{key!r} is there: weights {method_text} {UNPACKED}")
 
 
-def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so where libraries do not look. whole: the
-    config of the checkpoint. parts: its sections for the loaded parts of the model."""
-    said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
-    for config, values in ((whole, said), *((part, part.raw) for part in parts)):
+def check_plain(checkpoint_config: Config, *parts: Config) -> None:
+    """Raises BadCheckpoint if a config says that weights are packed in an unknown way, or says so where libraries do not look.
+    checkpoint_config: the config of the checkpoint. parts: its sections for the loaded parts of the model."""
+    packing = {key: value for key in QUANTIZED if not is_unpacked(value := checkpoint_config.raw.get(key))}
+    for config, values in ((checkpoint_config, packing), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
 
 
-def is_unpacked(said: object) -> bool:
-    """Whether this project can unpack weights that are packed in this way. said: the value of a key of QUANTIZED."""
-    return isinstance(said, dict) and said.get("quant_method") in (FP8, COMPRESSED)
+def is_unpacked(packing: object) -> bool:
+    """Whether this project can unpack weights that are packed in this way. packing: the value of a key of QUANTIZED."""
+    return isinstance(packing, dict) and packing.get("quant_method") in (FP8, COMPRESSED)
 
 
 def check_finite(
@@ -100,21 +100,21 @@ def check_finite(
 
 def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
     """Yields every whole number in a config, at any depth, as (the keys that lead to it, number). values: the config as read from JSON."""
-    for where, key, value in _entries(values):
+    for prefix, key, value in _entries(values):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
-                yield f"{where}{key!r}", number
+                yield f"{prefix}{key!r}", number
 
 
 def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
-    """Yields (place, key, value) of each entry of each object in the values, at any depth. place: the keys that lead to the object, as
+    """Yields (prefix, key, value) of each entry of each object in the values, at any depth. prefix: the keys that lead to the object, as
     text."""
-    left: list[tuple[str, object]] = [("", values)]
-    while left:
-        where, inner = left.pop()
+    stack: list[tuple[str, object]] = [("", values)]
+    while stack:
+        prefix, inner = stack.pop()
         if isinstance(inner, dict):
             for key, value in inner.items():
-                yield where, key, value
-                left.append((f"{where}{key}: ", value))
+                yield prefix, key, value
+                stack.append((f"{prefix}{key}: ", value))
         elif isinstance(inner, list):
-            left += [(where, value) for value in inner if isinstance(value, dict | list)]
+            stack += [(prefix, value) for value in inner if isinstance(value, dict | list)]

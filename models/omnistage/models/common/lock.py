@@ -17,15 +17,15 @@ LOOK_S = 0.5
 
 
 @contextmanager
-def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+def hold_lock(path: Path, progress: ShowProgress, byte_counts: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
     """Hold the lock on a file while the context is open. While another process holds it, wait and show that process's progress every
-    LOOK_S. came: returns (number of bytes that the other process has fetched, number of all bytes, or None if that is not known).
+    LOOK_S. byte_counts: returns (number of bytes that the other process has fetched, number of all bytes, or None if that is not known).
 
     The wait has no limit, because the other process may fetch much; if that process ends, its lock is freed."""
     with path.open("a") as file:
         if not _try_lock(file):
             while True:
-                progress(WAITING, *came(), "bytes")
+                progress(WAITING, *byte_counts(), "bytes")
                 time.sleep(LOOK_S)
                 if _try_lock(file):
                     break

@@ -28,23 +28,23 @@ def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return part_of_gpu(free, total, torch.cuda.memory_reserved(device), filled or FILLED, share)
     free = _kilobytes(_MEMINFO, "MemAvailable")
-    most, used = _GROUP / "memory.max", _GROUP / "memory.current"
-    if most.is_file() and used.is_file() and (limit := most.read_text().strip()).isdigit():
-        free = min(free, int(limit) - int(used.read_text()))
+    limit_file, usage_file = _GROUP / "memory.max", _GROUP / "memory.current"
+    if limit_file.is_file() and usage_file.is_file() and (limit := limit_file.read_text().strip()).isdigit():
+        free = min(free, int(limit) - int(usage_file.read_text()))
     return part_of_cpu(max(free, 0), private_bytes(), share)
 
 
-def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
-    """Bytes that this process may still take on a GPU. free, total: bytes of the GPU. own: bytes that this process has taken. filled: part
-    of the GPU that all processes may fill. share: part of those bytes for this process. It is a share of the whole, because with a share of
-    the free bytes the first of two equal servers would get more than the second, which finds less free."""
-    return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
+def part_of_gpu(free: int, total: int, own_bytes: int, filled: float, share: float) -> int:
+    """Bytes that this process may still take on a GPU. free, total: bytes of the GPU. own_bytes: those that this process has taken. filled:
+    part of the GPU that all processes may fill. share: part of those bytes for this process. It is a share of the whole, because with a
+    share of the free bytes the first of two equal servers would get more than the second, which finds less free."""
+    return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own_bytes), 0)
 
 
-def part_of_cpu(free: int, own: int, share: float) -> int:
-    """Bytes that this process may still take on a CPU: its share of the memory that was free before it took `own` bytes, minus these bytes.
+def part_of_cpu(free: int, own_bytes: int, share: float) -> int:
+    """Bytes that this process may still take on a CPU: its share of the memory that was free before it took `own_bytes`, minus these bytes.
     It is no share of the whole memory, because other work of the machine uses a part of that."""
-    return max(int(share * (free + own)) - own, 0)
+    return max(int(share * (free + own_bytes)) - own_bytes, 0)
 
 
 def private_bytes() -> int:

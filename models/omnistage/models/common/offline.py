@@ -55,22 +55,22 @@ def offline() -> Iterator[None]:
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
     before = {name: os.environ.get(name) for name in SAID}
-    known = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
+    constants = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
     loads, _thread.loads = _thread.loads, True
     try:
         say_offline()
-        for name in known:
+        for name in constants:
             setattr(hub, name, True)
         yield
     finally:
         _thread.loads = loads
-        for name, value in known.items():
+        for name, value in constants.items():
             setattr(hub, name, value)
-        for name, told in before.items():
-            if told is None:
+        for name, old_value in before.items():
+            if old_value is None:
                 os.environ.pop(name, None)
             else:
-                os.environ[name] = told
+                os.environ[name] = old_value
 
 
 @cache

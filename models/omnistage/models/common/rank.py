@@ -82,10 +82,10 @@ class DecoderFollower:
             case NewCache(pages, poison):
                 del self._cache  # Two caches at once could be too large for the memory.
                 self._cache = KVCache(self._spec, pages, poison=poison)
-            case PagesChanged(taken, freed):
-                self._cache.follow(taken, freed)
-            case ComputeHidden(told):
-                self._plan = told.to(self._spec.device)
+            case PagesChanged(new, freed):
+                self._cache.follow(new, freed)
+            case ComputeHidden(plan):
+                self._plan = plan.to(self._spec.device)
                 self._hidden = self._decoder.hidden(self._plan.rows, self._attention.bind(self._cache, self._spec, self._plan))
             case ComputeLogits():
                 self._decoder.logits(last_rows(self._hidden.last, self._plan))
@@ -139,13 +139,13 @@ def has_gone(channel: Connection) -> bool:
 
 def run(channel: Connection) -> None:
     """Do the work of this rank, from the first message on. An error of reading the part is sent to the parent; other errors are raised."""
-    asked: ReadPart = receive(channel)
-    torch.set_num_threads(asked.options.threads)
-    group = Distributed(asked.rank, asked.size)
-    module, _, name = asked.reader.partition(":")
+    request: ReadPart = receive(channel)
+    torch.set_num_threads(request.options.threads)
+    group = Distributed(request.rank, request.size)
+    module, _, name = request.reader.partition(":")
     reader: RankReader = getattr(importlib.import_module(module), name)
     try:
-        part = reader(asked.folder, asked.options, group)
+        part = reader(request.folder, request.options, group)
     # Any error is sent to the parent, which logs it, because a server has one log.
     except Exception as error:
         send([channel], PartRead(f"{type(error).__name__}: {error}"))

@@ -80,12 +80,12 @@ def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
         raise BadRequest(_FIELDS.get((kind, error.field), f"{kind}.{error.field}"), error.description) from None
 
 
-def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
-    """Check that a wanted port does not begin after its end. most: largest number of items of the port. of: name of the items, for the
+def check_place(ports: Wanted, port: str, max_items: int, of: str) -> None:
+    """Check that a wanted port does not begin after its end. max_items: largest number of items of the port. of: name of the items, for the
     error."""
-    first = wanted.get(port, 0)
-    if first > most:
-        raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")
+    first = ports.get(port, 0)
+    if first > max_items:
+        raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {max_items} {of}")
 
 
 def _join_words(names: Sequence[str]) -> str:

@@ -35,17 +35,17 @@ def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] |
     parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
-    cut = {
+    counts = {
         "query heads": config.query_heads,
         "heads of keys and values": config.kv_heads,
         **({"FFN columns": config.ffn_size} if others is None else others),
         "tokens": config.vocab_size,
     }
-    if any(count % size for count in cut.values()):
-        most = math.gcd(*cut.values())
-        able = [str(number) for number in range(1, most + 1) if most % number == 0]
-        told = ", ".join(f"{count} {name}" for name, count in cut.items())
-        raise LoadError(f"tensor_parallel_size {size}: does not divide {told} of this model; it can be {' or '.join(able)}")
+    if any(count % size for count in counts.values()):
+        divisor = math.gcd(*counts.values())
+        able = [str(number) for number in range(1, divisor + 1) if divisor % number == 0]
+        counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise LoadError(f"tensor_parallel_size {size}: does not divide {counts_text} of this model; it can be {' or '.join(able)}")
     ffn_size = config.ffn_size // size if others is None else config.ffn_size
     return replace(config, query_heads=config.query_heads // size, kv_heads=config.kv_heads // size, ffn_size=ffn_size)
 
@@ -58,16 +58,16 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
 
     def part(name: str) -> torch.Tensor | None:
-        found = weight(name)
-        if found is None and name == LM_HEAD:
-            found = weight(EMBEDDING)  # The logits use the embedding, and each rank computes the logits of some tokens.
+        tensor = weight(name)
+        if tensor is None and name == LM_HEAD:
+            tensor = weight(EMBEDDING)  # The logits use the embedding, and each rank computes the logits of some tokens.
         style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
-        if found is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
-            return found
+        if tensor is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
+            return tensor
         if style in _COLUMNS:
-            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep the whole weight in memory.
-        if found.ndim > 1:
-            return found.tensor_split(group.size, 1)[group.rank].clone(memory_format=torch.contiguous_format)
-        return found if group.rank == 0 else None  # The ranks' results are summed, so one rank alone adds the bias.
+            return tensor.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep the whole weight in memory.
+        if tensor.ndim > 1:
+            return tensor.tensor_split(group.size, 1)[group.rank].clone(memory_format=torch.contiguous_format)
+        return tensor if group.rank == 0 else None  # The ranks' results are summed, so one rank alone adds the bias.
 
     return part

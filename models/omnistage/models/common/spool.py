@@ -76,23 +76,23 @@ class Files:
 
     def __init__(self, spool: Spool, folder: str, host: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
         """Call Spool.files instead."""
-        for streamed, most in media.values():
-            if streamed.total_bytes > most:
-                raise _too_large(streamed, most)
+        for streamed, max_bytes in media.values():
+            if streamed.total_bytes > max_bytes:
+                raise _too_large(streamed, max_bytes)
         self._spool, self._host = spool, host
-        self._files = {port: _File(streamed, most, folder) for port, (streamed, most) in media.items()}
+        self._files = {port: _File(streamed, max_bytes, folder) for port, (streamed, max_bytes) in media.items()}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the files on a thread, and stop counting their bytes."""
-        held = [file for file in self._files.values() if file.size]
+        files = [file for file in self._files.values() if file.size]
         try:
-            if held:  # Shielded, so that the thread closes the files even if the caller is cancelled.
-                await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close, held))
+            if files:  # Shielded, so that the thread closes the files even if the caller is cancelled.
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close, files))
         finally:
-            self._spool.free(self._host, sum(file.size for file in held))
+            self._spool.free(self._host, sum(file.size for file in files))
 
     @property
     def are_whole(self) -> bool:
@@ -132,24 +132,24 @@ async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class _File:
-    """The file of one medium. size: bytes that the spool counts for it. descriptor: -1: no file yet. digest: b"": not complete. most:
-    largest number of bytes. `write` and `close` run in threads: a write whose caller was cancelled may still run when the file is closed,
-    and is dropped then."""
+    """The file of one medium. size: bytes that the spool counts for it. descriptor: -1: no file yet. digest: b"": not complete. max_bytes:
+    of the medium. `write` and `close` run in threads: a write whose caller was cancelled may still run when the file is closed, and is
+    dropped then."""
 
-    def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
+    def __init__(self, streamed: Streamed, max_bytes: int, folder: str) -> None:
         self.streamed = streamed
         self.size = 0
         self.descriptor = -1
         self.digest = b""
-        self._most = most
+        self._most = max_bytes
         self._folder = folder
         self._hash = hashlib.sha256()
         self._lock = threading.Lock()
         self._closed = False
 
-    def check(self, more: int, *, last: bool) -> None:
-        """Check that `more` further bytes may come. last: they are the last bytes of the medium. Raises BadRequest."""
-        size, total = self.size + more, self.streamed.total_bytes
+    def check(self, byte_count: int, *, last: bool) -> None:
+        """Check that `byte_count` further bytes may come. last: they are the last bytes of the medium. Raises BadRequest."""
+        size, total = self.size + byte_count, self.streamed.total_bytes
         if size > self._most:
             raise _too_large(self.streamed, self._most)
         if total and (size > total or (last and size < total)):
@@ -164,14 +164,14 @@ class _File:
                 return
             try:
                 if self.descriptor < 0:
-                    with tempfile.TemporaryFile(buffering=0, dir=self._folder) as made:
-                        self.descriptor = os.dup(made.fileno())
+                    with tempfile.TemporaryFile(buffering=0, dir=self._folder) as file:
+                        self.descriptor = os.dup(file.fileno())
                 self._hash.update(data)
                 while data:
                     data = data[os.write(self.descriptor, data) :]
             except OSError as error:
-                what = "free some of it, or give this stage another TMPDIR"
-                raise Full(f"no more media can be put aside in {self._folder} ({error.strerror}): {what}") from error
+                advice = "free some of it, or give this stage another TMPDIR"
+                raise Full(f"no more media can be put aside in {self._folder} ({error.strerror}): {advice}") from error
             if last:
                 self.digest = self._hash.digest()
 
@@ -188,10 +188,10 @@ def _close(files: Iterable[_File]) -> None:
         file.close()
 
 
-def _too_large(streamed: Streamed, most: int) -> BadRequest:
-    """The refusal of a medium that has more than `most` bytes."""
+def _too_large(streamed: Streamed, max_bytes: int) -> BadRequest:
+    """The refusal of a medium that has more than `max_bytes`."""
     return BadRequest(
         f"{FIELD}.port",
-        f"has more than {most} bytes, the most of {streamed.media_type or 'its kind'}: send a part of it, or a smaller one",
+        f"has more than {max_bytes} bytes, the most of {streamed.media_type or 'its kind'}: send a part of it, or a smaller one",
         port=streamed.port,
     )

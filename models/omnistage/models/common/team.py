@@ -87,8 +87,8 @@ class _Rank:
             status = self.process.poll()
         if status is None:
             return ""
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return f"rank {self.rank} ended with {how}"
+        status_text = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return f"rank {self.rank} ended with {status_text}"
 
 
 class Team:
@@ -103,8 +103,8 @@ class Team:
         more. Raises LoadError."""
         size = options.tensor_parallel_size
         if distributed.is_initialized():
-            told = "this process has a model of several ranks already; load this one in another process"
-            raise LoadError(f"tensor_parallel_size {size}: {told}")
+            reason = "this process has a model of several ranks already; load this one in another process"
+            raise LoadError(f"tensor_parallel_size {size}: {reason}")
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
         self._wake_reader, self._wake_writer = os.pipe()
@@ -157,9 +157,9 @@ class Team:
         with self._explaining_loss(RanksApart):
             self._send(NewCache(pages, poison))
 
-    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+    def pages_changed(self, new: Sequence[int], freed: Sequence[int]) -> None:
         with self._explaining_loss(RanksApart):
-            self._send(PagesChanged(tuple(taken), tuple(freed)))
+            self._send(PagesChanged(tuple(new), tuple(freed)))
 
     @contextmanager
     def step(self, plan: StepPlan) -> Iterator[None]:
@@ -230,8 +230,8 @@ class Team:
         """While the context is open, turns an error that the end of a rank caused into `error`, with a text on how that rank ended."""
         try:
             yield
-        except (OSError, EOFError, RanksApart) as lost:
-            raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
+        except (OSError, EOFError, RanksApart) as failure:
+            raise error(self._first_end() or f"a rank of {self.group.size} was lost: {failure!r}") from failure
 
     def _first_end(self) -> str:
         """Wait at most DEATH_S for a rank to end. Returns a text on how the first such rank ended; empty: none has ended."""
@@ -239,8 +239,8 @@ class Team:
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
         ends.poll(DEATH_S * 1000)
-        told = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
-        return f"{told}; its standard error says why" if told else ""
+        text = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
+        return f"{text}; its standard error says why" if text else ""
 
     def _watch_ranks(self, started: Future[None]) -> None:
         """The watching thread: start the other ranks, set `started`, and raise RanksApart when a rank ends after all have met. It lives

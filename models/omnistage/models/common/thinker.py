@@ -138,16 +138,18 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
         if never := self._never_said.intersection(request.history):
-            told = f"token {min(never)} is in no answer: it is special, no text, or ends one; give the tokens that came, and those alone"
-            raise BadRequest("resume.history", told)
+            description = (
+                f"token {min(never)} is in no answer: it is special, no text, or ends one; give the tokens that came, and those alone"
+            )
+            raise BadRequest("resume.history", description)
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
 
     def _check_characters(self, field: str, count: int) -> None:
         """Raises BadRequest for a text with more characters than the context can have. field: of the request, for the error."""
-        most = self._context * _MAX_TOKEN_CHARACTERS
-        if count > most:
-            raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
+        max_characters = self._context * _MAX_TOKEN_CHARACTERS
+        if count > max_characters:
+            raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {max_characters}")
 
     def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> P:
         """The request with its tokens. grammar: its constraint; None: the text is free. Raises BadRequest for faults that only tokens
@@ -163,8 +165,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             raise BadRequest(
                 "thinker.messages", f"shorten the conversation: it has {len(prompt_ids)} tokens, the model takes {self._context - 1}"
             )
-        if (most := self._context - len(prompt_ids)) < len(said_ids):
-            raise BadRequest("thinker.verbatim", f"shorten the text: it has {len(said_ids)} tokens, the conversation has room for {most}")
+        if (room := self._context - len(prompt_ids)) < len(said_ids):
+            raise BadRequest("thinker.verbatim", f"shorten the text: it has {len(said_ids)} tokens, the conversation has room for {room}")
         return self._prepared(request, prompt_ids, said_ids, grammar)
 
     @abstractmethod
@@ -214,30 +216,30 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
-    async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+    async def generate(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields pieces of the answer as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The ids
         are without the token that ends the text; the tokens of a stop string are among the ids, but not its text."""
         # Verbatim text needs the engine only for its rows.
-        pieces = self._say(prepared, wanted) if prepared.said_ids and wanted.keys() == {TEXT} else self._think(prepared, inputs, wanted)
+        pieces = self._say(prepared, ports) if prepared.said_ids and ports.keys() == {TEXT} else self._think(prepared, inputs, ports)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
-    async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+    async def _say(self, prepared: P, ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields verbatim text whose rows are not wanted, without the engine."""
         request = prepared.request
         answer = await self._worker.run(
-            partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
+            partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), ports, history=request.history, finished=request.finished)
         )
         for piece in _verbatim_pieces(answer, prepared):
             yield piece
 
-    async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+    async def _think(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields an answer of the engine, or verbatim text with its rows."""
-        answer, asked = await self._begun(prepared, inputs, wanted)
-        answer.asked_with(len(asked.prompt))
+        answer, engine_request = await self._begun(prepared, inputs, ports)
+        answer.asked_with(len(engine_request.prompt))
         with refuse_unfit("thinker"):
-            submitted = self.engine.submit(asked)
+            submitted = self.engine.submit(engine_request)
         async with aclosing(submitted) as stream, aclosing(answer_pieces(stream, answer, array_of)) as pieces:
             for piece in _verbatim_pieces(answer, prepared):
                 yield piece
@@ -246,7 +248,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
                     yield piece
 
     @abstractmethod
-    async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+    async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """(the answer up to the end of its history, the request to the engine). A long history is assembled on a thread. This is not called
         for verbatim text whose rows are not wanted. The engine checks the request later. Raises BadRequest or Full."""
 

@@ -38,7 +38,7 @@ class TextTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self.vocabulary = tokenizer, vocabulary
-        ids, own = set(tokenizer.get_vocab().values()), set(tokenizer.get_vocab(with_added_tokens=False).values())
+        ids, base_ids = set(tokenizer.get_vocab().values()), set(tokenizer.get_vocab(with_added_tokens=False).values())
         if (last := max(ids, default=-1)) >= vocabulary:
             raise BadCheckpoint(f"the tokenizer has a token {last}, the ids of the model end at {vocabulary - 1}: one is not the other's")
         added = tokenizer.get_added_tokens_decoder()
@@ -51,7 +51,7 @@ class TextTokenizer:
         self.tokenless = frozenset(range(vocabulary)) - ids
         self.unsayable = self.tokenless.union(self.special.values())
         # An added token is stored as plain text, a token of the vocabulary with one character for each byte.
-        spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in own}
+        spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in base_ids}
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
@@ -88,7 +88,7 @@ def _of_vocabulary(directory: Path) -> Tokenizer:
     if kind not in KINDS:
         raise BadCheckpoint(f"{path}: 'tokenizer_class' is {str(kind)[:80]!r}: without tokenizer.json only {' and '.join(KINDS)} are known")
     try:
-        made: Tokenizer = Qwen2Tokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
-        return made
+        tokenizer: Tokenizer = Qwen2Tokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
+        return tokenizer
     except Exception as error:  # Damaged files, as above.
         raise BadCheckpoint(f"{directory}: vocab.json, merges.txt or tokenizer_config.json is damaged: {error!r}") from error

@@ -21,7 +21,7 @@ def choose_voice(voices: Collection[str], name: str, field: str) -> str:
     if not name:
         return next(iter(voices))
     # The exact name wins, because a checkpoint may have two voices whose names differ only in capitals.
-    found = name if name in voices else next((voice for voice in voices if voice.lower() == name.lower()), None)
-    if found is None:
+    choice = name if name in voices else next((voice for voice in voices if voice.lower() == name.lower()), None)
+    if choice is None:
         raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")
-    return found
+    return choice

@@ -112,8 +112,8 @@ class Weights:
         """The tensor of a weight as it is stored. index: as in `read`."""
         path, shard, stored = self._place(name)
         with _naming_file(path):
-            whole = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]
-            tensor: torch.Tensor = shard.get_tensor(stored) if whole is None else whole[index]  # type: ignore[no-untyped-call]
+            part = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]
+            tensor: torch.Tensor = shard.get_tensor(stored) if part is None else part[index]  # type: ignore[no-untyped-call]
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
@@ -151,18 +151,18 @@ class Weights:
         size is built."""
         if name not in self.header:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
-        if (found := self.header[name].shape) != shape:
-            raise BadCheckpoint(f"{self.directory}: {name} is {list(found)}, and by config.json it is {list(shape)}")
+        if (stored_shape := self.header[name].shape) != shape:
+            raise BadCheckpoint(f"{self.directory}: {name} is {list(stored_shape)}, and by config.json it is {list(shape)}")
 
-    def check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises BadCheckpoint for a missing, unexpected or misshapen weight. wanted: name -> shape of all weights. It reads only the
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises BadCheckpoint for a missing, unexpected or misshapen weight. shapes: name -> shape of all weights. It reads only the
         header."""
-        if missing := sorted(wanted.keys() - self.names):
+        if missing := sorted(shapes.keys() - self.names):
             raise BadCheckpoint(f"{self.directory} lacks {len(missing)} weights, the first is {missing[0]}")
-        self._check_unexpected(self.names - wanted.keys())
-        for name, shape in wanted.items():
-            if (found := self.header[name].shape) != shape:
-                raise BadCheckpoint(f"{self.directory}: {name} is {found}, not {shape}")
+        self._check_unexpected(self.names - shapes.keys())
+        for name, shape in shapes.items():
+            if (stored_shape := self.header[name].shape) != shape:
+                raise BadCheckpoint(f"{self.directory}: {name} is {stored_shape}, not {shape}")
 
     def _check_unexpected(self, names: Iterable[str]) -> None:
         if unexpected := sorted(names):
@@ -171,26 +171,26 @@ class Weights:
     def _open(self) -> dict[str, Stored]:
         """Open the files. Returns type and shape of all tensors in them, by the names used here. Raises BadCheckpoint."""
         index = self.directory / WEIGHTS_INDEX
-        found: dict[str, _Place] = {}
+        places: dict[str, _Place] = {}
         if index.is_file():
             shard_of = Config(json_object(index), str(index)).table("weight_map", str)
             for name in sorted(set(shard_of.values())):
                 if Path(name).name != name:
                     raise BadCheckpoint(f"{index} names {name[:80]!r}, which is no file of its own folder")
-                held = self._open_shard(name)
+                stored_names = self._open_shard(name)
                 listed = {weight for weight, shard in shard_of.items() if shard == name}
-                if held != listed:
-                    raise BadCheckpoint(f"{index} does not fit {name}: only one of them has {min(held ^ listed)}")
+                if stored_names != listed:
+                    raise BadCheckpoint(f"{index} does not fit {name}: only one of them has {min(stored_names ^ listed)}")
         else:
             shard_of = dict.fromkeys(self._open_shard(WEIGHTS), WEIGHTS)
         for stored, shard in shard_of.items():
             name = self._name_here(stored)
-            if name in found:
-                raise BadCheckpoint(f"{self.directory} has {name} twice, also as {max(stored, found[name].name)}")
-            found[name] = _Place(shard, stored)
-        self._stored = found
+            if name in places:
+                raise BadCheckpoint(f"{self.directory} has {name} twice, also as {max(stored, places[name].name)}")
+            places[name] = _Place(shard, stored)
+        self._stored = places
         headers = {name: weights_in(shard) for name, shard in self._shards.items()}
-        return {name: headers[shard][stored] for name, (shard, stored) in found.items()}
+        return {name: headers[shard][stored] for name, (shard, stored) in places.items()}
 
     def _unpack(self, stored: Mapping[str, Stored]) -> None:
         """Find the packed weights, and set `header`. stored: all tensors in the files. Raises BadCheckpoint if weights are packed in an
@@ -201,13 +201,13 @@ class Weights:
         if (path := self.directory / "config.json").is_file():
             self._packed = find_packed(stored, Config(json_object(path), str(path)), self._tensor)
         others = no_weights(self._packed)
-        plain = {name: found for name, found in stored.items() if name not in others}
+        plain = {name: entry for name, entry in stored.items() if name not in others}
         if twice := sorted(plain.keys() & self._packed.keys()):
             raise BadCheckpoint(
                 f"{self.directory} has {twice[0]} twice, as it is and in {', '.join(self._packed[twice[0]].parts.values())}"
             )
         unpacked = {name: Stored(_UNPACKED_TO, packed.shape) for name, packed in self._packed.items()}
-        self.header = {name: found for name, found in (plain | unpacked).items() if not name.startswith(self._others)}
+        self.header = {name: entry for name, entry in (plain | unpacked).items() if not name.startswith(self._others)}
 
     def _name_here(self, stored: str) -> str:
         """The name used here for a weight with this name in the files."""

@@ -38,11 +38,12 @@ def still_working() -> None:
         activity.step()
 
 
-def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
-    """Call `here` on this thread and, through `aside`, `there` on another thread; return when both are done. Raises their errors."""
-    other = aside(there)
+def by_two(aside: Aside, own_call: Callable[[], None], other_call: Callable[[], None]) -> None:
+    """Call `own_call` on this thread and, through `aside`, `other_call` on another thread; return when both are done. Raises their
+    errors."""
+    other = aside(other_call)
     try:
-        here()
+        own_call()
     finally:
         while not wait([other], timeout=LOOK_S).done:
             still_working()  # This thread only waits; the watchdog sees by itself whether the other thread goes on.
@@ -85,10 +86,10 @@ class Worker:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         # Awaiting `done` itself would cancel it, and the end of a running unit would then go unnoticed.
-        ended: asyncio.Future[None] = loop.create_future()
+        unit_end: asyncio.Future[None] = loop.create_future()
 
         def tell(result: T | None, error: BaseException | None) -> None:
-            ended.set_result(None)
+            unit_end.set_result(None)
             if done.done():
                 return
             if error is not None:
@@ -109,7 +110,7 @@ class Worker:
             return await done
         except asyncio.CancelledError:
             if not self._drop(unit):
-                await _wait_settled(ended)
+                await _wait_settled(unit_end)
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
@@ -174,10 +175,10 @@ class Worker:
             self.activity.step()
 
 
-async def _wait_settled(ended: asyncio.Future[None]) -> None:
+async def _wait_settled(future: asyncio.Future[None]) -> None:
     """Wait for the future, even if the waiting task is cancelled meanwhile."""
-    while not ended.done():
+    while not future.done():
         try:
-            await asyncio.wait([ended])
+            await asyncio.wait([future])
         except asyncio.CancelledError:
             continue  # the caller raises the first cancellation when this returns

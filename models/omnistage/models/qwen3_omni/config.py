@@ -145,7 +145,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     return ThinkerConfig(
         text=text,
         experts=expert_sizes(words, normalized=True),
-        rope=rope_of(words, axes=AXES, usual=SECTIONS),
+        rope=rope_of(words, axes=AXES, default_sections=SECTIONS),
         vision=vision,
         audio=audio,
         ids=MediaIds(*(config.value(f"{field.name}_token_id", int) for field in fields(MediaIds))).check(text.vocab_size, config.place),

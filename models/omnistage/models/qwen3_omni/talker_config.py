@@ -122,7 +122,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
             further_ids=predictor.ids,
         ),
         experts=expert_sizes(text, normalized=False, shared="shared_expert_intermediate_size"),
-        rope=rope_of(text, axes=AXES, usual=SECTIONS),
+        rope=rope_of(text, axes=AXES, default_sections=SECTIONS),
         biased=attention_biases(text),
         predictor=predictor,
         codec=codec,

@@ -39,8 +39,8 @@ def preprocessing_of(
 
 def rows_of(extent: MediumExtent, config: MediaSizes) -> int:
     """Number of rows of a prompt that a medium takes, with the two marks around the sound of a film."""
-    seen = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
-    return seen + extent.sound + 2 * bool(seen and extent.sound)
+    picture_rows = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
+    return picture_rows + extent.sound + 2 * bool(picture_rows and extent.sound)
 
 
 def encoding_of_pictures(

@@ -49,12 +49,12 @@ def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torc
     fill the last patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
-    taken = torch.from_numpy(pixels)
-    if missing := -len(taken) % config.frames:
-        taken = torch.cat((taken, taken[-1:].expand(missing, -1, -1, -1)))
+    frames = torch.from_numpy(pixels)
+    if missing := -len(frames) % config.frames:
+        frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
     grid = grid_of(pixels, config)
     merge, size = config.merge, config.patch_size
     shape = (grid.frames, config.frames, grid.height // merge, merge, size, grid.width // merge, merge, size, config.channels)
-    ordered = taken.view(shape).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    ordered = frames.view(shape).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
     values = ordered.reshape(grid.patches, config.channels, -1).float()
     return values.div_(scale[:, None]).sub_(shift[:, None]).view(grid.patches, config.patch_values)

@@ -51,24 +51,29 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     films = processor_part(directory, "video_processor", FILM_FILE)
     if films is not None and _colours(films, vision) != colours:
         raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
-    least, most = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS), _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
+    min_pixels, max_pixels = (
+        _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS),
+        _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS),
+    )
     # A user who loads a processor with other limits and saves it has them in this file too, and Transformers then uses them for all
     # pictures.
     path = directory / "tokenizer_config.json"
-    said = Config(json_object(path) if path.is_file() else {}, str(path))
+    tokenizer_config = Config(json_object(path) if path.is_file() else {}, str(path))
     square = vision.film_square**2
-    found = PictureSettings(
-        said.value("min_pixels", int, least),
-        said.value("max_pixels", int, most),
+    settings = PictureSettings(
+        tokenizer_config.value("min_pixels", int, min_pixels),
+        tokenizer_config.value("max_pixels", int, max_pixels),
         colours,
-        said.value("min_pixels", int, FILM_MIN_SQUARES * square),
-        said.value("max_pixels", int, FILM_MAX_SQUARES * square),
+        tokenizer_config.value("min_pixels", int, FILM_MIN_SQUARES * square),
+        tokenizer_config.value("max_pixels", int, FILM_MAX_SQUARES * square),
     )
-    for least, most in ((found.min_pixels, found.max_pixels), (found.film_min_pixels, found.film_max_pixels)):
-        if not 1 <= least <= most:
-            told = f"'min_pixels' is {least} and 'max_pixels' {most}: both must be above 0, and the first no more than the second"
-            raise BadCheckpoint(f"{values.place}, or {path}: {told}")
-    return found
+    for min_pixels, max_pixels in ((settings.min_pixels, settings.max_pixels), (settings.film_min_pixels, settings.film_max_pixels)):
+        if not 1 <= min_pixels <= max_pixels:
+            problem = (
+                f"'min_pixels' is {min_pixels} and 'max_pixels' {max_pixels}: both must be above 0, and the first no more than the second"
+            )
+            raise BadCheckpoint(f"{values.place}, or {path}: {problem}")
+    return settings
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
@@ -83,24 +88,26 @@ def processor_part(directory: Path, part: str, file: str) -> Config | None:
 
 def _colours(values: Config, vision: Patching) -> Normalization:
     """The normalization of colours. Raises BadCheckpoint if the checkpoint wants pictures prepared in a way that is not supported."""
-    for name, wanted in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
-        if (found := values.value(name, int, wanted)) != wanted:
-            raise BadCheckpoint(f"{values.place}: {name!r} is {found}, the model was made for {wanted}")
+    for name, expected in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
+        if (value := values.value(name, int, expected)) != expected:
+            raise BadCheckpoint(f"{values.place}: {name!r} is {value}, the model was made for {expected}")
     for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if not values.value(name, bool, True):
             raise BadCheckpoint(f"{values.place}: {name!r} is false, which is not supported")
     if abs(values.value("rescale_factor", float, RESCALED) - RESCALED) > 1e-9 or values.value("resample", int, BICUBIC) != BICUBIC:
         raise BadCheckpoint(f"{values.place}: only 'resample' {BICUBIC} and 'rescale_factor' 1/255 are supported")
-    mean, std = (values.values(name, float) if values.has(name) else usual for name, usual in (("image_mean", MEAN), ("image_std", STD)))
+    mean, std = (
+        values.values(name, float) if values.has(name) else default for name, default in (("image_mean", MEAN), ("image_std", STD))
+    )
     if len(mean) != vision.channels or len(std) != vision.channels or min(std) <= 0:
         raise BadCheckpoint(f"{values.place}: 'image_mean' and 'image_std' must be {vision.channels} numbers each, the latter above 0")
     return Normalization(mean, std)
 
 
-def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """A bound in pixels: the value `name` if the config has it, as older configs; else `name` or `edge` in the object `size`. usual:
+def _pixels(values: Config, name: str, edge: str, default: int) -> int:
+    """A bound in pixels: the value `name` if the config has it, as older configs; else `name` or `edge` in the object `size`. default:
     returned if the config has none of them."""
     if values.has(name) or not values.has("size"):
-        return values.value(name, int, usual)
+        return values.value(name, int, default)
     size = values.section("size")
     return size.value(name if size.has(name) and not size.has(edge) else edge, int)

@@ -43,8 +43,8 @@ class MediaIds:
         config."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
-            told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
-            raise BadCheckpoint(f"{place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {told}")
+            ids_text = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
+            raise BadCheckpoint(f"{place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {ids_text}")
         return self
 
 
@@ -75,14 +75,14 @@ class PromptRows(ABC):
 
     def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The rows of a prompt. ids: token ids, in which one id stands for all rows of a medium. extents: sizes of the media, in order."""
-        written = np.array(ids, np.int64)
-        indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
+        token_ids = np.array(ids, np.int64)
+        indices = np.flatnonzero(np.isin(token_ids, [*self._sizes.ids.kinds]))
         start = 0
         for index, extent in zip(indices.tolist(), extents, strict=True):
-            self._text(written[start:index])
+            self._text(token_ids[start:index])
             self._medium(extent)
             start = index + 1
-        self._text(written[start:])
+        self._text(token_ids[start:])
         return PromptLayout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
 
     def _text(self, token_ids: NDArray[np.int64]) -> None:

@@ -68,55 +68,55 @@ class EncoderQueue(Generic[Slice]):
     async def _run(self) -> None:
         """Run passes until no medium waits."""
         try:
-            while taken := self._take():
-                await self._pass(taken)
+            while batch := self._take():
+                await self._pass(batch)
         finally:
             self._running = None
 
     def _take(self) -> list[tuple[_Encoding[Slice], Slice]]:
         """The pieces of the next pass, each with its medium: one piece of each medium in turn, until the pass is full; empty: none wait."""
-        taken = list[tuple[_Encoding[Slice], Slice]]()
-        taken_size = 0
+        batch = list[tuple[_Encoding[Slice], Slice]]()
+        batch_size = 0
         while self._waiting:
             medium = self._waiting[0]
             if medium.unwanted or not medium.pieces:
                 self._waiting.popleft()
                 continue
             size = self._size(medium.pieces[0])
-            if taken and (taken_size + size > self._most_size or not self._together):
+            if batch and (batch_size + size > self._most_size or not self._together):
                 break
-            taken.append((medium, medium.pieces.popleft()))
-            taken_size += size
+            batch.append((medium, medium.pieces.popleft()))
+            batch_size += size
             self._waiting.rotate(-1)
-        return taken
+        return batch
 
-    async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
+    async def _pass(self, batch: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
         """Encode pieces of some media in one pass. If that fails, encode each piece by itself; a medium whose piece fails gets the
         error."""
         try:
-            made = await self.worker.run(partial(self._compute, taken))
+            results = await self.worker.run(partial(self._compute, batch))
         except _GivenUp:
             return
         except Exception as error:  # The error belongs to the task that waits for one of these media.
-            if len(taken) > 1:
-                for one in taken:
+            if len(batch) > 1:
+                for one in batch:
                     await self._pass([one])
-            elif not taken[0][0].done.done():
-                taken[0][0].unwanted = True
-                taken[0][0].done.set_exception(error)
+            elif not batch[0][0].done.done():
+                batch[0][0].unwanted = True
+                batch[0][0].done.set_exception(error)
             return
-        for (medium, _), rows in zip(taken, made, strict=True):
+        for (medium, _), rows in zip(batch, results, strict=True):
             medium.rows.append(rows)
             if len(medium.rows) == medium.count and not medium.done.done():
                 medium.done.set_result(medium.rows)
 
-    def _compute(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
+    def _compute(self, batch: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
         """Run a pass, on the worker's thread. Raises _GivenUp between two layers if no medium of the pass is wanted any more."""
 
         def between() -> None:
             self.worker.activity.step()
-            if all(medium.unwanted for medium, _ in taken):
+            if all(medium.unwanted for medium, _ in batch):
                 raise _GivenUp
 
         with torch.inference_mode():
-            return self._encode([piece for _, piece in taken], between)
+            return self._encode([piece for _, piece in batch], between)

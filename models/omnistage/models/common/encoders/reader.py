@@ -105,19 +105,19 @@ class MediaPreprocessing:
         """The same settings with bounds: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most
         FILM_SHARE of the model's `context` rows."""
         picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
-        seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
+        picture_pixels, film_pixels = most_rows * picture.factor**2, most_rows * film.factor**2
         return replace(
             self,
             picture=replace(
                 picture,
                 min_pixels=min(picture.min_pixels, grown_to(most_rows, picture.factor)),
-                max_pixels=min(picture.max_pixels, seen),
+                max_pixels=min(picture.max_pixels, picture_pixels),
             ),
             film=replace(
                 film,
                 min_pixels=min(film.min_pixels, grown_to(most_rows, film.factor)),
-                max_pixels=min(film.max_pixels, filmed),
-                total_pixels=min(filmed, share * film.factor**2),
+                max_pixels=min(film.max_pixels, film_pixels),
+                total_pixels=min(film_pixels, share * film.factor**2),
                 most_tokens=share,
             ),
         )
@@ -147,9 +147,9 @@ class MediaReader:
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> RequestMedium:
         """The medium of a part of a request. sha256: hash of its bytes. scope: kept rows are used only for requests of the same scope."""
-        ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
-        known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
-        return RequestMedium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
+        ask, scope_bytes = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
+        hash_parts = (self._digest, len(scope_bytes).to_bytes(8, "big"), scope_bytes, f"{part.kind} {ask} ".encode(), sha256)
+        return RequestMedium(part.kind, source, ask, hashlib.sha256(b"".join(hash_parts)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
         """Largest number of bytes of one medium of this kind (image, audio or video)."""
@@ -158,7 +158,7 @@ class MediaReader:
     async def features(self, medium: RequestMedium, most_rows: int) -> Features:
         """The rows of a medium. most_rows: how many rows more the prompt may have. A medium that several requests want at once is read
         once. Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
-        while (found := self._cache.find(medium.digest)) is None:
+        while (features := self._cache.find(medium.digest)) is None:
             if (other := self._read_now.get(medium.digest)) is not None:
                 await other.done.wait()
                 if other.refusal:
@@ -178,8 +178,8 @@ class MediaReader:
             finally:
                 del self._read_now[medium.digest]
                 this.done.set()
-        self._check_room(found.extent, most_rows)
-        return found
+        self._check_room(features.extent, most_rows)
+        return features
 
     async def _read(self, medium: RequestMedium, most_rows: int) -> Features:
         """Decode and encode a medium; see `features`."""

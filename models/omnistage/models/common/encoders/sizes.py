@@ -49,28 +49,32 @@ class Sizes:
     why: dict[str, str]
 
     @classmethod
-    def choose(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
-        """Choose the sizes. wanted: sizes that the user asked for. cache: the size of keys and values, chosen before."""
-        kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
+    def choose(cls, config: MediaSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
+        """Choose the sizes. thinker_options: sizes that the user asked for. cache: the size of keys and values, chosen before."""
+        kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.why)
         patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
-        medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context)
+        medium_rows = min(
+            thinker_options.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context
+        )
         # A pass must have room for at least one piece: a whole picture, or a piece of sound.
         pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
         pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
         memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
-        why["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
-        why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
-        if not wanted.medium_rows and medium_rows < min(MEDIUM_ROWS[kind], cache.context):
+        reasons["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
+        reasons["medium_rows"] = f"{medium_rows} tokens of one picture or film"
+        if not thinker_options.medium_rows and medium_rows < min(MEDIUM_ROWS[kind], cache.context):
             # Replicas that differ in it do not go on with each other's answers, and a picture has fewer tokens than the published one has.
             log.warning("medium_rows.small", medium_rows=medium_rows, usual=MEDIUM_ROWS[kind], free=bytes_told(free))
-        feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
-        why["feature_cache_bytes"] = str(feature_bytes)
+        feature_bytes = (
+            (thinker_options.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
+        )
+        reasons["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
-        decoders = wanted.decoders or DECODERS
-        return cls(cache, batch_rows, medium_rows, pass_patches, pass_frames, feature_bytes, decoders, why)
+        decoders = thinker_options.decoders or DECODERS
+        return cls(cache, batch_rows, medium_rows, pass_patches, pass_frames, feature_bytes, decoders, reasons)
 
 
-def _medium_rows(most: int, room: int) -> int:
-    """Number of tokens that one medium may have: `most`, or if a pass has memory for fewer tokens (`room`), a power of two, as for a
+def _medium_rows(max_rows: int, room: int) -> int:
+    """Number of tokens that one medium may have: `max_rows`, or if a pass has memory for fewer tokens (`room`), a power of two, as for a
     context that does not fit."""
-    return most if room >= most else max(power_of_two(room), LEAST_MEDIUM_ROWS)
+    return max_rows if room >= max_rows else max(power_of_two(room), LEAST_MEDIUM_ROWS)

@@ -32,8 +32,8 @@ class Spectrograms:
         if (bins := values.value("feature_size", int, USUAL_BINS)) != mel_bins:
             raise BadCheckpoint(f"{values.place}: {bins} mel bins, the model was made for {mel_bins}")
         for name, published in PUBLISHED.items():
-            if (found := values.value(name, int, published)) != published:
-                raise BadCheckpoint(f"{values.place}: {name!r} is {found}, and only the published {published} is supported")
+            if (value := values.value(name, int, published)) != published:
+                raise BadCheckpoint(f"{values.place}: {name!r} is {value}, and only the published {published} is supported")
         if values.value("dither", float, 0.0):
             raise BadCheckpoint(f"{values.place}: 'dither' is not 0: a sound would be another one each time")
         self.extractor = WhisperFeatureExtractor(mel_bins, **PUBLISHED)  # type: ignore[no-untyped-call]
@@ -52,5 +52,5 @@ class Spectrograms:
         if self._adds_silence:
             silence = int(self.extractor.n_fft) // hop + 1
             samples = np.pad(samples, (0, (frames + silence) * hop - len(samples)))
-        made = self.extractor(samples, sampling_rate=self.sample_rate_hz, truncation=False, padding="do_not_pad", return_tensors="np")
-        return torch.from_numpy(np.ascontiguousarray(made["input_features"][0, :, :frames].T))
+        features = self.extractor(samples, sampling_rate=self.sample_rate_hz, truncation=False, padding="do_not_pad", return_tensors="np")
+        return torch.from_numpy(np.ascontiguousarray(features["input_features"][0, :, :frames].T))

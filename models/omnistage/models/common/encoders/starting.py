@@ -135,15 +135,15 @@ class Ready:
         options: LoadOptions,
         config: Sized,
         weights: ThinkerWeights[Sized],
-        wanted: ThinkerOptions,
+        thinker_options: ThinkerOptions,
         *,
         code: str,
         produces: Callable[[str], tuple[PortSpec, ...]],
         team: Team | None = None,
     ) -> Self:
-        """Start all parts. wanted: the user's options. code: see `Started.revision`. produces: returns the output ports, from the name of
-        the type of computing. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for ill-shaped
-        weights."""
+        """Start all parts. thinker_options: the user's options. code: see `Started.revision`. produces: returns the output ports, from the
+        name of the type of computing. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for
+        ill-shaped weights."""
         dtype, device = choose_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
@@ -153,14 +153,14 @@ class Ready:
         # The ranks on a CPU share its memory.
         sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
         row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
-        cache = CacheSize.choose(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted.context)
-        sizes = Sizes.choose(config, wanted, options, cache)
+        cache = CacheSize.choose(options, row_bytes=row_bytes, context=config.text.context, user_context=thinker_options.context)
+        sizes = Sizes.choose(config, thinker_options, options, cache)
         limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
         started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
         together, encoded = compute_on_thread(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
         info = ModelInfo(
             name=name_of(folder),
-            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows} {wanted.film_fps:g}"),
+            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows} {thinker_options.film_fps:g}"),
             accepts=MEDIA_PORTS,
             produces=produces(started.dtype),
             max_sessions=options.sessions,
@@ -175,7 +175,12 @@ class Ready:
         )
         encoders = Worker("encoders", options.threads)
         asks = preprocessing_of(
-            config, preparation.pictures, preparation.spectrograms.sample_rate_hz, sizes.medium_rows, cache.context, wanted.film_fps
+            config,
+            preparation.pictures,
+            preparation.spectrograms.sample_rate_hz,
+            sizes.medium_rows,
+            cache.context,
+            thinker_options.film_fps,
         )
         reader = _reader(asks, config, parts, preparation, sizes, encoders, info.revision, together=together)
         return cls(started.engine, reader, encoders, info, cache.context, team)
@@ -222,10 +227,10 @@ def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: tor
     """A function that returns the weight `prefix + name` in this dtype on this device. It raises BadCheckpoint if there is none."""
 
     def need(name: str) -> torch.Tensor:
-        found = weights.read(prefix + name)
-        if found is None:
+        tensor = weights.read(prefix + name)
+        if tensor is None:
             raise BadCheckpoint(f"{weights.directory} lacks the weight {prefix}{name}")
-        return found.to(device, dtype)
+        return tensor.to(device, dtype)
 
     return need
 
@@ -237,12 +242,14 @@ def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, lis
     eyes, ears = parts.vision.config, parts.audio.config
     side, chunk = eyes.patch_size * eyes.merge, ears.chunk
     sizes = ((2, 3), (5, 9), (8, 4))
-    seen = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
-    heard = [torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)]
+    pictures = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
+    sounds = [
+        torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)
+    ]
     with torch.inference_mode():
-        alone = [*_encode_each(picture_pass(parts.vision, colours), seen), *_encode_each(sound_pass(parts.audio), heard)]
-        together = [*picture_pass(parts.vision, colours)(seen, _nothing), *sound_pass(parts.audio)(heard, _nothing)]
-    return all(map(torch.equal, alone, together)), alone
+        single_rows = [*_encode_each(picture_pass(parts.vision, colours), pictures), *_encode_each(sound_pass(parts.audio), sounds)]
+        joint_rows = [*picture_pass(parts.vision, colours)(pictures, _nothing), *sound_pass(parts.audio)(sounds, _nothing)]
+    return all(map(torch.equal, single_rows, joint_rows)), single_rows
 
 
 def _encode_each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:

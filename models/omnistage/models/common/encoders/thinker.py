@@ -105,10 +105,10 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The rows of a prompt. prompt_ids: one token stands for each medium. extents: of the media, in order."""
 
-    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, ports: Wanted) -> Handed:
         """The rows of the prompt that a Talker gets. prompt_ids, extents: arguments of the `lay_out` that made `layout`. Raises
         BadRequest."""
-        return Handed(rows_known(PLACES, layout.positions.T, wanted))
+        return Handed(rows_known(PLACES, layout.positions.T, ports))
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
@@ -117,8 +117,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
             with refuse_unfit("thinker"):
                 # Without the rows of the media: faults of the request itself are reported before anything is read.
-                most = min(request.max_tokens, self._context - len(prompt_ids))
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
+                max_items = min(request.max_tokens, self._context - len(prompt_ids))
+                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), max_items, said_ids=said_ids))
         parts = _media(request.turns)
         streamed = [part for part in parts if isinstance(part, Streamed)]
         files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind), request.client)
@@ -131,26 +131,26 @@ class MediaThinker(EngineThinker[PreparedConversation]):
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
     async def _begun(
-        self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         """See EngineThinker. It reads the media first, and waits for streamed media."""
         features = await self._read(prepared, inputs)
-        return await self._worker.run(partial(self._assemble, prepared, features, wanted))
+        return await self._worker.run(partial(self._assemble, prepared, features, ports))
 
     def _assemble(
-        self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
+        self, prepared: PreparedConversation, features: Sequence[Features], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         """Lay out the prompt, and return what `_begun` returns. features: of the media, in order. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.lay_out(prepared.prompt_ids, extents)
-        handed = self.hand_over(prepared.prompt_ids, extents, layout, wanted)
+        handed = self.hand_over(prepared.prompt_ids, extents, layout, ports)
         answer = AnswerAssembler(
             Detokenizer(self.tokenizer.piece, () if said_ids else request.stop),
-            wanted,
+            ports,
             history=request.history,
             finished=request.finished,
-            most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
+            max_tokens=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
             row_port=HIDDEN,
             last_row=False,
             row_of=self._row_of,
@@ -163,8 +163,8 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         with refuse_unfit("thinker"):
             prompt = Prompt(layout.ids[:, None], _given_vectors(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
-            asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
-        return answer, asked
+            engine_request = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
+        return answer, engine_request
 
     async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
         """The features of all media of a request, in order. It waits for streamed media, and stores them in files until they are read."""
@@ -208,13 +208,13 @@ class MediaThinker(EngineThinker[PreparedConversation]):
         raise refusal()
 
 
-def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
+def rows_known(port: str, rows: NDArray[np.int64], ports: Wanted) -> tuple[TensorRows, ...]:
     """Integer rows of a prompt for a port, as int32 [n, width], from the first wanted row on; (): the port is not wanted. Raises BadRequest
     if the port would begin after its end."""
-    if port not in wanted:
+    if port not in ports:
         return ()
-    check_place(wanted, port, len(rows), "rows of the prompt")
-    return (TensorRows(port, np.ascontiguousarray(rows[wanted[port] :], np.int32), last=True),)
+    check_place(ports, port, len(rows), "rows of the prompt")
+    return (TensorRows(port, np.ascontiguousarray(rows[ports[port] :], np.int32), last=True),)
 
 
 def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:

@@ -21,6 +21,6 @@ class Blocks:
         begins = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]
-        kept = 0 if end or begins else min(self._count % self._size, len(codes))
-        self._waiting = codes[len(codes) - kept :]
-        return codes[: len(codes) - kept]
+        rest_count = 0 if end or begins else min(self._count % self._size, len(codes))
+        self._waiting = codes[len(codes) - rest_count :]
+        return codes[: len(codes) - rest_count]

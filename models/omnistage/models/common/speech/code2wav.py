@@ -31,7 +31,7 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
         """See Code2WavModel.prepare."""
 
     @abstractmethod
-    def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode."""
 
     @abstractmethod

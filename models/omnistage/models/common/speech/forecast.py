@@ -25,14 +25,14 @@ class WindowPace:
     def __init__(self) -> None:
         self._slowness = 1.0  # seconds of a window now / its seconds alone at load
 
-    def took(self, seconds: float, expected_s: float, beside: int) -> None:
-        """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. beside: number of windows, this window
-        included, that were computed in turn at that time."""
-        self._slowness += LEARNED * (seconds / (expected_s * beside) - self._slowness)
+    def took(self, seconds: float, expected_s: float, window_count: int) -> None:
+        """Learn from a window that took `seconds`. expected_s: seconds that it took alone at load. window_count: number of windows, this
+        window included, that were computed in turn at that time."""
+        self._slowness += LEARNED * (seconds / (expected_s * window_count) - self._slowness)
 
-    def slowness(self, beside: int) -> float:
-        """How many times its seconds alone at load a window takes now. beside: as in `took`."""
-        return self._slowness * beside
+    def slowness(self, window_count: int) -> float:
+        """How many times its seconds alone at load a window takes now. window_count: as in `took`."""
+        return self._slowness * window_count
 
 
 class Forecast:
@@ -47,20 +47,20 @@ class Forecast:
     @contextmanager
     def watching(self, window: Window, *, learning: bool) -> Iterator[None]:
         """Use it around the computation of a window. learning: whether to learn from this window, because it is like most others."""
-        begun, self._computing = time.monotonic(), self._computing + 1
-        beside = self._computing
+        begin_s, self._computing = time.monotonic(), self._computing + 1
+        window_count = self._computing
         try:
             yield
         finally:
             self._computing -= 1
         if learning and (expected_s := self._seconds.get(self._form(window))) is not None:
-            self._pace.took(time.monotonic() - begun, expected_s, beside)
+            self._pace.took(time.monotonic() - begin_s, expected_s, window_count)
 
-    def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """Seconds that a player should wait before it plays the first sound of a speech. arrivals: of the speech's codes. begun, done: when
-        its first window began and when it was done, in seconds of any clock."""
+    def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begin_s: float, end_s: float) -> float:
+        """Seconds that a player should wait before it plays the first sound of a speech. arrivals: of the speech's codes. begin_s, end_s:
+        when its first window began and when it was done, in seconds of any clock."""
         slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
-        return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
+        return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begin_s, end_s)
 
 
 class Arrivals:
@@ -70,12 +70,12 @@ class Arrivals:
         self._first_at = self._last_at = 0.0
         self._first_count = self._count = 0  # number of codes that came first together, and of all codes
 
-    def came(self, now: float, codes: int) -> None:
-        """Record that this many codes came at the time `now`, in seconds of any clock."""
+    def came(self, now_s: float, codes: int) -> None:
+        """Record that this many codes came at the time `now_s`, in seconds of any clock."""
         if codes:
             if not self._count:
-                self._first_at, self._first_count = now, codes
-            self._last_at, self._count = now, self._count + codes
+                self._first_at, self._first_count = now_s, codes
+            self._last_at, self._count = now_s, self._count + codes
 
     @property
     def interval_s(self) -> float:
@@ -91,16 +91,16 @@ def prebuffer_s(
 
     code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: returns the seconds that a
     window takes. first_codes_at: when all codes of the first window had come. heard_at: when its sound was ready."""
-    first = schedule.window(0, 1 << 62, ended=False)
+    first = schedule.window(0, 1 << 62, has_ended=False)
     if first is None:
         return 0.0
     done, due, wait = heard_at, heard_at + (first.end - first.begin) * code_s, 0.0
     for number in count(1):
-        window = schedule.window(number, 1 << 62, ended=False)
+        window = schedule.window(number, 1 << 62, has_ended=False)
         if window is None or window.end * code_s >= HORIZON_S:
             break
-        there = first_codes_at + (window.past - first.past) * interval_s
-        done = max(there, done) + decode_s(window)
+        arrival_s = first_codes_at + (window.past - first.past) * interval_s
+        done = max(arrival_s, done) + decode_s(window)
         wait = max(wait, done - due)
         due += (window.end - window.begin) * code_s
     return wait

@@ -14,13 +14,13 @@ time that the next attempt is too slow as well."""
 
 
 class Halving:
-    """Decides for each shape whether a second thread takes half of a step. alone: shape -> seconds of its step on one thread, for the
-    shapes that two threads may share. `_pauses`: shape -> length of its next pause, in steps."""
+    """Decides for each shape whether a second thread takes half of a step. step_seconds: shape -> seconds of its step on one thread, for
+    the shapes that two threads may share. `_pauses`: shape -> length of its next pause, in steps."""
 
-    def __init__(self, alone: Mapping[Hashable, float]) -> None:
-        self._alone = alone
-        self._pauses = dict.fromkeys(alone, FIRST_PAUSE)
-        self._left = dict.fromkeys(alone, 0)
+    def __init__(self, step_seconds: Mapping[Hashable, float]) -> None:
+        self._alone = step_seconds
+        self._pauses = dict.fromkeys(step_seconds, FIRST_PAUSE)
+        self._left = dict.fromkeys(step_seconds, 0)
         """Shape -> number of its next steps that must run on one thread."""
 
     def worth(self, shape: Hashable) -> bool:
@@ -33,7 +33,8 @@ class Halving:
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
-        """Learn from a step on two threads, which took `seconds` by the clock. It does nothing for a shape that is not in `alone`."""
+        """Learn from a step on two threads, which took `seconds` by the clock. It does nothing for a shape that is not in
+        `step_seconds`."""
         if shape not in self._alone:
             return
         if seconds <= WORTH * self._alone[shape]:

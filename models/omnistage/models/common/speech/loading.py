@@ -28,9 +28,9 @@ def round_alike(device: torch.device) -> None:
         torch.backends.cudnn.deterministic = True
 
 
-def workers_of(asked: int, options: LoadOptions, device: torch.device) -> int:
-    """Number of threads that compute windows. asked: number that the user asked for; 0: the model chooses."""
-    return asked or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
+def workers_of(user_workers: int, options: LoadOptions, device: torch.device) -> int:
+    """Number of threads that compute windows. user_workers: number that the user asked for; 0: the model chooses."""
+    return user_workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
 
 
 def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tuple[int, str]:

@@ -72,9 +72,9 @@ class Opening:
         """Raises BadRequest, see `take`."""
         count, placed = self._count[PROMPT], self._count[PLACES]
         # One row less, to leave room for the first row of the answer, with which the codes begin.
-        most = self._context - len(self._between) - 1
-        if max(count, placed) > most:
-            raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {most} rows")
+        max_rows = self._context - len(self._between) - 1
+        if max(count, placed) > max_rows:
+            raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {max_rows} rows")
         if count != placed and PLACES not in self._missing and (not self._missing or count > placed):
             raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 

@@ -41,8 +41,8 @@ class Code2WavOptions:
     def from_settings(cls, options: Mapping[str, Any]) -> Self:
         """The options, from the settings of a server. Raises LoadError."""
         of = f"the code2wav of {cls.family}"
-        made = not_negative(cls(**validate_options(options, cls(), of)), of)
-        for name, most in cls.most.items():
-            if getattr(made, name) > most:
-                raise LoadError(f"option {name} of {of} is {getattr(made, name)}; {most} is the most")
-        return made
+        result = not_negative(cls(**validate_options(options, cls(), of)), of)
+        for name, max_value in cls.most.items():
+            if getattr(result, name) > max_value:
+                raise LoadError(f"option {name} of {of} is {getattr(result, name)}; {max_value} is the most")
+        return result

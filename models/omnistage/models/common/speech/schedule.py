@@ -51,15 +51,15 @@ class Schedule:
     context: int
     refresh: int
 
-    def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
-        """The window of this number. codes: number of codes that have come. ended: no more codes come. None: codes of the window are still
-        missing, or the speech ended before it."""
+    def window(self, number: int, codes: int, *, has_ended: bool) -> Window | None:
+        """The window of this number. codes: number of codes that have come. has_ended: no more codes come. None: codes of the window are
+        still missing, or the speech ended before it."""
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
             end = begin + self.sizes[min(number, self.growing)] * self.block
             if codes >= end + self.ahead * self.block:
                 return Window(begin, end, context, self.ahead * self.block, fresh, False)
-        if not ended or begin >= codes:
+        if not has_ended or begin >= codes:
             return None
         # No codes follow after the speech, so all the rest is the last chunk.
         return Window(begin, codes, context, 0, fresh, True)

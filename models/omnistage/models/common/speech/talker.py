@@ -95,11 +95,11 @@ class RowTalker(EngineModel):
         time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
-        begun = computing_s(thread, device)
-        most = max(self._manner.block, LEAST_MEASURED)
-        frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=most)) for seed in range(SPEAKERS)))
+        begin_s = computing_s(thread, device)
+        max_frames = max(self._manner.block, LEAST_MEASURED)
+        frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=max_frames)) for seed in range(SPEAKERS)))
         seconds = max(sum(frames), 1) / self._manner.codes.rate_hz
-        speakers = seconds / (computing_s(thread, device) - begun)
+        speakers = seconds / (computing_s(thread, device) - begin_s)
         self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     async def _spoken(self, request: SpeechRequest) -> int:
@@ -108,7 +108,7 @@ class RowTalker(EngineModel):
         places = np.zeros((1, self._manner.place), np.int32)
         pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, places), Piece(HIDDEN, 0, True, rows)]
         async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
-            return sum([len(made.rows) async for made in frames])
+            return sum([len(piece.rows) async for piece in frames])
 
     async def prepare(self, request: SpeechRequest) -> PreparedSpeaker:
         """See TalkerModel.prepare."""
@@ -121,11 +121,11 @@ class RowTalker(EngineModel):
             self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
         return prepared
 
-    async def speak(self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
         request, width = prepared.request, self._manner.codes.width
-        async with AsyncExitStack() as held:
-            opening, stream = await self._begun(prepared, inputs, held)
+        async with AsyncExitStack() as stack:
+            opening, stream = await self._begun(prepared, inputs, stack)
             if stream is None:
                 if request.history_items:
                     raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
@@ -145,10 +145,10 @@ class RowTalker(EngineModel):
                         return
 
     async def _begun(
-        self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], held: AsyncExitStack
+        self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], stack: AsyncExitStack
     ) -> tuple[Opening, SequenceStream | None]:
         """Begin a speech: collect its beginning, and start the sequence while the beginning comes, because a Thinker sends the rows of a
-        long conversation long before it answers. held: closes the stream. The stream is None if there is nothing to speak. Raises
+        long conversation long before it answers. stack: closes the stream. The stream is None if there is nothing to speak. Raises
         BadRequest, EngineFull or EngineClosed."""
         stream = None
         opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
@@ -160,7 +160,7 @@ class RowTalker(EngineModel):
             if stream is None:
                 with refuse_unfit("talker"):
                     stream = self.engine.submit(self.sequence(prepared, opening.places))
-                await held.enter_async_context(aclosing(stream))
+                await stack.enter_async_context(aclosing(stream))
             for rows, digest in pages:
                 stream.give(rows, digest)
         return opening, stream if opening.reply else None
@@ -197,13 +197,13 @@ def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 
 
-def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
+def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, user_context: int) -> tuple[CacheSize, int]:
     """(the memory that a Talker takes, how many bytes of it are for keys and values). row_size: width of the rows that come. context,
-    wanted: as in `CacheSize.choose`. Raises LoadError. A row that came is kept in the CPU's memory until its speech ends, because it may
-    have to be computed again."""
+    user_context: as in `CacheSize.choose`. Raises LoadError. A row that came is kept in the CPU's memory until its speech ends, because it
+    may have to be computed again."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
-    cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, wanted=wanted)
+    cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, user_context=user_context)
     return cache, cache.kv_bytes // row_bytes * kv_row
 
 

@@ -72,10 +72,10 @@ class Trial:
     speakers: float
     seconds: Mapping[Hashable, float]
 
-    def most(self, shape: Hashable, there: int) -> int:
-        """Number of windows of this shape to compute together. there: number of windows that wait."""
+    def most(self, shape: Hashable, waiting_count: int) -> int:
+        """Number of windows of this shape to compute together. waiting_count: number of windows that wait."""
         sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
-        return next((size for size in sizes if size <= there), 1)
+        return next((size for size in sizes if size <= waiting_count), 1)
 
     @property
     def why(self) -> dict[str, str]:
@@ -95,41 +95,41 @@ def _stage_text(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
 
 
-def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
+def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, max_windows: int = 0) -> Trial:
     """Run the trial: windows of all shapes that speeches have, on this thread and on the workers' threads. schedules: by name of the
-    profile. most: largest number of windows to compute together; 0: the largest number of SIZES."""
+    profile. max_windows: largest number of windows to compute together; 0: the largest number of SIZES."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
-    usual, ends = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
-    sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
+    windows, ends = _usual_windows(trials, schedules), time.monotonic() + TRIAL_SECONDS
+    sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not max_windows or size <= max_windows]
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
     for stage, exact in together.items():
         # A number that changes bits for one shape of a stage is not tried for the stage's other shapes.
         worth = sizes
-        for window in usual:
+        for window in windows:
             trying = _Trying(trials, stage, window)
             if (shape := trying.shape) in exact:
                 continue
-            begun = time.monotonic()
-            made = trying.step(1)
-            now = time.monotonic()
-            seconds[shape], exact[shape] = now - begun, ()
-            results += made
-            if now < ends:
+            begin_s = time.monotonic()
+            step_results = trying.step(1)
+            now_s = time.monotonic()
+            seconds[shape], exact[shape] = now_s - begin_s, ()
+            results += step_results
+            if now_s < ends:
                 # Measured anew, because the first run of a shape is slower.
                 others, seconds[shape] = trying.alone(range(1, 1 + TIMED))
-                if now - begun < SLOW_SECONDS:
-                    exact[shape] = worth = trying.exact(worth, [*made, *others])
-            if trials.halves and side_by_side > 1 and now < ends:
+                if now_s - begin_s < SLOW_SECONDS:
+                    exact[shape] = worth = trying.exact(worth, [*step_results, *others])
+            if trials.halves and side_by_side > 1 and now_s < ends:
                 other = _Clocked(workers[1])
                 by_two_s = max(trying.seconds(1, other.aside), other.seconds())
-                again = trying.step(1, workers[1].aside)
-                if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, made, again)):
+                shared_results = trying.step(1, workers[1].aside)
+                if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, step_results, shared_results)):
                     halved[shape] = seconds[shape]
                     seconds[shape] = by_two_s
     paced = {
         trials.form(window): sum(seconds[_Trying(trials, stage, window).shape] * steps for stage, steps in trials.stages.items())
-        for window in usual
+        for window in windows
     }
     speakers = _speakers(trials, schedules[USUAL_PROFILE], together, workers, side_by_side)
     return Trial(together, halved, results, len(workers), speakers, paced)
@@ -137,13 +137,13 @@ def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers:
 
 def _usual_windows(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
     """One window of each form that speeches have, except last windows; windows of the usual profile come first."""
-    found: dict[Hashable, Window] = {}
+    by_form: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
-            window = schedules[name].window(number, 1 << 62, ended=False)
+            window = schedules[name].window(number, 1 << 62, has_ended=False)
             if window is not None:
-                found.setdefault(trials.form(window), window)
-    return list(found.values())
+                by_form.setdefault(trials.form(window), window)
+    return list(by_form.values())
 
 
 class _Trying(Generic[Job]):
@@ -169,11 +169,11 @@ class _Trying(Generic[Job]):
             times.append(step_s)
         return results, median(times)
 
-    def exact(self, sizes: Sequence[int], alone: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending. alone: the results
-        of the first windows."""
-        further = range(len(alone), max(sizes, default=0))
-        expected = [*alone, *(self.alone(further)[0] if further else [])]
+    def exact(self, sizes: Sequence[int], first_results: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The numbers of windows, out of `sizes`, that have the same bits in one step as each window alone; descending. first_results: the
+        results of the first windows."""
+        seeds = range(len(first_results), max(sizes, default=0))
+        expected = [*first_results, *(self.alone(seeds)[0] if seeds else [])]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), expected)))
 
     def seconds(self, size: int, aside: Aside | None = None) -> float:
@@ -183,9 +183,9 @@ class _Trying(Generic[Job]):
     def _timed(self, seeds: Iterable[int], aside: Aside | None = None) -> tuple[list[torch.Tensor], float]:
         """The results of a step of these windows, and the seconds that it computes."""
         jobs, kind = [self._job(seed) for seed in seeds], self._trials.device.type
-        begun = computing_s(None, kind)
+        begin_s = computing_s(None, kind)
         results = self._trials.step(jobs, aside)
-        return results, computing_s(None, kind) - begun
+        return results, computing_s(None, kind) - begin_s
 
 
 def _speakers(
@@ -197,7 +197,7 @@ def _speakers(
 ) -> float:
     """Seconds of sound that a second of computing makes on all workers at once, with windows from the middle of a long speech.
     side_by_side: number of workers that have a core at the same time."""
-    window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
+    window, speakers = schedule.window(schedule.growing, 1 << 62, has_ended=False), list[float]()
     assert window is not None
 
     def measure() -> None:
@@ -222,9 +222,9 @@ class _Clocked:
         """As `Worker.aside`, and records how long the call computes."""
 
         def timed() -> None:
-            begun = computing_s(None, "cpu")
+            begin_s = computing_s(None, "cpu")
             call()
-            self._times.append(computing_s(None, "cpu") - begun)
+            self._times.append(computing_s(None, "cpu") - begin_s)
 
         return self._worker.aside(timed)
 

@@ -59,7 +59,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
     trial = compute_on_thread(
-        partial(try_windows, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads
+        partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size), options.threads
     )
     sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(

@@ -60,7 +60,7 @@ class Speech:
         previous window."""
         if self._over:
             return None
-        self.window = self._prepared.schedule.window(self._number, self._codes.past, ended=self._ended)
+        self.window = self._prepared.schedule.window(self._number, self._codes.past, has_ended=self._ended)
         return None if self.window is None else self._flow(self.window)
 
     def solved(self, flow: Flow) -> Vocoding:

@@ -45,7 +45,9 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         windows = Windows(net)
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
-    trial = compute_on_thread(partial(try_windows, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
+    trial = compute_on_thread(
+        partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size), options.threads
+    )
     # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
     sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(

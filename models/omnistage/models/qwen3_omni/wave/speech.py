@@ -59,7 +59,7 @@ class Speech:
     def next(self) -> WindowJob | None:
         """The next window; None: some of its frames have not come, or the speech is over. Before that, call `made` for the previous
         window."""
-        self.window = self._schedule.window(self._number, self._codes.past, ended=self._ended)
+        self.window = self._schedule.window(self._number, self._codes.past, has_ended=self._ended)
         if self.window is None:
             return None
         codes = torch.from_numpy(self._codes.between(self.window.begin, self.window.end))
