@@ -58,7 +58,7 @@ def test_one_that_costs_more_than_a_step_may_steps_alone() -> None:
 
 
 def test_no_more_step_together_than_may() -> None:
-    fair = Fair[str](100, 100, most=2)
+    fair = Fair[str](100, 100, max_jobs=2)
     for job in ("a1", "a2", "a3"):
         fair.submit(job, JobWork(1, 1))
     assert run(fair, {"a1": 1, "a2": 1, "a3": 1}) == [["a1", "a2"], ["a3"]]

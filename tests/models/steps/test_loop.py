@@ -107,7 +107,7 @@ async def house(
     made = [Worker(f"test {number}", 1) for number in range(workers)]
     try:
         if order == "fair":
-            loop: Loop[CountedJob, Any, int] = Loop(steps, Fair[CountedJob](1000, 1000, most), made, ahead=True)
+            loop: Loop[CountedJob, Any, int] = Loop(steps, Fair[CountedJob](1000, 1000, most), made, is_eager=True)
             yield LoopHouse(steps, loop, lambda job, due: JobWork(1, job.asked, str(due)))
         else:
             listeners = Listeners[CountedJob](lambda _, there: min(there, most), lambda _: halved)

@@ -116,7 +116,7 @@ class SessionHouse:
 
     def __init__(self) -> None:
         self.worker, self.adder = CountingWorker("adder", 1), Adder()
-        self.sessions = Sessions[SumJob](self.adder, [self.worker], budget=100, step_budget=100, ahead=True)
+        self.sessions = Sessions[SumJob](self.adder, [self.worker], budget=100, step_budget=100, is_eager=True)
 
     async def drawn(self, job: SumJob) -> list[Drawn]:
         async with aclosing(self.sessions.draw(job)) as pieces:

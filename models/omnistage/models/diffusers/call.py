@@ -117,13 +117,13 @@ def _report_steps(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
     step = scheduler.step
 
     @functools.wraps(step)
-    def report_step(*arguments: Any, **named: Any) -> Any:
-        made = step(*arguments, **named)
-        latents = made[0] if isinstance(made, tuple) else made.prev_sample
+    def report_step(*arguments: Any, **keywords: Any) -> Any:
+        output = step(*arguments, **keywords)
+        latents = output[0] if isinstance(output, tuple) else output.prev_sample
         if not torch.isfinite(latents).all():
             raise Failed("what is drawn is no number after a step: with these weights, words and numbers of steps it cannot be drawn")
         stepped(scheduler)
-        return made
+        return output
 
     scheduler.step = report_step
     return scheduler
@@ -138,19 +138,19 @@ def _check_sigmas(scheduler: Any) -> Any:
             raise ValueError(f"{type(scheduler).__name__} makes no noise levels of them that differ")
 
     @functools.wraps(set_timesteps)
-    def checked(*arguments: Any, **named: Any) -> None:
-        if isinstance(named.get("sigmas"), list):
-            named["sigmas"] = np.array(named["sigmas"])  # UniPC computes with the argument itself; the others also take a list.
+    def checked(*arguments: Any, **keywords: Any) -> None:
+        if isinstance(keywords.get("sigmas"), list):
+            keywords["sigmas"] = np.array(keywords["sigmas"])  # UniPC computes with the argument itself; the others also take a list.
         with np.errstate(all="ignore"):  # A value that becomes no number is refused below.
-            set_timesteps(*arguments, **named)
+            set_timesteps(*arguments, **keywords)
         levels = torch.as_tensor(scheduler.sigmas)
         check(len(scheduler.timesteps) > 0 and bool(torch.isfinite(levels).all() and levels[:-1].diff().all()))
 
     @functools.wraps(step)
-    def begun(*arguments: Any, **named: Any) -> Any:
+    def begun(*arguments: Any, **keywords: Any) -> Any:
         if getattr(scheduler, "begin_index", None) is None:  # Then the first step is looked up by its timestep: no two may be equal.
             check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
-        return step(*arguments, **named)
+        return step(*arguments, **keywords)
 
     scheduler.step, scheduler.set_timesteps = begun, checked
     return scheduler
@@ -170,12 +170,12 @@ def _fit_size(processor: Any, arguments: Mapping[str, Any]) -> Any:
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
     if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
         return processor
-    fitting = copy.copy(processor)
+    resizer = copy.copy(processor)
 
     @functools.wraps(preprocess)
-    def fitted(image: Any, *more: Any, **named: Any) -> Any:
-        size = {} if more or image is not arguments.get("image") else sides
-        return preprocess(image, *more, **{**size, **named})
+    def fitted(image: Any, *others: Any, **keywords: Any) -> Any:
+        size = {} if others or image is not arguments.get("image") else sides
+        return preprocess(image, *others, **{**size, **keywords})
 
-    fitting.preprocess = fitted
-    return fitting
+    resizer.preprocess = fitted
+    return resizer

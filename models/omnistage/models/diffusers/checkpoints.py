@@ -41,9 +41,9 @@ class StateLayout:
 
     def check(self, history: NDArray[np.uint32]) -> None:
         """Raises BadRequest for a history that this plan cannot have made."""
-        most = self.rows * len(self.steps)
-        if history.ndim != 2 or history.shape[1] != self.width or len(history) > most:
-            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {most} rows of {self.width} for this request")
+        max_rows = self.rows * len(self.steps)
+        if history.ndim != 2 or history.shape[1] != self.width or len(history) > max_rows:
+            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {max_rows} rows of {self.width} for this request")
         words = np.ascontiguousarray(history).reshape(-1)
         places = np.arange(len(words)) % (self.rows // self._pictures * self.width)
         if not np.isfinite(words[places < self._values * (1 + self._memory.tensors)].view(np.float32)).all():
@@ -65,21 +65,21 @@ class StateLayout:
                 row[-self._noise :] = state.noise.numpy().view(np.uint32)
         return words.reshape(-1, self.width)
 
-    def read(self, history: NDArray[np.uint32], like: Tensor) -> list[SamplerState]:
-        """The last states in the history, one for each picture; empty if no step is whole. like: latents of the same shape and type."""
+    def read(self, history: NDArray[np.uint32], latents: Tensor) -> list[SamplerState]:
+        """The last states in the history, one for each picture; empty if no step is whole. latents: of the same shape and type."""
         if not (reached := len(history) // self.rows):
             return []
         step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]
-        return [self._state(step, words, like) for words in self._by_picture(last)]
+        return [self._state(step, words, latents) for words in self._by_picture(last)]
 
     def _by_picture(self, history: NDArray[np.uint32]) -> NDArray[np.uint32]:
         return history.reshape(-1, self.rows // self._pictures * self.width)
 
-    def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> SamplerState:
-        """The state of one picture, read from all of its words. step: number of steps that it has taken. like: as in `read`."""
+    def _state(self, step: int, words: NDArray[np.uint32], latents: Tensor) -> SamplerState:
+        """The state of one picture, read from all of its words. step: number of steps that it has taken. latents: as in `read`."""
         count = 1 + self._memory.tensors
-        values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *like.shape).to(like.device)
-        return SamplerState(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)
+        values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *latents.shape).to(latents.device)
+        return SamplerState(step, values[0].to(latents), tuple(values[1:]), self._noise_of(words) if self._noise else None)
 
     def _noise_of(self, words: NDArray[np.uint32]) -> Tensor:
         return torch.from_numpy(words[-self._noise :].copy().view(np.uint8))

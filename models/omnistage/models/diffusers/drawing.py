@@ -24,8 +24,8 @@ class DrawingJob:
     has already. cost: latent tokens of a step. decoder_share: see Drawing. first: number of the first picture drawn. layout: form of
     the states that are kept on the way. The images of the plan are dropped once they are encoded."""
 
-    def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout, decoder_share: float = 0.0) -> None:
-        self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
+    def __init__(self, plan: DrawingPlan, ports: Wanted, cost: int, first: int, layout: StateLayout, decoder_share: float = 0.0) -> None:
+        self.plan, self.wanted, self.cost, self.first, self.layout = plan, ports, cost, first, layout
         self.decoder_share = decoder_share
         self.canvases: list[Canvas] = []
         self.encoded = False
@@ -64,9 +64,9 @@ class StepDrawing:
         keeping = PortSpec(CHECKPOINT, Content.CODES, width=self._painter.channels, compact=True)
         return (*self.product.ports, PortSpec(PROGRESS, Content.PROGRESS), keeping)
 
-    def job(self, plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
+    def job(self, plan: DrawingPlan, ports: Wanted) -> DrawingJob:
         share = 0.0 if self.memory is None else self.memory.taken(plan).frame / self.memory.budget
-        return DrawingJob(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan), share)
+        return DrawingJob(plan, ports, self.tokens(plan), self.product.first(plan, ports), self._layout(plan), share)
 
     def _layout(self, plan: DrawingPlan) -> StateLayout:
         return StateLayout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)

@@ -86,12 +86,11 @@ class FilmMemory:
 
     def check(self, plan: DrawingPlan, limits: DrawingLimits) -> None:
         """Raises BadRequest for a film that needs more memory than the budget; its text says which values fit."""
-        if (taken := self.taken(plan).total) <= self.budget:
+        if (total_bytes := self.taken(plan).total) <= self.budget:
             return
         field, advice = self._advice(plan, limits)
-        film = f"{plan.frames} frames of {plan.width}x{plan.height}"
-        most = f"{bytes_told(self.budget)} may be taken (option film_bytes)"
-        raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {advice}")
+        fault = f"{plan.frames} frames of {plan.width}x{plan.height} take {bytes_told(total_bytes)} of memory above the weights"
+        raise BadRequest(f"diffusion.{field}", f"{fault}, and {bytes_told(self.budget)} may be taken (option film_bytes): {advice}")
 
     def _advice(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
         """The field to lower, and advice how far: frames, or the size if no film of that size fits."""
@@ -106,17 +105,17 @@ class FilmMemory:
 
     def told(self, plan: DrawingPlan) -> str:
         """The memory that the film of a plan needs, as text."""
-        taken = self.taken(plan)
-        kept, step, frame = map(bytes_told, (taken.kept, taken.step, taken.frame))
-        parts = f"{kept} as long as it is drawn, {step} in a step, {frame} while it is decoded"
-        return f"{bytes_told(taken.total)} above the weights ({parts}), and {bytes_told(self.budget)} may be taken"
+        memory = self.taken(plan)
+        film_text, step_text, frame_text = map(bytes_told, (memory.kept, memory.step, memory.frame))
+        parts = f"{film_text} as long as it is drawn, {step_text} in a step, {frame_text} while it is decoded"
+        return f"{bytes_told(memory.total)} above the weights ({parts}), and {bytes_told(self.budget)} may be taken"
 
 
-def budget_of(options: LoadOptions, chosen: int) -> int:
-    """The bytes that a film may use; call it after the weights are loaded. chosen: the user's value; 0: a power of two below the free
+def budget_of(options: LoadOptions, film_bytes: int) -> int:
+    """The bytes that a film may use; call it after the weights are loaded. film_bytes: the user's value; 0: a power of two below the free
     memory, so that replicas whose free memory differs a little come to the same value."""
-    if chosen:
-        return chosen
+    if film_bytes:
+        return film_bytes
     free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
     return 1 << int(free * SHARE[options.device.partition(":")[0]]).bit_length() >> 1
 
@@ -142,11 +141,11 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation of torch, and counts the tensors that it makes."""
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._hold(tensor)
-        return made
+        return output
 
     def _hold(self, tensor: Tensor) -> None:
         """Count the memory of a tensor. Views share the memory of another tensor: it exists as long as any of them."""

@@ -68,8 +68,8 @@ class FilmPainter(Painter):
         for part in self.decoded(latents):
             if not torch.isfinite(part).all():
                 raise Failed("the VAE makes no number of the film: with these weights it cannot be drawn")
-            made = self.pipe.video_processor.postprocess_video(part, output_type="np")[0]
-            yield from (made * 255).round().astype(np.uint8)
+            frames = self.pipe.video_processor.postprocess_video(part, output_type="np")[0]
+            yield from (frames * 255).round().astype(np.uint8)
 
 
 class Films:
@@ -94,28 +94,28 @@ class Films:
         places = self._painter.frames(plan) * self._painter.grid_places(plan)
         return {VIDEO: plan.frames, LATENTS: places, PIXELS: plan.frames * plan.height * plan.width}
 
-    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
+    def first(self, plan: DrawingPlan, ports: Wanted) -> int:
+        have = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
         return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields the latents of a film, and then its pixels and clips frame by frame, from the wanted items on."""
         for canvas in latents:
-            made = self._painter.finished(canvas)
-            if LATENTS in wanted:
-                yield TensorRows(LATENTS, _places(made)[wanted[LATENTS] :])
-            if VIDEO in wanted or PIXELS in wanted:
-                yield from self._film(plan, made, wanted)
+            film_latents = self._painter.finished(canvas)
+            if LATENTS in ports:
+                yield TensorRows(LATENTS, _places(film_latents)[ports[LATENTS] :])
+            if VIDEO in ports or PIXELS in ports:
+                yield from self._film(plan, film_latents, ports)
 
-    def _film(self, plan: DrawingPlan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def _film(self, plan: DrawingPlan, latents: Tensor, ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields pixels and clips of a film. Pixels leave before they are encoded. The file is always made from its beginning."""
-        clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
+        clips = Clips(plan, plan.rate_hz, ports[VIDEO]) if VIDEO in ports else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
-            skipped = max(wanted.get(PIXELS, plan.frames * size) - number * size, 0)
+            skipped = max(ports.get(PIXELS, plan.frames * size) - number * size, 0)
             if skipped < size:
                 yield TensorRows(PIXELS, frame.reshape(-1, 3)[skipped:])
             if clips is not None:
@@ -182,10 +182,10 @@ def decode_frames(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]
     rows = vae.post_quant_conv(latents)
     for number in range(rows.shape[2]):
-        made = vae.decoder(rows[:, :, number : number + 1], feat_cache=past, feat_idx=[0], first_chunk=number == 0)
+        frame = vae.decoder(rows[:, :, number : number + 1], feat_cache=past, feat_idx=[0], first_chunk=number == 0)
         if vae.config.patch_size is not None:
-            made = unpatchify(made, patch_size=vae.config.patch_size)
-        yield made.clamp(-1.0, 1.0)
+            frame = unpatchify(frame, patch_size=vae.config.patch_size)
+        yield frame.clamp(-1.0, 1.0)
 
 
 def _places(latents: Tensor) -> NDArray[np.float32]:

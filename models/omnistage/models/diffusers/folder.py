@@ -112,14 +112,14 @@ def read_index(folder: Path) -> Index:
 
 
 def load_pipeline(
-    folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE, beside: Collection[Path] = ()
+    folder: Path, dtype: torch.dtype, arguments: Mapping[str, Mapping[str, Any]] = NONE, other_files: Collection[Path] = ()
 ) -> diffusers.DiffusionPipeline:
-    """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: further arguments for loading some of its models, by
-    part. beside: files that another part of the program reads. Raises BadCheckpoint, with the fault and its place."""
+    """The pipeline on the CPU, with all its weights from the files, as `dtype`. arguments: further ones for loading some models, by part.
+    other_files: files that another part of the program reads. Raises BadCheckpoint, with the fault and its place."""
     index = read_index(folder)
     with quiet():
-        parts = {part: _load_part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
-        tell_unread(folder, [*weights_of(folder), *beside])
+        parts = {part: _load_part(folder / part, *kind, dtype, arguments.get(part, NONE)) for part, kind in index.components.items()}
+        tell_unread(folder, [*weights_of(folder), *other_files])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
         with _translate_errors(folder / INDEX):
@@ -148,8 +148,8 @@ def _check_class(place: str, value: list[Any]) -> tuple[str, str]:
         raise BadCheckpoint(f"{place} is of {_quote(library)}: of {' and '.join(KINDS)} only classes are loaded, and no other code is")
     if library == "transformers" and name in PROCESSORS:
         return library, name
-    found = _find_class(library, name)
-    if found is None or not issubclass(found, KINDS.get(library, (*KINDS["diffusers"], *KINDS["transformers"]))):
+    kind = _find_class(library, name)
+    if kind is None or not issubclass(kind, KINDS.get(library, (*KINDS["diffusers"], *KINDS["transformers"]))):
         version = diffusers.__version__ if library != "transformers" else transformers.__version__
         raise BadCheckpoint(f"{place} is {_quote(name)}, which is no class of {library} {version} that can be a part of a pipeline")
     return library, name
@@ -165,14 +165,14 @@ def _find_class(library: str, name: str) -> type | None:
     if not name.isidentifier() or name.startswith("_"):
         return None
     try:
-        found = getattr(importlib.import_module(library if library in KINDS else f"{PIPELINES}.{library}"), name)
+        value = getattr(importlib.import_module(library if library in KINDS else f"{PIPELINES}.{library}"), name)
     except Exception:  # both libraries import a class when it is asked for, and an import may raise anything
         return None
-    return found if inspect.isclass(found) else None
+    return value if inspect.isclass(value) else None
 
 
-def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mapping[str, Any] = NONE) -> Any:
-    """A part, loaded from its folder. library, name: its library and class. more: further arguments of its loader. Raises BadCheckpoint."""
+def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, arguments: Mapping[str, Any] = NONE) -> Any:
+    """A part, loaded from its folder. library, name: its library and class. arguments: further ones of its loader. Raises BadCheckpoint."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
     if library == "transformers" and name in PROCESSORS:
@@ -195,7 +195,7 @@ def _load_part(folder: Path, library: str, name: str, dtype: torch.dtype, more: 
     word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
     try:
         with _translate_errors(folder), bound_building(header, folder):
-            model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
+            model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **arguments)
     except BadCheckpoint:
         check_unpacked(header, folder)  # The library's error for packed weights does not say that they are packed.
         raise
@@ -221,10 +221,10 @@ def _read_config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
 def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerBase]) -> None:
     """Raises BadCheckpoint if a tokenizer's folder has no vocabulary: Transformers would make a vocabulary without words."""
     files = dict(kind.vocab_files_names)
-    whole = files.pop("tokenizer_file", "tokenizer.json")
+    tokenizer_file = files.pop("tokenizer_file", "tokenizer.json")
     missing = [file for file in files.values() if not (folder / file).is_file()]
-    if missing and not (folder / whole).is_file():
-        raise BadCheckpoint(f"{folder / missing[0]} is missing, and so is {whole}")
+    if missing and not (folder / tokenizer_file).is_file():
+        raise BadCheckpoint(f"{folder / missing[0]} is missing, and so is {tokenizer_file}")
 
 
 def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
@@ -275,7 +275,7 @@ def _shards(index: Path) -> dict[Path, frozenset[str]]:
 def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, Any]) -> None:
     """Raises BadCheckpoint if any weight did not come from the files, or some layers in them have no place. Both libraries would go on:
     with random memory as weights, or without those layers."""
-    wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
+    wrong = sorted(f"{name} is {list(file_shape)}, not {list(model_shape)}" for name, file_shape, model_shape in report["mismatched_keys"])
     if wrong:
         raise BadCheckpoint(f"{folder} has weights of other shapes than its config.json wants: {_list_names(wrong)}")
     missing = sorted(map(str, report["missing_keys"]))
@@ -285,13 +285,13 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
         raise BadCheckpoint(f"{folder} cannot be loaded: {_list_names(list(map(str, report['error_msgs'])))}")
     places = {_place(name) for name in model.state_dict()}
     lists = {name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
-    left = sorted(
+    extra_names = sorted(
         name
         for name in map(str, report["unexpected_keys"])
         if (layer := LAYER.search(name)) and (_place(name) in places or name[: layer.start()] in lists)
     )
-    if left:
-        raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_list_names(left)}")
+    if extra_names:
+        raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_list_names(extra_names)}")
     empty = [name for name, value in _tensors(model) if value.is_meta]
     if empty:
         raise BadCheckpoint(f"{folder} left without values: {_list_names(empty)}")
@@ -326,8 +326,8 @@ def _line(error: Exception) -> str:
 
 def _list_names(names: list[str]) -> str:
     """The first names as text, and how many there are if they are more."""
-    more = f", … ({len(names)} in all)" if len(names) > SHOWN else ""
-    return ", ".join(name[:200] for name in names[:SHOWN]) + more
+    count_text = f", … ({len(names)} in all)" if len(names) > SHOWN else ""
+    return ", ".join(name[:200] for name in names[:SHOWN]) + count_text
 
 
 def _quote(value: object) -> str:

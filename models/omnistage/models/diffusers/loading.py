@@ -121,22 +121,22 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
 
 def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
     """Load the pipeline, try it, and describe it as a model. team: the processes that share the transformer; None: this process alone."""
-    chosen = DiffusersOptions.from_settings(dict(options.family))
+    diffusers_options = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
     silence()
     name = checkpoint_name(folder).rpartition("/")[2].lower()
     vocabulary = Vocabulary.of(folder)
-    memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
-    loras, unused = _loras(folder, chosen)
+    memory = MemoryPlan.of(diffusers_options, options, DTYPES[dtype])
+    loras, unused = _loras(folder, diffusers_options)
     artist = _make_artist(folder, name, memory, options, team, loras)
     unable = artist.leave_out(_smallest_plan(artist, name)) if isinstance(artist, WholeDrawing) else {}
-    usual = _trial_plan(artist, name)
-    full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
-    step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
-    if chosen.max_tokens and chosen.max_tokens < (least := artist.tokens(usual)):
-        raise LoadError(f"option max_tokens is {chosen.max_tokens}, and the usual picture has {least}: give more")
-    max_tokens = chosen.max_tokens or max(ADMITTED_STEPS * full, artist.tokens(_largest_plan(artist, name)))
+    usual_plan = _trial_plan(artist, name)
+    batch_tokens = artist.tokens(replace(usual_plan, results=1, negative="")) * (options.max_batch_size or BATCH)
+    step_tokens = min(batch_tokens, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else batch_tokens
+    if diffusers_options.max_tokens and diffusers_options.max_tokens < (usual_tokens := artist.tokens(usual_plan)):
+        raise LoadError(f"option max_tokens is {diffusers_options.max_tokens}, and the usual picture has {usual_tokens}: give more")
+    max_tokens = diffusers_options.max_tokens or max(ADMITTED_STEPS * batch_tokens, artist.tokens(_largest_plan(artist, name)))
     makes_films = any(port.content is Content.VIDEO for port in artist.ports)
     info = ModelInfo(
         name=name,
@@ -148,7 +148,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
             threads=options.threads,
             results=compute_on_thread(partial(_trial, artist, name), options.threads),
             # In bfloat16 two kinds of CPU may give this small result alike and larger results not, so the kind counts too.
-            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
+            settings=f"{artist.limits} {diffusers_options.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
             + (f" {encoders()}" if makes_films else ""),
         ),
@@ -159,16 +159,16 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
-            "drawn by default": f"{_size_told(usual)} in {usual.steps} steps with guidance {usual.guidance:g}",
+            "drawn by default": f"{_size_told(usual_plan)} in {usual_plan.steps} steps with guidance {usual_plan.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
             **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
-            **({"options that it cannot follow": "; ".join(f"{option}: {why}" for option, why in unable.items())} if unable else {}),
+            **({"options that it cannot follow": "; ".join(f"{option}: {reason}" for option, reason in unable.items())} if unable else {}),
             **({"draws": vocabulary.what} if vocabulary.what else {}),
             **({"files of films": told_kinds()} if makes_films else {}),
-            "kept of encoders": _kept_told(chosen, options),
+            "kept of encoders": _kept_told(diffusers_options, options),
             **memory.told(),
-            **({"memory of the usual film": films.told(usual)} if (films := getattr(artist, "memory", None)) else {}),
+            **({"memory of the usual film": films.told(usual_plan)} if (films := getattr(artist, "memory", None)) else {}),
             **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
             **({"LoRA beside the weights, without effect": "; ".join(unused)} if unused else {}),
         },
@@ -178,7 +178,7 @@ def _load(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[A
         Worker("pictures", options.threads, team.close if team else lambda: None, PASS_LIMIT_S),
         MediaDecoder(),
         info,
-        image_pixels=IMAGE_AREAS * chosen.condition_area,
+        image_pixels=IMAGE_AREAS * diffusers_options.condition_area,
         max_tokens=max_tokens,
         step_tokens=step_tokens,
         max_batch_size=options.max_batch_size,
@@ -191,18 +191,19 @@ def _make_artist(
     folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
 ) -> StepDrawing | WholeDrawing:
     """Load the pipeline and its LoRA, and give it its own loop; if there is no loop for it, it is drawn by whole calls."""
-    kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
+    kind, diffusers_options = PAINTERS.get(read_index(folder).class_name), memory.chosen
     pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
     add_loras(pipe, loras)
     pipe = place_pipeline(pipe, memory, team)
-    defaults = Defaults.of(folder, chosen)
+    defaults = Defaults.of(folder, diffusers_options)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
-    texts, pictures = (TensorCache(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
+    cache_bytes = diffusers_options.text_cache_bytes, diffusers_options.picture_cache_bytes
+    texts, pictures = (TensorCache(each if options.keeps_prompts else 0) for each in cache_bytes)
     painter = kind(pipe, texts, pictures, defaults)
     if not isinstance(painter, FilmPainter):
         return StepDrawing(painter, name)
-    drawing = StepDrawing(painter, name, FilmMemory(painter, budget_of(options, chosen.film_bytes)))
+    drawing = StepDrawing(painter, name, FilmMemory(painter, budget_of(options, diffusers_options.film_bytes)))
     try:
         drawing.check(_smallest_plan(drawing, name))
     except BadRequest as error:
@@ -220,21 +221,21 @@ def _uses_pictures(limits: DrawingLimits) -> bool:
     return limits.images[1] > 0 or limits.masked or limits.controlled
 
 
-def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
+def _loras(folder: Path, diffusers_options: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
     """The chosen LoRA, and for each other LoRA in the folder a text: its path, and why it has no effect."""
-    loras = read_loras(chosen.lora)
+    loras = read_loras(diffusers_options.lora)
     read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
-    unused = [f"{path}: {why}" for path, why in loras_beside(folder, read).items()]
+    unused = [f"{path}: {reason}" for path, reason in loras_beside(folder, read).items()]
     if unused:
         log.warning("a LoRA beside the weights has no effect: %s", "; ".join(unused[:3]))
     return loras, unused
 
 
-def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
+def _kept_told(diffusers_options: DiffusersOptions, options: LoadOptions) -> str:
     """The results of encoders that are kept for later requests, as text."""
     if not options.keeps_prompts:
         return "nothing"
-    return f"{chosen.text_cache_bytes >> 20} MiB of words, {chosen.picture_cache_bytes >> 20} MiB of pictures"
+    return f"{diffusers_options.text_cache_bytes >> 20} MiB of words, {diffusers_options.picture_cache_bytes >> 20} MiB of pictures"
 
 
 def _trial_plan(
@@ -283,9 +284,9 @@ def _draw(artist: Artist[Any], plan: DrawingPlan) -> list[NDArray[np.generic] | 
         while not artist.is_done(job):
             artist.step([job], None)
             artist.take(job)
-        made = [_bits(piece) for piece in artist.decode(job) if isinstance(piece, EncodedPicture | Clip | Sound)]
+        arrays = [_bits(piece) for piece in artist.decode(job) if isinstance(piece, EncodedPicture | Clip | Sound)]
     artist.give_up(job)
-    return [*made, *(canvas.latents for canvas in getattr(job, "canvases", ()))]
+    return [*arrays, *(canvas.latents for canvas in getattr(job, "canvases", ()))]
 
 
 def _bits(piece: EncodedPicture | Clip | Sound) -> NDArray[np.generic]:

@@ -43,11 +43,11 @@ class LongCatPainter(PicturePainter):
     def text_tokens(self, text: str) -> tuple[int, int]:
         """The number of tokens of a text, and its limit. Quoted text counts letter by letter, and a letter is at least one token. If there
         are more letters and other parts than the limit, only these parts are counted."""
-        most = int(self.pipe.tokenizer_max_length)
+        max_tokens = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
-        if parts.total() > most:
-            return parts.total(), most
-        return sum(times * len(self.counting(part, add_special_tokens=False)["input_ids"]) for part, times in parts.items()), most
+        if parts.total() > max_tokens:
+            return parts.total(), max_tokens
+        return sum(times * len(self.counting(part, add_special_tokens=False)["input_ids"]) for part, times in parts.items()), max_tokens
 
     def _shape(self, plan: DrawingPlan) -> tuple[int, int, int]:
         """The shape of the result in tokens: frames (1), height and width."""
@@ -103,16 +103,16 @@ class LongCatPainter(PicturePainter):
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer's output for each row, in the shape of its latents. All rows of a pass are equally long."""
-        length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
-        made: Tensor = self.pipe.transformer(
+        text_tokens, latent_tokens = len(rows[0].text), rows[0].canvas.latents.shape[1]
+        output: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
             timestep=torch.stack([row.canvas.sampler.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=torch.stack([row.text for row in rows]),
-            txt_ids=prepare_pos_ids(modality_id=0, type="text", start=(0, 0), num_token=length).to(self.device),
+            txt_ids=prepare_pos_ids(modality_id=0, type="text", start=(0, 0), num_token=text_tokens).to(self.device),
             img_ids=self._places(rows[0]).to(self.device),
             return_dict=False,
         )[0]
-        return list(torch.split(made[:, :drawn], 1))
+        return list(torch.split(output[:, :latent_tokens], 1))
 
     def _places(self, row: BatchRow) -> Tensor:
         """[tokens, 3]: the places of the latent tokens, which come after the places of the words."""
@@ -123,11 +123,11 @@ class LongCatPainter(PicturePainter):
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """The velocity after guidance, scaled down where it is longer than the velocity of the prompt alone."""
-        both = super().guided(positive, negative, canvas)
+        velocity = super().guided(positive, negative, canvas)
         if not canvas.plan.option("enable_cfg_renorm", True):
-            return both
-        prompt_norm, guided_norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (prompt_norm / (guided_norm + 1e-8)).clamp(min=float(canvas.plan.option("cfg_renorm_min", 0.0)), max=1.0)
+            return velocity
+        prompt_norm, norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, velocity))
+        scaled: Tensor = velocity * (prompt_norm / (norm + 1e-8)).clamp(min=float(canvas.plan.option("cfg_renorm_min", 0.0)), max=1.0)
         return scaled
 
     # 4: postprocess
@@ -144,8 +144,8 @@ class LongCatPainter(PicturePainter):
         """The picture that the VAE makes of a grid: [1, samples, height, width], -1 to 1."""
         vae = self.pipe.vae
         scaled = grid / vae.config.scaling_factor + vae.config.shift_factor
-        made: Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
-        return made
+        picture: Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
+        return picture
 
 
 class LongCatEditPainter(LongCatPainter):

@@ -123,7 +123,7 @@ def _check_part(pipe: Any, lora: Lora) -> None:
 def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
     """The LoRA files in a folder that are not in `read`, the files in use, each with the reason. Safetensors files are recognised by the
     names in them; pickled files, which are not opened, by their file names."""
-    return {path: why for path in sorted(folder.rglob("*")) if path.resolve() not in read and (why := _why_unused(path))}
+    return {path: reason for path in sorted(folder.rglob("*")) if path.resolve() not in read and (reason := _why_unused(path))}
 
 
 def _why_unused(path: Path) -> str:
@@ -151,7 +151,7 @@ def _check_file(path: Path) -> None:
         raise BadCheckpoint(f"{path} is no file of safetensors: give a LoRA as FILE.safetensors, nothing else is read")
     try:
         with safe_open(path, "pt") as file:
-            header, said = weights_in(file), file.metadata() or {}
+            header, metadata = weights_in(file), file.metadata() or {}
     except Exception as error:  # its errors have no base of their own but Exception
         raise BadCheckpoint(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
     check_unpacked(header, path)
@@ -162,19 +162,19 @@ def _check_file(path: Path) -> None:
         raise BadCheckpoint(f"{path} is no LoRA: no weight in it is called so, the first is {min(header, default='missing')[:80]}")
     if unknown := [name for name in header if not KNOWN.search(name)]:
         raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_list_names(unknown)}; give one without")
-    if METADATA in said:
-        _check_said(path, said[METADATA], ranks)
+    if METADATA in metadata:
+        _check_said(path, metadata[METADATA], ranks)
 
 
 def _check_said(path: Path, text: str, ranks: frozenset[int]) -> None:
     """Raises BadCheckpoint for metadata (text, in JSON) with a value that fits none of the weights. ranks: the weights' ranks."""
     try:
-        said = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        metadata = None
+    if not isinstance(metadata, dict):
         raise BadCheckpoint(f"{path}: what it says of itself is no object of JSON")
-    for name, value in said.items():
+    for name, value in metadata.items():
         check = SAID.get(name.rpartition(".")[2])
         if check is not None and not check(value, ranks):
             raise BadCheckpoint(f"{path}: {name[:80]!r} is {str(value)[:80]}, which fits none of its weights")
@@ -260,13 +260,13 @@ def _watch_loader(pipe: Any) -> Iterator[_Reading]:
 def _watch_reading(published: Callable[..., Any], reading: _Reading) -> Callable[..., Any]:
     """A replacement for `published`, by which the loader reads a file: it notes what the file has, and leaves out most metadata."""
 
-    def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
-        *parts, said = published(*arguments, **named)
+    def lora_state_dict(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+        *parts, metadata = published(*arguments, **keywords)
         reading.names.update(parts[0])
         reading.values.update(map(_digest, parts[0].values()))
         reading.alphas.update(next((each or {} for each in parts[1:]), {}))
-        kept = {key: value for key, value in (said or {}).items() if key.rpartition(".")[2] in SAID}
-        return (*parts, kept or None)
+        safe_metadata = {key: value for key, value in (metadata or {}).items() if key.rpartition(".")[2] in SAID}
+        return (*parts, safe_metadata or None)
 
     return lora_state_dict
 
@@ -275,14 +275,14 @@ def _watch_model(model: Any, reading: _Reading) -> Callable[..., None]:
     """A replacement for a model's loading method in Diffusers, which notes the weights that the model gets."""
     published = model.load_lora_adapter
 
-    def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
+    def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **keywords: Any) -> None:
         mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
         if mine and "lora_A" not in next(iter(mine)):  # as the method itself does
             mine = convert_unet_state_dict_to_peft(mine)
-            if named.get("network_alphas"):  # the method leaves these names as they are, so it would not find some layers
-                named["network_alphas"] = convert_unet_state_dict_to_peft(named["network_alphas"])
+            if keywords.get("network_alphas"):  # the method leaves these names as they are, so it would not find some layers
+                keywords["network_alphas"] = convert_unet_state_dict_to_peft(keywords["network_alphas"])
         reading.note(model, f"{prefix}.", mine)
-        published({f"{prefix}.{name}": value for name, value in mine.items()}, prefix=prefix, **named)
+        published({f"{prefix}.{name}": value for name, value in mine.items()}, prefix=prefix, **keywords)
 
     return load_lora_adapter
 
@@ -291,30 +291,30 @@ def _watch_encoder(part: str, model: Any, reading: _Reading) -> Callable[..., No
     """A replacement for a text encoder's loading method, which notes the weights that it gets. part: its name in the pipeline."""
     published = model.load_adapter
 
-    def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:
+    def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **keywords: Any) -> None:
         reading.note(model, f"{part}.", adapter_state_dict)
-        published(adapter_state_dict=adapter_state_dict, **named)
+        published(adapter_state_dict=adapter_state_dict, **keywords)
 
     return load_adapter
 
 
 def _check_passed(pipe: Any, path: Path, reading: _Reading) -> None:
     """Raises BadCheckpoint for weights in the file that no model got."""
-    left, kind = reading.names - reading.passed, type(pipe).__name__
+    unused_names, kind = reading.names - reading.passed, type(pipe).__name__
     prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
-    if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
+    if nameless := [name for name in unused_names if not name.startswith(tuple(prefixes))]:
         fault = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_list_names(nameless)}"
         raise BadCheckpoint(f"{path} has {fault}; put the right one before them, or is it a LoRA of another model?")
-    if left:
-        raise BadCheckpoint(f"{path} changes what {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
+    if unused_names:
+        raise BadCheckpoint(f"{path} changes what {kind} does not have: {_list_names(unused_names)}; is it a LoRA of another model?")
 
 
 def _check_differences(pipe: Any, path: Path, reading: _Reading) -> None:
     """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they change nothing."""
     with safe_open(path, "pt") as file:
         differences = {name: file.get_tensor(name) for name in file.keys() if DIFFERENCE.search(name)}  # noqa: SIM118  # It is no mapping.
-    if left := [name for name, value in differences.items() if value.any() and _digest(value) not in reading.values]:
-        raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_list_names(left)}; give one without")
+    if names := [name for name, value in differences.items() if value.any() and _digest(value) not in reading.values]:
+        raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_list_names(names)}; give one without")
 
 
 def _digest(value: torch.Tensor) -> bytes:
@@ -325,19 +325,19 @@ def _digest(value: torch.Tensor) -> bytes:
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
     """Raises BadCheckpoint unless a model has exactly these weights of the file, and all are numbers. name: the adapter's name. The
     libraries would make up weights that the file lacks."""
-    kind, wanted = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
+    kind, file_weights = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
         weight.replace(f".{name}.", ".").removesuffix(".weight"): values
         for weight, values in model.named_parameters()
         if f".{name}." in weight
     }
-    if left := wanted.keys() - loaded.keys():
-        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_list_names(left)}; is it a LoRA of another model?")
-    if made_up := loaded.keys() - wanted.keys():
+    if extra_names := file_weights.keys() - loaded.keys():
+        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_list_names(extra_names)}; is it a LoRA of another model?")
+    if made_up := loaded.keys() - file_weights.keys():
         raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_list_names(made_up)}; save it anew")
     for weight, values in loaded.items():
         check_finite(values, weight, path)
-        if not torch.equal(values, wanted[weight].to(values.dtype)):
+        if not torch.equal(values, file_weights[weight].to(values.dtype)):
             raise BadCheckpoint(f"{path}: {weight} became something else when {kind} loaded it; save it anew")
 
 
@@ -352,11 +352,11 @@ def _check_scales(model: torch.nn.Module, path: Path, name: str, alphas: list[fl
         )
 
 
-def _is_same(said: float, used: float) -> bool:
-    return math.isfinite(said) and math.isclose(said, used, rel_tol=1e-6)
+def _is_same(alpha: float, used: float) -> bool:
+    return math.isfinite(alpha) and math.isclose(alpha, used, rel_tol=1e-6)
 
 
 def _list_names(names: Collection[str]) -> str:
     """The first names as text, and how many there are if they are more."""
-    more = f", … ({len(names)})" if len(names) > SHOWN else ""
-    return ", ".join(each[:200] for each in sorted(names)[:SHOWN]) + more
+    count_text = f", … ({len(names)})" if len(names) > SHOWN else ""
+    return ", ".join(each[:200] for each in sorted(names)[:SHOWN]) + count_text

@@ -54,21 +54,21 @@ class MemoryPlan:
     ranks: int = 1
 
     @classmethod
-    def of(cls, chosen: DiffusersOptions, options: LoadOptions, dtype: torch.dtype) -> MemoryPlan:
+    def of(cls, options: DiffusersOptions, load_options: LoadOptions, dtype: torch.dtype) -> MemoryPlan:
         """Make the plan from the options. Raises LoadError for a choice that this device, or an installed library, cannot follow."""
-        plan = cls(chosen, options.device, dtype, options.tensor_parallel_size)
-        if chosen.context_parallel and plan.ranks == 1:
-            raise LoadError(f"option context_parallel {chosen.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
+        plan = cls(options, load_options.device, dtype, load_options.tensor_parallel_size)
+        if options.context_parallel and plan.ranks == 1:
+            raise LoadError(f"option context_parallel {options.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
         for name in ("offload", "storage", "quantization", "lora"):
-            if plan.ranks > 1 and (value := getattr(chosen, name)):
+            if plan.ranks > 1 and (value := getattr(options, name)):
                 conflict = f"tensor_parallel_size {plan.ranks} and option {name} {value} exclude each other"
                 raise LoadError(f"{conflict}: each rank has a part of the weights as they are; leave one of them out")
-        if chosen.offload == "model":
+        if options.offload == "model":
             plan._check_model_offload()
-        if chosen.quantization:
+        if options.quantization:
             plan._check_quantizer()
-        if chosen.offload_folder and not Path(chosen.offload_folder).is_dir():
-            raise LoadError(f"option offload_folder {chosen.offload_folder}: there is no such folder; make it, on a disk with room")
+        if options.offload_folder and not Path(options.offload_folder).is_dir():
+            raise LoadError(f"option offload_folder {options.offload_folder}: there is no such folder; make it, on a disk with room")
         return plan
 
     @property
@@ -91,15 +91,15 @@ class MemoryPlan:
 
     def told(self) -> dict[str, str]:
         """The choices by name, as text for people."""
-        offload, kept = self.chosen.offload, self.chosen.storage or self.chosen.quantization
-        where = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
-        weights = f"{kept} in the transformer" if kept else "as computed (default)"
+        offload, weight_type = self.chosen.offload, self.chosen.storage or self.chosen.quantization
+        place = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
+        weights = f"{weight_type} in the transformer" if weight_type else "as computed (default)"
         tiles = f"of more than {self.tiles_above} pixels" if self.tiles_above else "never"
         by_default = " (default)" if self.chosen.vae_tiling_above == UNSAID else ""
         share = "tokens" if self.chosen.context_parallel else "weights"
         return {
             "ranks": f"{self.ranks}, each with a part of the {share} of the transformer" if self.ranks > 1 else "1 (default)",
-            "weights": f"{weights}, on the {where}{f' (offload {offload})' if offload else ' (default)'}",
+            "weights": f"{weights}, on the {place}{f' (offload {offload})' if offload else ' (default)'}",
             "pictures decoded in tiles": f"{tiles}{by_default}",
         }
 
@@ -131,22 +131,22 @@ class MemoryPlan:
     def _offload(self, pipe: diffusers.DiffusionPipeline) -> None:
         """Keep the large models on the CPU or on the disk, from which they are fetched block by block. Raises LoadError."""
         parts: Mapping[str, Any] = pipe.components
-        away = {name: parts[name] for name in (*DENOISERS, *ENCODERS) if parts.get(name) is not None}
+        offload_parts = {name: parts[name] for name in (*DENOISERS, *ENCODERS) if parts.get(name) is not None}
         for name, part in parts.items():
-            if isinstance(part, torch.nn.Module) and name not in away:
+            if isinstance(part, torch.nn.Module) and name not in offload_parts:
                 part.to(self.device)
         folder = self._folder(pipe) if self.chosen.offload == "disk" else None
-        for name, part in away.items():
-            said: dict[str, Any] = {"onload_device": torch.device(self.device), "offload_device": torch.device("cpu")}
+        for name, part in offload_parts.items():
+            offload_options: dict[str, Any] = {"onload_device": torch.device(self.device), "offload_device": torch.device("cpu")}
             if folder is not None:
                 untie(part)
-                said["offload_to_disk_path"] = str(folder / name)
+                offload_options["offload_to_disk_path"] = str(folder / name)
             try:
                 if name in DENOISERS:
                     stream = self.device != "cpu" and folder is None
-                    part.enable_group_offload(offload_type="block_level", num_blocks_per_group=1, use_stream=stream, **said)
+                    part.enable_group_offload(offload_type="block_level", num_blocks_per_group=1, use_stream=stream, **offload_options)
                 else:  # The search for groups of blocks does not find its layers, and the request decides which of them are used.
-                    apply_group_offloading(part, offload_type="leaf_level", **said)
+                    apply_group_offloading(part, offload_type="leaf_level", **offload_options)
             except (OSError, SafetensorError) as error:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
@@ -204,12 +204,12 @@ class MemoryPlan:
 def untie(model: torch.nn.Module) -> None:
     """Give each module weights of its own if some share them (T5: the embedding of its encoder). Diffusers writes the weights of a module
     to the disk and lets go of them, so the next module that shares them would have none to write."""
-    seen = set[torch.nn.Parameter]()
+    earlier_weights = set[torch.nn.Parameter]()
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            if weight in seen:
+            if weight in earlier_weights:
                 setattr(module, name, torch.nn.Parameter(weight.detach().clone(), requires_grad=False))
-            seen.add(weight)
+            earlier_weights.add(weight)
 
 
 def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
@@ -217,13 +217,13 @@ def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
     return bool(vae.use_tiling or latents.shape[-2] * latents.shape[-1] > getattr(vae, "tiled_above", math.inf))
 
 
-def _decode_tiled(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
+def _decode_tiled(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **keywords: Any) -> Any:
     """Decode latents with a VAE, in tiles if they are large. The tiles are set for this call alone: the next latents may be small."""
     if vae.use_tiling or not is_tiled(vae, latents):
-        return decode(latents, *others, **more)
+        return decode(latents, *others, **keywords)
     vae.enable_tiling()
     try:
-        return decode(latents, *others, **more)
+        return decode(latents, *others, **keywords)
     finally:
         vae.disable_tiling()
 

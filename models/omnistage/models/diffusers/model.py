@@ -83,7 +83,7 @@ class Artist(Drawing[J], Protocol[J]):
 
     def tokens(self, plan: DrawingPlan) -> int: ...
 
-    def job(self, plan: DrawingPlan, wanted: Wanted) -> J: ...
+    def job(self, plan: DrawingPlan, ports: Wanted) -> J: ...
 
     def check(self, plan: DrawingPlan) -> None:
         """Raises BadRequest for impossible steps, or a history that the plan (with its images) cannot have. Runs on any thread."""
@@ -122,7 +122,7 @@ class DrawnModel(Generic[J]):
         self._max_tokens = max_tokens
         self._fitting = media_places(1, MAX_FITTING)
         self._held, self._held_lock = 0, threading.Lock()  # _held: bytes of all decoded pictures that exist.
-        self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
+        self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, batch=max_batch_size, is_eager=True)
 
     @property
     def info(self) -> ModelInfo:
@@ -153,14 +153,14 @@ class DrawnModel(Generic[J]):
         plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
         if images and min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
-        asked = [side for side in ("width", "height") if getattr(request, side)]
-        check_size(plan, limits, self._info.name, "" if len(asked) == 2 else "".join(asked) or "images")
+        sides = [side for side in ("width", "height") if getattr(request, side)]
+        check_size(plan, limits, self._info.name, "" if len(sides) == 2 else "".join(sides) or "images")
         await asyncio.to_thread(self._artist.check, plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
-            less = "fewer frames or pixels" if plan.frames else "fewer or smaller pictures"
-            why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for {less}"
+            advice = "fewer frames or pixels" if plan.frames else "fewer or smaller pictures"
+            fault = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for {advice}"
             field = "results" if plan.results > 1 else "frames" if plan.frames > limits.frames else "width"
-            raise BadRequest(f"diffusion.{field}", why)
+            raise BadRequest(f"diffusion.{field}", fault)
         return plan
 
     async def _edited(self, plan: DrawingPlan, image: Media, number: int, client: str) -> EditedPicture:
@@ -186,8 +186,8 @@ class DrawnModel(Generic[J]):
         """Decode a picture and bring it into the form that `edit` makes; only one picture at a time is in memory in the size in which it
         was sent. number: its number among all media of the request, from 1 on. Raises BadRequest or Full."""
         check_medium(image, self._info, field, medium=str(number))
-        alpha, most = alpha or bool(self._artist.limits.max_layers), self._image_pixels
-        ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=most, alpha=alpha, background=image.background)
+        alpha, max_pixels = alpha or bool(self._artist.limits.max_layers), self._image_pixels
+        ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=max_pixels, alpha=alpha, background=image.background)
         try:
             async with self._fitting.taken(client):
                 decoded = await self._decoder.picture(image.data, ask, client=client)
@@ -216,7 +216,7 @@ class DrawnModel(Generic[J]):
     def items(self, prepared: DrawingPlan) -> Mapping[str, int]:
         return self._artist.product.items(prepared)
 
-    async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+    async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yields notes about the request, and then the pieces of its drawing. inputs: unused."""
         for note in self._vocabulary.notes(
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
@@ -224,7 +224,7 @@ class DrawnModel(Generic[J]):
             yield Note(note)
         if prepared.mask is not None and draws_nothing(prepared.mask):
             yield Note(NOTHING_DRAWN)
-        job, client = self._artist.job(prepared, wanted), prepared.client
+        job, client = self._artist.job(prepared, ports), prepared.client
         del prepared  # It would keep its images, many megabytes, which the job drops when they are encoded.
         async with aclosing(self.sessions.draw(job, client)) as pieces:
             async for piece in pieces:

@@ -87,28 +87,28 @@ class DiffusersOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> DiffusersOptions:
-        made = cls(**validate_options(options, cls(), "pipelines of pictures"))
-        for each in fields(made):
-            value = getattr(made, each.name)
-            least = UNSAID if each.name == "vae_tiling_above" else 0
-            if not isinstance(value, str) and each.name != "guidance" and value < least:
-                raise LoadError(f"option {each.name} is {value}: it must not be below {least}")
-        if not made.condition_area or not made.max_pixels or not made.max_steps:
+        diffusers_options = cls(**validate_options(options, cls(), "pipelines of pictures"))
+        for each in fields(diffusers_options):
+            value = getattr(diffusers_options, each.name)
+            minimum = UNSAID if each.name == "vae_tiling_above" else 0
+            if not isinstance(value, str) and each.name != "guidance" and value < minimum:
+                raise LoadError(f"option {each.name} is {value}: it must not be below {minimum}")
+        if not diffusers_options.condition_area or not diffusers_options.max_pixels or not diffusers_options.max_steps:
             raise LoadError("options condition_area, max_pixels and max_steps must be above 0")
-        made._check_choices()
-        return made
+        diffusers_options._check_choices()
+        return diffusers_options
 
     def _check_choices(self) -> None:
         """Raises LoadError for a value that is not among its CHOICES, and for options that exclude each other."""
         for name, able in CHOICES.items():
             value = getattr(self, name)
             if value and value not in able:
-                why = f"{REFUSED[value]}; " if value in REFUSED else ""
-                raise LoadError(f"option {name} is {value!r}: {why}it can be {' or '.join(able)}, or be left out")
-        for one, other, why in EXCLUSIONS:
+                reason = f"{REFUSED[value]}; " if value in REFUSED else ""
+                raise LoadError(f"option {name} is {value!r}: {reason}it can be {' or '.join(able)}, or be left out")
+        for one, other, reason in EXCLUSIONS:
             if getattr(self, one) and getattr(self, other):
-                said = f"{one} {getattr(self, one)} and {other} {getattr(self, other)}"
-                raise LoadError(f"options {said} exclude each other, since {why}: leave one of them out")
+                pair_text = f"{one} {getattr(self, one)} and {other} {getattr(self, other)}"
+                raise LoadError(f"options {pair_text} exclude each other, since {reason}: leave one of them out")
         if self.offload_folder and self.offload != "disk":
             raise LoadError(f"option offload_folder {self.offload_folder}: nothing is written there without offload disk")
 
@@ -124,10 +124,10 @@ class Defaults:
         """The options, with the folder's defaults for options that were not chosen. Raises BadCheckpoint for a default of another type."""
         if not (folder / DEFAULTS_FILE).is_file():
             return cls(options)
-        said = json_object(folder / DEFAULTS_FILE)
+        defaults = json_object(folder / DEFAULTS_FILE)
         names = {"width": "width", "height": "height", "steps": "steps", "guidance_scale": "guidance"}
         for key, name in names.items():
-            value = said.get(key)
+            value = defaults.get(key)
             if value is None or getattr(options, name) != getattr(DiffusersOptions(), name):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not _is_fit(name, value):
@@ -139,40 +139,40 @@ class Defaults:
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
         """The limits of a pipeline with these options applied. By default the limit of work is the largest picture, or the usual film of a
         million pixels, in the largest number of steps. Raises LoadError for options that the pipeline cannot follow."""
-        chosen = self.options
-        most = chosen.max_frames or limits.max_frames
+        options = self.options
+        max_frames = options.max_frames or limits.max_frames
         frames = limits.frames
-        if frames > most:  # The number of frames can only be lowered by whole multiples.
-            frames -= -(-(frames - most) // limits.frame_multiple) * limits.frame_multiple
-        seconds = min(chosen.max_seconds or limits.max_seconds, limits.max_seconds)
-        usual = min(chosen.max_pixels, AREA) * frames if frames else chosen.max_pixels
-        made = replace(
+        if frames > max_frames:  # The number of frames can only be lowered by whole multiples.
+            frames -= -(-(frames - max_frames) // limits.frame_multiple) * limits.frame_multiple
+        seconds = min(options.max_seconds or limits.max_seconds, limits.max_seconds)
+        usual_pixels = min(options.max_pixels, AREA) * frames if frames else options.max_pixels
+        result = replace(
             limits,
             frames=frames,
-            max_frames=min(most, limits.max_frames),
+            max_frames=min(max_frames, limits.max_frames),
             seconds=min(limits.seconds, seconds),
             max_seconds=seconds,
-            width=(chosen.width or limits.width) if limits.width else 0,
-            height=(chosen.height or limits.height) if limits.height else 0,
-            steps=chosen.steps or limits.steps,
-            guidance=chosen.guidance if chosen.guidance >= 0 else limits.guidance,
-            max_pixels=chosen.max_pixels,
-            max_steps=chosen.max_steps,
-            max_work=chosen.max_work or usual * chosen.max_steps,
+            width=(options.width or limits.width) if limits.width else 0,
+            height=(options.height or limits.height) if limits.height else 0,
+            steps=options.steps or limits.steps,
+            guidance=options.guidance if options.guidance >= 0 else limits.guidance,
+            max_pixels=options.max_pixels,
+            max_steps=options.max_steps,
+            max_work=options.max_work or usual_pixels * options.max_steps,
         )
-        if made.width % made.multiple or made.height % made.multiple or made.width * made.height > made.max_pixels:
+        if result.width % result.multiple or result.height % result.multiple or result.width * result.height > result.max_pixels:
             raise LoadError(
-                f"{made.width}x{made.height} pixels are not drawn by default: sides are multiples of {made.multiple}, "
-                f"and at most {made.max_pixels} pixels"
+                f"{result.width}x{result.height} pixels are not drawn by default: sides are multiples of {result.multiple}, "
+                f"and at most {result.max_pixels} pixels"
             )
-        if limits.frames and made.frames < 1:
+        if limits.frames and result.frames < 1:
             told_frames = f"films have {limits.frames} frames, or a multiple of {limits.frame_multiple} fewer"
-            raise LoadError(f"option max_frames is {chosen.max_frames}: {told_frames}; give more")
-        if not 0 <= made.guidance <= made.max_guidance:
-            raise LoadError(f"guidance {made.guidance:g} is not taken by default: 0 to {made.max_guidance:g} can be")
-        if not made.min_steps <= made.steps <= made.max_steps:
-            raise LoadError(f"{made.steps} steps are not taken by default: {made.min_steps} to {made.max_steps} can be")
-        return made
+            raise LoadError(f"option max_frames is {options.max_frames}: {told_frames}; give more")
+        if not 0 <= result.guidance <= result.max_guidance:
+            raise LoadError(f"guidance {result.guidance:g} is not taken by default: 0 to {result.max_guidance:g} can be")
+        if not result.min_steps <= result.steps <= result.max_steps:
+            raise LoadError(f"{result.steps} steps are not taken by default: {result.min_steps} to {result.max_steps} can be")
+        return result
 
 
 def _is_fit(name: str, value: float) -> bool:

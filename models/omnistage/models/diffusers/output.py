@@ -28,7 +28,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
     """The parameters of the picture with that number, as JSON: with them, and the pictures that it was drawn from, the same model draws it
     again. In the JSON, images are SHA-256 of files, and backgrounds are colours, empty for the usual. reused, largest: see Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
-    said = {
+    fields = {
         "prompt": plan.prompt,
         "negative_prompt": plan.negative,
         "width": plan.width,
@@ -50,22 +50,22 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
         "model": model,
     }
     return json.dumps(
-        {key: value for key, value in said.items() if value not in (None, 0, [], (), {}) or key in ("seed", "guidance_scale")}
+        {key: value for key, value in fields.items() if value not in (None, 0, [], (), {}) or key in ("seed", "guidance_scale")}
     )
 
 
-def encode_picture(image: Image, media_type: str, said: str = "") -> bytes:
-    """The bytes of a picture's file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
+def encode_picture(image: Image, media_type: str, parameter_text: str = "") -> bytes:
+    """The bytes of a picture's file. JPEG has no transparency: transparent pixels become white. parameter_text: see `parameters`."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()
-        if said:
-            text.add_itxt(KEY, said)
+        if parameter_text:
+            text.add_itxt(KEY, parameter_text)
         image.save(file, "PNG", pnginfo=text, compress_level=FASTER)
         return file.getvalue()
     exif = pillow.Exif()
-    if said:
-        exif[DESCRIPTION] = _short(said)
+    if parameter_text:
+        exif[DESCRIPTION] = _short(parameter_text)
     if media_type == JPEG:
         _opaque(image).save(file, "JPEG", quality=QUALITY, exif=exif)
     elif media_type == WEBP:
@@ -75,11 +75,11 @@ def encode_picture(image: Image, media_type: str, said: str = "") -> bytes:
     return file.getvalue()
 
 
-def _short(said: str) -> str:
+def _short(parameter_text: str) -> str:
     """The parameters (JSON), with the prompts cut short if the text would not fit into EXIF, which has 64 KiB."""
-    if len(said) <= MOST_SAID:
-        return said
-    values = json.loads(said)
+    if len(parameter_text) <= MOST_SAID:
+        return parameter_text
+    values = json.loads(parameter_text)
     words = {key: f"{values[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(values.get(key, "")) > SHORT}
     return json.dumps({**values, **words})
 

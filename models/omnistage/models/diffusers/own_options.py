@@ -82,29 +82,29 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
         hints = typing.get_type_hints(call)
     except (NameError, TypeError):  # Types that a module imports only for type checkers are missing at run time.
         hints = {}
-    found = list[OwnOption]()
+    options = list[OwnOption]()
     for name, parameter in inspect.signature(call).parameters.items():
         kind = _kind(hints.get(name, parameter.annotation), parameter.default)
         if kind is None or name in SAID_ELSEWHERE or name in SERVERS or name == guidance or "embeds" in name:
             continue
         option = OwnOption(name, kind)
         if kind is int:
-            usual = parameter.default if isinstance(parameter.default, int) else 0
+            default = parameter.default if isinstance(parameter.default, int) else 0
             # No pipeline takes 0 for a count that begins at 1.
-            option = replace(option, least=1 if usual > 0 else usual, most=max(2 * usual, MOST_COUNT))
+            option = replace(option, least=1 if default > 0 else default, most=max(2 * default, MOST_COUNT))
         if followed is None:
-            found.append(option)
+            options.append(option)
         elif name in followed:
-            found.append(replace(option, least=followed[name][0], most=followed[name][1]))
-    return tuple(found)
+            options.append(replace(option, least=followed[name][0], most=followed[name][1]))
+    return tuple(options)
 
 
-def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
-    """The values of the options, ordered by name. said: their texts by name. known: the options of the model. Raises BadRequest for an
-    option that the model does not have, or a value of another type."""
-    options = {option.name: option for option in known}
+def read_options(texts: Mapping[str, str], model_options: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
+    """The values of the options, ordered by name. texts: by name. Raises BadRequest for an option that the model does not have,
+    or a value of another type."""
+    options = {option.name: option for option in model_options}
     read = []
-    for name, text in sorted(said.items()):
+    for name, text in sorted(texts.items()):
         if name not in options:
             raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_advice(name, options)}")
         try:

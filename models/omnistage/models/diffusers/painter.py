@@ -46,8 +46,8 @@ def check_followed(pipe: Any, followed: Container[str]) -> None:
         model: Any = getattr(pipe, part, None)
         if model is None or f"{part}.{name}" in followed or name not in model.config:
             continue
-        usual = inspect.signature(type(model)).parameters.get(name)
-        if usual is None or model.config[name] != usual.default:
+        parameter = inspect.signature(type(model)).parameters.get(name)
+        if parameter is None or model.config[name] != parameter.default:
             fault = f"{name!r} is {str(model.config[name])[:80]}, which drawing here does not follow"
             raise BadCheckpoint(f"{part}/config.json: {fault}; give a checkpoint without it")
 
@@ -98,7 +98,7 @@ class Canvas:
 class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
     """A product of steps; its latents are canvases, one for each result that has not been made yet."""
 
-    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, ports: Wanted) -> int:
         """The number of the first result that must be drawn: the client has the earlier results."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
@@ -156,8 +156,8 @@ class Painter(ABC):
 
     def check_text(self, text: str) -> None:
         """Raises ValueError for text that is longer than the encoder reads, or has special tokens, which stand for no text."""
-        if found := next((token for token in self._special if token in text), None):
-            raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
+        if special_token := next((token for token in self._special if token in text), None):
+            raise ValueError(f"it has {special_token}, a special token of the text encoder: leave it out")
         with self._counts:
             count, limit = self.text_tokens(text)
         if count > limit:
@@ -258,8 +258,8 @@ class Painter(ABC):
         try:
             return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0, self.device), self.device)
         except Exception as error:  # a scheduler raises every kind of error for a bad config
-            why = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
-            raise BadCheckpoint(f"scheduler/scheduler_config.json: {why}") from error
+            fault = f"cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
+            raise BadCheckpoint(f"scheduler/scheduler_config.json: {type(self.pipe).__name__} {fault}") from error
 
     def canvas(self, plan: DrawingPlan, conditions: Conditions, number: int) -> Canvas:
         """The result with that number, as noise before its first step."""
@@ -308,10 +308,10 @@ class Painter(ABC):
                 assert canvas.conditions.negative is not None
                 rows.append(BatchRow(canvas, canvas.conditions.negative, canvas.residuals[1]))
         with self._step_cache.applied([row.residuals for row in rows], [self.length(row) for row in rows]):
-            made = iter(self.velocities(rows))
+            velocities = iter(self.velocities(rows))
         for canvas in canvases:
-            positive = next(made)
-            canvas.velocity = self.guided(positive, next(made), canvas) if self.is_guided(canvas) else positive
+            positive = next(velocities)
+            canvas.velocity = self.guided(positive, next(velocities), canvas) if self.is_guided(canvas) else positive
 
     def advance(self, canvas: Canvas) -> None:
         """Take the step that the velocity leads to. Raises Failed for a picture with values that are no numbers."""
@@ -320,8 +320,8 @@ class Painter(ABC):
         if canvas.plan.previews:
             canvas.estimate = estimate()
         if not torch.isfinite(latents).all():
-            where = f"after step {canvas.sampler.step} of {canvas.sampler.steps}"
-            raise Failed(f"the picture is no number {where}: with these weights, words and numbers of steps it cannot be drawn")
+            step_text = f"after step {canvas.sampler.step} of {canvas.sampler.steps}"
+            raise Failed(f"the picture is no number {step_text}: with these weights, words and numbers of steps it cannot be drawn")
         canvas.latents, canvas.velocity = latents, None
 
     # 4: postprocess
@@ -348,18 +348,18 @@ def with_images(row: BatchRow) -> Tensor:
 
 def pad_texts(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Pad n texts to the longest: [n, longest, width], and bool [n, longest], true for tokens; None if all are equally long."""
-    most = max(len(text) for text in texts)
-    if all(len(text) == most for text in texts):
+    max_tokens = max(len(text) for text in texts)
+    if all(len(text) == max_tokens for text in texts):
         return torch.stack(list(texts)), None
-    mask = torch.arange(most)[None] < torch.tensor([len(text) for text in texts])[:, None]
+    mask = torch.arange(max_tokens)[None] < torch.tensor([len(text) for text in texts])[:, None]
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
 
 
 def linear_shift(scheduler: Any, tokens: int) -> float:
     """mu of a picture of `tokens` tokens, by the formula that these pipelines share: linear between two lengths of the config."""
     config = scheduler.config
-    base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    base_tokens, max_tokens = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     # The order of operations matters: another order changes mu by a bit.
-    slope = (high - low) / (most - base)
-    return float(tokens * slope + (low - slope * base))
+    slope = (high - low) / (max_tokens - base_tokens)
+    return float(tokens * slope + (low - slope * base_tokens))

@@ -124,10 +124,10 @@ class Pictures:
         count = plan.pictures
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
-    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, ports: Wanted) -> int:
         """The number of the first result that must be drawn: the client has the earlier results."""
         counts = self.items(plan)
-        return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
+        return min((ports[port] * plan.results // count for port, count in counts.items() if port in ports), default=0)
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The preview of the last step, if one is due."""
@@ -140,37 +140,37 @@ class Pictures:
         image = resize_preview(image, plan.preview_side, plan.width, plan.height)
         return [Preview(encode_picture(image, plan.picture_type), plan.picture_type, sampler.step)]
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields the latents, files and pixels of each result that is drawn, from the wanted items on."""
         for number, canvas in enumerate(latents, plan.results - len(latents)):
             grids = self._painter.grids(canvas.latents, plan)
-            yield from self._rows(plan, wanted, LATENTS, plan.results, number, partial(_places, grids))
-            yield from self._pictures(plan, wanted, number, canvas, grids)
+            yield from self._rows(plan, ports, LATENTS, plan.results, number, partial(_places, grids))
+            yield from self._pictures(plan, ports, number, canvas, grids)
 
-    def _pictures(self, plan: DrawingPlan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
+    def _pictures(self, plan: DrawingPlan, ports: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
         """Yields the wanted layers of a result as files, with their pixels. number: the result's number. grids: its layers."""
         layers, counts = len(grids), self.items(plan)
-        asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
-        first = max(min(asked.values(), default=layers), 0)
+        first_layers = {port: ports[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in ports}
+        first = max(min(first_layers.values(), default=layers), 0)
         if first >= layers:
             return
-        said = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
+        parameter_text = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
         for layer, (grid, image) in enumerate(zip(grids[first:], self._painter.images(grids[first:]), strict=True), first):
             self._previews.fit(grid, image)
             if layers == 1 and _is_blank(image):
                 yield Note(BLANK)
-            if IMAGE in asked and layer >= asked[IMAGE]:
-                yield EncodedPicture(encode_picture(image, plan.picture_type, said), plan.picture_type, layer)
-            yield from self._rows(plan, wanted, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
+            if IMAGE in first_layers and layer >= first_layers[IMAGE]:
+                yield EncodedPicture(encode_picture(image, plan.picture_type, parameter_text), plan.picture_type, layer)
+            yield from self._rows(plan, ports, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
 
     def _rows(
-        self, plan: DrawingPlan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
+        self, plan: DrawingPlan, ports: Wanted, port: str, parts: int, place: int, make_rows: Callable[[], Array]
     ) -> Generator[TensorRows, None, None]:
         """Yields the rows of one part of the plan on a tensor port, from the first wanted row on; nothing if the port is not wanted. parts:
-        number of all parts. place: number of this part. made: makes its rows."""
+        number of all parts. place: number of this part."""
         count = self.items(plan)[port] // parts
-        if port in wanted and (skipped := max(wanted[port] - place * count, 0)) < count:
-            yield TensorRows(port, made()[skipped:])
+        if port in ports and (skipped := max(ports[port] - place * count, 0)) < count:
+            yield TensorRows(port, make_rows()[skipped:])
 
 
 def _is_blank(image: Image) -> bool:

@@ -119,8 +119,8 @@ def mask_of(image: Image) -> EditedPicture:
     """The mask that a picture (RGBA) means: white where to draw. If some of it is more transparent than opaque, its transparent part is
     where to draw, as editors save it; else its white part is. Some programs leave an alpha of 254 in opaque pictures."""
     alpha = image.getchannel("A")
-    where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
-    return EditedPicture(image.width, image.height, (where,))
+    mask = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
+    return EditedPicture(image.width, image.height, (mask,))
 
 
 def draws_nothing(mask: EditedPicture) -> bool:
@@ -186,9 +186,9 @@ class DrawingPlan:
         """The seed of the picture with that number: a request for three pictures gets the pictures of three requests with a seed each."""
         return (self.seed + number) % SEEDS
 
-    def option(self, name: str, usual: Value) -> Value:
-        """The value of one of the pipeline's own options; the usual value if none was given."""
-        return dict(self.options).get(name, usual)
+    def option(self, name: str, default: Value) -> Value:
+        """The value of one of the pipeline's own options; the default if none was given."""
+        return dict(self.options).get(name, default)
 
 
 def plan_drawing(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
@@ -256,21 +256,21 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
 def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
     """The field to lower for a film that is too much work, which is furthest above its usual value, and the text of the error, with the
     value to lower it to. side: the field of the size."""
-    pixels, usual = plan.width * plan.height, limits.width * limits.height
+    pixels, usual_area = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
-    asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
-    field = max(asked, key=lambda each: asked[each])
-    most = {
+    ratios = {"frames": plan.frames / limits.frames, side: pixels / usual_area if usual_area else 1.0, "steps": plan.steps / limits.steps}
+    field = max(ratios, key=lambda each: ratios[each])
+    limit = {
         "frames": limits.max_work // (pixels * plan.steps),
         side: limits.max_work // (plan.frames * plan.steps),
         "steps": limits.max_work // (pixels * plan.frames),
     }[field]
     first = (plan.frames - 1) % limits.frame_multiple + 1
     if field == "frames":
-        most = most - (most - first) % limits.frame_multiple
-    what = f"{plan.width}x{plan.height} pixels, {plan.frames} frames and {plan.steps} steps"
-    fault = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {what} are {work:.3g}"
-    return field, f"{fault}: ask for at most {most} {'pixels' if field == side else field}" if most > 0 else f"{fault}: ask for less"
+        limit = limit - (limit - first) % limits.frame_multiple
+    size_text = f"{plan.width}x{plan.height} pixels, {plan.frames} frames and {plan.steps} steps"
+    fault = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {size_text} are {work:.3g}"
+    return field, f"{fault}: ask for at most {limit} {'pixels' if field == side else field}" if limit > 0 else f"{fault}: ask for less"
 
 
 def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, int]:
@@ -312,36 +312,36 @@ def _multiple(side: float, multiple: int) -> int:
 
 def with_guides(request: DrawRequest, limits: DrawingLimits, image: Media) -> DrawRequest:
     """The request with `image` as mask and as control image, if the pipeline wants them."""
-    mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
+    mask, control = (image if is_needed else None for is_needed in (limits.masked, limits.controlled))
     return replace(request, mask_image=mask, control_image=control)
 
 
 def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
     """Raises BadRequest for a wrong number of pictures to begin from, and for wrong fields that go with them."""
-    fewest, most = limits.images
-    if not fewest <= len(request.images) <= most:
-        wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
-        fault = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
-        raise _bad("images", fault if most else f"{name} draws from none: leave them out")
-    for (field, why), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
+    min_images, max_images = limits.images
+    if not min_images <= len(request.images) <= max_images:
+        count_text = "one picture" if max_images == 1 else f"{min_images} to {max_images} pictures"
+        fault = f"{name} edits {count_text}, and {len(request.images) or 'none'} came"
+        raise _bad("images", fault if max_images else f"{name} draws from none: leave them out")
+    for (field, explanation), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
         is_given = getattr(request, field) is not None
         if is_given and not is_wanted:
             raise _bad(field, f"{name} knows none: leave it out")
         if is_wanted and not is_given:
-            raise _bad(field, f"{name} has to be told {why}")
+            raise _bad(field, f"{name} has to be told {explanation}")
     if request.strength is not None and limits.strength is None:
         raise _bad("strength", f"{name} knows none: leave it out")
 
 
 def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
     """Raises BadRequest for fields of films or sounds that this pipeline does not know."""
-    known = {
+    support = {
         "guidance_scale_2": limits.second_guidance,
         "frames_per_second": bool(limits.rate_hz),
         "flow_shift": limits.shifted,
         "begin_s": limits.begins,
     }
-    for field, is_known in known.items():
+    for field, is_known in support.items():
         if getattr(request, field) != getattr(NOTHING, field) and not is_known:
             raise _bad(field, f"{name} knows none: leave it out")
 
@@ -384,17 +384,17 @@ def smallest(request: DrawRequest, limits: DrawingLimits, max_side: int = 0) -> 
 
 def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     """The number of frames of the film, 0 for other products. Raises BadRequest."""
-    usual, multiple = limits.frames, limits.frame_multiple
-    frames = request.frames or _frames_of_seconds(request, limits, name) or usual
+    usual_frames, multiple = limits.frames, limits.frame_multiple
+    frames = request.frames or _frames_of_seconds(request, limits, name) or usual_frames
     if frames > limits.max_frames and not request.frames:
         fault = f"at most {limits.max_frames} frames, and {request.seconds:g} s have {frames}"
         raise _bad("duration_s", f"{name} makes {fault}: ask for less, or for fewer frames a second")
     if frames > limits.max_frames:
         raise _bad("frames", f"{name} makes at most {limits.max_frames} frames, not {frames}: ask for fewer")
-    if frames and (frames - usual) % multiple:
-        lower = frames - (frames - usual) % multiple
+    if frames and (frames - usual_frames) % multiple:
+        lower = frames - (frames - usual_frames) % multiple
         able = " or ".join(str(each) for each in (lower, lower + multiple) if 0 < each <= limits.max_frames)
-        raise _bad("frames", f"{name} makes {usual} frames, or a multiple of {multiple} more or fewer, not {frames}: ask for {able}")
+        raise _bad("frames", f"{name} makes {usual_frames} frames, or a multiple of {multiple} more or fewer, not {frames}: ask for {able}")
     return frames
 
 
@@ -405,8 +405,8 @@ def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -
     if not limits.rate_hz:
         raise _bad("duration_s", f"{name} makes films of so many frames: leave it out, and give frames")
     frames = round(request.seconds * (request.frames_per_second or limits.rate_hz))
-    fitting = frames - (frames - limits.frames) % limits.frame_multiple
-    return fitting if fitting > 0 else fitting + limits.frame_multiple
+    lower_frames = frames - (frames - limits.frames) % limits.frame_multiple
+    return lower_frames if lower_frames > 0 else lower_frames + limits.frame_multiple
 
 
 def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
@@ -415,15 +415,15 @@ def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
         if request.seconds and request.frames:
             raise _bad("duration_s", f"frames say how long the film of {name} is: give one of them")
         return 0.0
-    left = limits.max_seconds - request.begin_s
-    if request.begin_s and left <= 0:
+    remaining_s = limits.max_seconds - request.begin_s
+    if request.begin_s and remaining_s <= 0:
         raise _bad("begin_s", f"{name} knows sound of {limits.max_seconds:g} s, which is over at {request.begin_s:g} s: begin earlier")
-    seconds = request.seconds or min(limits.seconds, left)
+    seconds = request.seconds or min(limits.seconds, remaining_s)
     if seconds > limits.max_seconds:
         raise _bad("duration_s", f"{name} makes at most {limits.max_seconds:g} s, not {seconds:g}: ask for less")
-    if seconds > left:
+    if seconds > remaining_s:
         fault = f"{seconds:g} s from {request.begin_s:g} s on end behind the {limits.max_seconds:g} s that {name} knows"
-        raise _bad("duration_s", f"{fault}: ask for at most {left:g}")
+        raise _bad("duration_s", f"{fault}: ask for at most {remaining_s:g}")
     return seconds
 
 
@@ -447,8 +447,8 @@ def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[f
     if scale > limits.guided_above:
         return scale, request.negative_prompt or limits.negative
     if request.negative_prompt:
-        why = f"it has no effect at guidance_scale {scale:g}: leave it out, or ask for a scale above {limits.guided_above:g}"
-        raise _bad("negative_prompt", why)
+        fault = f"it has no effect at guidance_scale {scale:g}: leave it out, or ask for a scale above {limits.guided_above:g}"
+        raise _bad("negative_prompt", fault)
     return scale, None
 
 

@@ -69,6 +69,6 @@ def resize_preview(image: Image, side: int, width: int, height: int) -> Image:
 def is_due(step: int, steps: int, previews: int) -> bool:
     """Whether a preview is shown after this step. previews: their number. Each comes in the middle of its share of the steps before the
     last; the last step shows none, as the picture itself follows."""
-    most = steps - 1
-    shown = min(previews, most)
-    return step <= most and (2 * step * shown + most) // (2 * most) > (2 * (step - 1) * shown + most) // (2 * most)
+    max_step = steps - 1
+    shown = min(previews, max_step)
+    return step <= max_step and (2 * step * shown + max_step) // (2 * max_step) > (2 * (step - 1) * shown + max_step) // (2 * max_step)

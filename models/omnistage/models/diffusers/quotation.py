@@ -19,8 +19,8 @@ PRIVATE = range(0xF0000, 0xFFFFE)
 def split_quotation(prompt: str) -> list[tuple[str, bool]]:
     """All of a prompt in pieces, each with a flag: whether it is quoted. Quotation marks are part of their piece."""
     aside = next(chr(code) for code in PRIVATE if chr(code) not in prompt)
-    held = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
-    return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(held)) if part]
+    masked_prompt = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
+    return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(masked_prompt)) if part]
 
 
 def mend(*modules: Any) -> None:

@@ -74,11 +74,11 @@ class QwenImagePainter(PicturePainter):
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._encoded(text, plan)
 
-    def _encoded(self, text: str, plan: DrawingPlan, **seen: Any) -> Tensor:
-        """The rows of the text encoder for a text, [tokens, width]. seen: the pictures that it sees too; then no text is cut. Without the
+    def _encoded(self, text: str, plan: DrawingPlan, **pictures: Any) -> Tensor:
+        """The rows of the text encoder for a text, [tokens, width]. pictures: those that it sees too; then no text is cut. Without the
         argument CUT `encode_prompt` would read twice as many words as the pipeline does."""
-        cut = {} if seen else {CUT: self.words_drawn(plan)}
-        rows: Tensor = self.pipe.encode_prompt(text, **cut, **seen)[0][0]
+        cut_option = {} if pictures else {CUT: self.words_drawn(plan)}
+        rows: Tensor = self.pipe.encode_prompt(text, **cut_option, **pictures)[0][0]
         return rows
 
     def _image_latents(self, plan: DrawingPlan) -> Tensor | None:
@@ -113,7 +113,7 @@ class QwenImagePainter(PicturePainter):
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """Words are padded and masked; pictures of a group are equally long."""
         texts, mask = pad_texts([row.text for row in rows])
-        made: Tensor = self.pipe.transformer(
+        output: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
             timestep=torch.stack([row.canvas.sampler.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=texts,
@@ -122,7 +122,7 @@ class QwenImagePainter(PicturePainter):
             return_dict=False,
             **self._more(len(rows)),
         )[0]
-        return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
+        return list(torch.split(output[:, : rows[0].canvas.latents.shape[1]], 1))
 
     def _more(self, count: int) -> dict[str, Tensor]:
         """Further arguments of the transformer, for `count` rows."""
@@ -130,9 +130,9 @@ class QwenImagePainter(PicturePainter):
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """The velocity after guidance, scaled to the length of the velocity of the prompt alone."""
-        both = negative + canvas.plan.guidance * (positive - negative)
-        prompt_norm, guided_norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (prompt_norm / guided_norm)
+        velocity = negative + canvas.plan.guidance * (positive - negative)
+        prompt_norm, guided_norm = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, velocity))
+        scaled: Tensor = velocity * (prompt_norm / guided_norm)
         return scaled
 
     # 4: postprocess
@@ -150,8 +150,8 @@ class QwenImagePainter(PicturePainter):
         vae = self.pipe.vae
         mean, deviation = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
         mean, inverse = mean.to(self.device, vae.dtype), 1.0 / deviation.to(self.device, vae.dtype)
-        made: Tensor = vae.decode(grid.to(vae.dtype)[:, :, None] / inverse + mean, return_dict=False)[0]
-        return made[:, :, 0]
+        picture: Tensor = vae.decode(grid.to(vae.dtype)[:, :, None] / inverse + mean, return_dict=False)[0]
+        return picture[:, :, 0]
 
 
 class _FromPictures(QwenImagePainter):
@@ -238,13 +238,13 @@ class QwenImageLayeredPainter(_FromPictures):
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         """The width and height in that ratio, with as many pixels as a square of the side that is asked for."""
-        asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
-        width, height = calculate_dimensions((asked or self.limits.sides[0]) ** 2, ratio)
+        side = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
+        width, height = calculate_dimensions((side or self.limits.sides[0]) ** 2, ratio)
         return [(int(width), int(height))]
 
     def _shapes(self, plan: DrawingPlan) -> tuple[tuple[int, int, int], ...]:
-        drawn, *images = super()._shapes(plan)
-        return (*(drawn,) * (plan.layers + 1), *images)
+        layer_shape, *images = super()._shapes(plan)
+        return (*(layer_shape,) * (plan.layers + 1), *images)
 
     def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         """The noise of the whole picture and of each layer, packed: [1, tokens, 4 * channels]."""

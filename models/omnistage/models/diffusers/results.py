@@ -102,8 +102,8 @@ class WholePictures:
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "images"))
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
-        for number in range(wanted.get(IMAGE, plan.results), plan.results):
+    def decode(self, plan: DrawingPlan, latents: Sequence[Image], ports: Wanted) -> Generator[Drawn, None, None]:
+        for number in range(ports.get(IMAGE, plan.results), plan.results):
             yield EncodedPicture(
                 encode_picture(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type
             )
@@ -146,28 +146,28 @@ class WholeFilm:
 
     def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         """The number of items on each port. The sound is as long as the frames."""
-        heard = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
-        return {VIDEO: plan.frames, **heard}
+        audio_items = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
+        return {VIDEO: plan.frames, **audio_items}
 
     def listed(self, output: Any) -> list[Any]:
         films = list(_field(output, "frames"))
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields clips, and then the samples of their frames, so that a reader of both waits for neither. latents: frames and sound."""
-        ((frames, made),) = latents
+        ((frames, sound),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
         rate_hz = round(self._sound.rate_hz) if self._sound else 0
-        track = Track(_samples(made, self._sound.width, self.items(plan)[AUDIO]), rate_hz) if self._sound else None
-        clips = Clips(plan, plan.rate_hz, wanted[VIDEO], track) if VIDEO in wanted else None
-        heard, place = (track.samples, wanted[AUDIO]) if track and AUDIO in wanted else (np.empty((0, 1), np.float32), 0)
+        track = Track(_samples(sound, self._sound.width, self.items(plan)[AUDIO]), rate_hz) if self._sound else None
+        clips = Clips(plan, plan.rate_hz, ports[VIDEO], track) if VIDEO in ports else None
+        samples, place = (track.samples, ports[AUDIO]) if track and AUDIO in ports else (np.empty((0, 1), np.float32), 0)
         for number, frame in enumerate(frames, 1):
             if clips is not None:
                 yield from clips.with_frame(np.asarray(frame.convert("RGB")))
-            end = len(heard) * number // len(frames)
+            end = len(samples) * number // len(frames)
             if end > place and (number == len(frames) or end - place >= PIECE_S * rate_hz):
-                yield Sound(heard[place:end])
+                yield Sound(samples[place:end])
                 place = end
 
 
@@ -182,8 +182,8 @@ class WholeSound:
         self._channels = int(_config(pipe, "vae").get("audio_channels") or 1)
         inner = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
         hop = getattr(getattr(pipe, "vae", None), "hop_length", None)
-        said = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
-        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else said
+        max_seconds = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
+        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else max_seconds
         self._usual = min(_number(takes[length].default, USUAL_SECONDS), self._most)
         self.ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=self._rate_hz, width=self._channels),)
 
@@ -202,11 +202,11 @@ class WholeSound:
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "audios"))
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Any], ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields the samples from the first wanted sample on, in pieces of PIECE_S. latents: the sound."""
-        count, (made,) = self.items(plan)[AUDIO], latents
-        samples, piece = _samples(made, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
-        for place in range(wanted.get(AUDIO, count), count, piece):
+        count, (sound,) = self.items(plan)[AUDIO], latents
+        samples, piece = _samples(sound, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
+        for place in range(ports.get(AUDIO, count), count, piece):
             yield Sound(samples[place : place + piece])
 
 
@@ -231,14 +231,14 @@ def _sound_rate_hz(pipe: DiffusionPipeline, parts: Sequence[str]) -> int:
 
 def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
     """The config of a part; empty if there is no such part."""
-    found: Mapping[str, Any] = getattr(getattr(pipe, part, None), "config", {})
-    return found
+    config: Mapping[str, Any] = getattr(getattr(pipe, part, None), "config", {})
+    return config
 
 
-def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
+def _samples(sound: Any, channels: int, count: int) -> NDArray[np.float32]:
     """The sound that a pipeline made, [channels, samples] or [samples], as [count, channels]. Longer sound is cut and shorter sound ends in
     silence: a model makes whole latents. Raises Failed for another number of channels, and for values that are no numbers."""
-    rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
+    rows = np.atleast_2d(sound.float().cpu().numpy() if isinstance(sound, Tensor) else np.asarray(sound, np.float32))[:, :count]
     if len(rows) != channels:
         raise Failed(f"the pipeline made {len(rows)} channels of sound, and its parts say {channels}: it cannot be drawn")
     if not np.isfinite(rows).all():
@@ -248,12 +248,12 @@ def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
 
 def _field(output: Any, name: str) -> Any:
     """The results in a pipeline's return value. Raises TypeError if it has no field of that name."""
-    made = getattr(output, name, None)
-    if made is None:
+    results = getattr(output, name, None)
+    if results is None:
         raise TypeError(f"the pipeline made {type(output).__name__}, which has no {name}")
-    return made
+    return results
 
 
-def _number(usual: Any, otherwise: float) -> float:
+def _number(default: Any, otherwise: float) -> float:
     """A parameter's default, if it is a number above 0; else `otherwise`."""
-    return float(usual) if isinstance(usual, int | float) and usual > 0 else float(otherwise)
+    return float(default) if isinstance(default, int | float) and default > 0 else float(otherwise)

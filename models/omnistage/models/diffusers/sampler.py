@@ -79,14 +79,14 @@ def min_steps(scheduler: Any) -> int:
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
     """The memory of a scheduler, found by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, used for
     nothing else. Raises ValueError for a scheduler whose steps make no number."""
-    sampler, latents, most = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
+    sampler, latents, max_tensors = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
     while not sampler.is_done:
         latents, _ = sampler.advance(torch.zeros_like(latents), latents)
-        most = max(most, len(list(sampler.remembered(latents.shape))))
+        max_tensors = max(max_tensors, len(list(sampler.remembered(latents.shape))))
     if not torch.isfinite(latents).all():
         raise ValueError(f"{sampler.steps} steps make no number")
-    return Memory(most, draws=not torch.equal(before, sampler.generator.get_state()))
+    return Memory(max_tensors, draws=not torch.equal(before, sampler.generator.get_state()))
 
 
 class PictureSampler:
@@ -129,21 +129,21 @@ class PictureSampler:
     def scaled(self, latents: Tensor) -> Tensor:
         """The latents as the model needs them in the next step: a scheduler that is no flow scales them to the size of its training."""
         scale = getattr(self.scheduler, "scale_model_input", None)
-        made: Tensor = latents if scale is None else scale(latents, self.timestep)
-        return made
+        scaled_latents: Tensor = latents if scale is None else scale(latents, self.timestep)
+        return scaled_latents
 
-    def advance(self, made: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Take a step. made: the model's result for `latents`. Returns the new latents, and a function for the estimate of the latents
-        without noise, as they would be if the step led on straight."""
+    def advance(self, model_output: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Take a step. model_output: for `latents`. Returns the new latents, and a function for the estimate of the latents without
+        noise, as they would be if the step led on straight."""
         sigma = self.sigma
-        output = self.scheduler.step(made, self.timestep, latents, **self._step_arguments)
+        output = self.scheduler.step(model_output, self.timestep, latents, **self._step_arguments)
         self.step += 1
         ready = getattr(output, "pred_original_sample", None)
         if ready is None and getattr(self.scheduler, "model_outputs", None):
             ready = self.scheduler.model_outputs[-1]  # A multistep solver keeps its own estimates.
         if ready is not None:
             return output.prev_sample, lambda: ready.float()
-        return output.prev_sample, lambda: latents.float() - sigma * made.float()
+        return output.prev_sample, lambda: latents.float() - sigma * model_output.float()
 
     def keep(self, latents: Tensor) -> SamplerState:
         """The state after the steps so far, to go on from elsewhere."""
@@ -153,9 +153,9 @@ class PictureSampler:
     def restore(self, state: SamplerState) -> None:
         """Go on from a state that was reached elsewhere. Call it before the first step. Raises RuntimeError for an impossible state."""
         self._rehearse(state.step, state.latents)
-        kept = iter(state.history)
+        tensors = iter(state.history)
         for name, value in self._history():
-            setattr(self.scheduler, name, _refill(value, state.latents.shape, kept))
+            setattr(self.scheduler, name, _refill(value, state.latents.shape, tensors))
         if state.noise is not None:
             self.generator.set_state(state.noise)
 
@@ -180,8 +180,8 @@ class PictureSampler:
                 yield name, value
 
 
-def _refill(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
+def _refill(value: Any, shape: torch.Size, tensors: Iterator[Tensor]) -> Any:
     """An attribute of the scheduler, a tensor or list, with the next kept tensors in the place of its tensors of that shape."""
     if isinstance(value, list):
-        return [_refill(each, shape, kept) for each in value]
-    return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value
+        return [_refill(each, shape, tensors) for each in value]
+    return next(tensors).to(value) if isinstance(value, Tensor) and value.shape == shape else value

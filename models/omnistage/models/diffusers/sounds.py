@@ -63,8 +63,8 @@ class SoundPainter(Painter):
 
     def window(self, plan: DrawingPlan) -> tuple[int, int]:
         """The part of the sound that is asked for: its first sample, and the sample after its last."""
-        most = self.upsampling.samples(self.latent_length)
-        first, end = (min(int(second * self.rate_hz), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
+        max_samples = self.upsampling.samples(self.latent_length)
+        first, end = (min(int(second * self.rate_hz), max_samples) for second in (plan.begin_s, plan.begin_s + plan.seconds))
         return first, end
 
     def check_steps(self, plan: DrawingPlan) -> None:
@@ -104,21 +104,21 @@ class Sounds:
         first, end = self._painter.window(plan)
         return {AUDIO: end - first, LATENTS: self._painter.latent_length}
 
-    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
+    def first(self, plan: DrawingPlan, ports: Wanted) -> int:
+        have = [ports[port] >= count for port, count in self.items(plan).items() if port in ports]
         return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
 
-    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], ports: Wanted) -> Generator[Drawn, None, None]:
         """Yields the latents of a sound, and then its samples piece by piece, from the wanted items on."""
         for canvas in latents:
-            if LATENTS in wanted:
-                yield TensorRows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
-            if AUDIO in wanted:
+            if LATENTS in ports:
+                yield TensorRows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[ports[LATENTS] :])
+            if AUDIO in ports:
                 pieces = SoundPieces(self._painter.samples, self._painter.upsampling)
-                for samples in pieces.decoded(canvas.latents, *self._painter.window(plan), wanted[AUDIO]):
+                for samples in pieces.decoded(canvas.latents, *self._painter.window(plan), ports[AUDIO]):
                     yield Sound(samples)
 
 
@@ -131,14 +131,14 @@ class SoundPieces:
     def decoded(self, latents: Tensor, first: int, end: int, skipped: int = 0) -> Iterator[NDArray[np.float32]]:
         """Yields the samples from `first` to before `end`, without the first `skipped`, as [samples, channels]. Pieces always have the
         same borders, because others would change some bits. Raises Failed for values that are no numbers: the sound would be silent."""
-        count, wanted = FIRST_LATENTS, first + skipped
+        count, begin = FIRST_LATENTS, first + skipped
         while first < end:
             until = min(first + count * self._upsampling.hop, end)
-            if until > wanted:
-                made = self._part(latents, first, until)
-                if not torch.isfinite(made).all():
+            if until > begin:
+                samples = self._part(latents, first, until)
+                if not torch.isfinite(samples).all():
                     raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
-                yield np.ascontiguousarray(made[:, max(wanted - first, 0) :].clamp(-1, 1).T.cpu().numpy())
+                yield np.ascontiguousarray(samples[:, max(begin - first, 0) :].clamp(-1, 1).T.cpu().numpy())
             first, count = until, min(2 * count, MOST_LATENTS)
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:

@@ -56,8 +56,8 @@ class FollowerOfDrawing:
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self._transformer.device
-        return found
+        device: torch.device = self._transformer.device
+        return device
 
     def met(self) -> None:
         share_tokens(self._transformer, self._sharing)
@@ -74,9 +74,9 @@ class FollowerOfDrawing:
 class Spread:
     """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
-    def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """transformer: of the first rank. team: the other ranks. least: fewest tokens of words, and of pictures, in a pass."""
-        self._forward, self._team, self._least = transformer.forward, team, least
+    def __init__(self, transformer: Any, team: Team, min_tokens: int) -> None:
+        """transformer: of the first rank. team: the other ranks. min_tokens: fewest tokens of words, and of pictures, in a pass."""
+        self._forward, self._team, self._least = transformer.forward, team, min_tokens
         self._apart = ""  # Why no further pass is possible; empty if passes are.
         transformer.forward = self
 
@@ -86,8 +86,8 @@ class Spread:
         if self._apart:
             raise RanksApart(self._apart)
         for name in ("hidden_states", "encoder_hidden_states"):
-            if (found := arguments[name].shape[1]) < self._least:
-                raise ValueError(f"{found} tokens of {name} cannot be shared by {self._least} ranks: draw it larger, or say more")
+            if (count := arguments[name].shape[1]) < self._least:
+                raise ValueError(f"{count} tokens of {name} cannot be shared by {self._least} ranks: draw it larger, or say more")
         try:
             with self._team.together(Forward(arguments)), _translate_loss():
                 return self._forward(**arguments)
@@ -173,12 +173,12 @@ def share_tokens(transformer: Any, size: int) -> None:
     mesh = init_device_mesh(device.type, (1, size), mesh_dim_names=("ring", "ulysses"))
     # Any number of tokens, because prompts have any length.
     config = ContextParallelConfig(ulysses_degree=size, ulysses_anything=True, mesh=mesh)
-    both = ParallelConfig(context_parallel_config=config)
-    both.setup(mesh.get_rank(), size, device, mesh=mesh)
+    parallel_config = ParallelConfig(context_parallel_config=config)
+    parallel_config.setup(mesh.get_rank(), size, device, mesh=mesh)
     for module in transformer.modules():
         processor: Any = getattr(module, "processor", None)
         if hasattr(processor, "_parallel_config"):
-            processor._parallel_config = both
+            processor._parallel_config = parallel_config
     apply_context_parallel(transformer, config, transformer._cp_plan)
     distributed.barrier()  # The groups were made through a store that may be gone when all have met.
 

@@ -45,15 +45,15 @@ class StableAudioPainter(SoundPainter):
         """Raises BadCheckpoint for parts that do not fit each other."""
         if not isinstance(pipe.vae, AutoencoderOobleck):
             raise BadCheckpoint(f"model_index.json: vae is {type(pipe.vae).__name__}; give AutoencoderOobleck")
-        latents, drawn = pipe.vae.config.decoder_input_channels, pipe.transformer.config.in_channels
-        if latents != drawn:
-            fault = f"in_channels is {drawn}, and the VAE has {latents} channels"
+        vae_channels, transformer_channels = pipe.vae.config.decoder_input_channels, pipe.transformer.config.in_channels
+        if vae_channels != transformer_channels:
+            fault = f"in_channels is {transformer_channels}, and the VAE has {vae_channels} channels"
             raise BadCheckpoint(f"transformer/config.json: {fault}; is it a transformer of another pipeline?")
         super().__init__(pipe, *others)
 
     def _own_limits(self) -> DrawingLimits:
         """The limits of the pipeline. The length of the latents limits the seconds."""
-        most = self.latent_length * self.upsampling.hop / self.rate_hz
+        max_seconds = self.latent_length * self.upsampling.hop / self.rate_hz
         return DrawingLimits(
             multiple=1,
             width=0,
@@ -66,8 +66,8 @@ class StableAudioPainter(SoundPainter):
             previewed=False,
             step_cached=False,
             sized=False,
-            seconds=min(USUAL_S, most),
-            max_seconds=most,
+            seconds=min(USUAL_S, max_seconds),
+            max_seconds=max_seconds,
             begins=True,
         )
 
@@ -120,7 +120,7 @@ class StableAudioPainter(SoundPainter):
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer's output for each row, in the shape of its latents."""
         lasting = torch.stack([row.canvas.conditions.positive[-2:].flatten()[None] for row in rows])
-        made = self.pipe.transformer(
+        output = self.pipe.transformer(
             torch.cat([row.canvas.scaled for row in rows]).to(self.dtype),
             torch.stack([row.canvas.sampler.timestep for row in rows]),
             encoder_hidden_states=torch.stack([row.text for row in rows]),
@@ -128,7 +128,7 @@ class StableAudioPainter(SoundPainter):
             rotary_embedding=self._places,
             return_dict=False,
         )[0]
-        return [each[None] for each in made.float()]
+        return [each[None] for each in output.float()]
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
@@ -158,5 +158,5 @@ class StableAudioPainter(SoundPainter):
         return Upsampling(self.pipe.vae.decoder)
 
     def samples(self, latents: Tensor) -> Tensor:
-        made: Tensor = self.pipe.vae.decode(latents.to(self.pipe.vae.dtype)).sample
-        return made.float()
+        samples: Tensor = self.pipe.vae.decode(latents.to(self.pipe.vae.dtype)).sample
+        return samples.float()

@@ -79,84 +79,84 @@ class StepCache:
         if not any(each.threshold for each in residuals):
             yield
             return
-        self._pass = now = _Pass(residuals, lengths)
+        self._pass = batch = _Pass(residuals, lengths)
         try:
             yield
         finally:
             self._pass = None
         # A failed pass leaves nothing here: each picture takes it again alone.
-        for each, change in now.reused:
+        for each, change in batch.reused:
             each.reused += 1
             each.largest = max(each.largest, change)
-        for each, first, rest in now.computed:
+        for each, first, rest in batch.computed:
             each.first, each.rest = first, rest
 
     def _with_cache(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The `forward` of the block with that number, which uses the cache within a pass."""
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             if self._pass is None:
-                return forward(*arguments, **named)
+                return forward(*args, **kwargs)
             if not number:
-                return self._run_first(self._pass, forward, arguments, named)
-            return self._run_other(self._pass, number == self._last, forward, arguments, named)
+                return self._run_first(self._pass, forward, args, kwargs)
+            return self._run_other(self._pass, number == self._last, forward, args, kwargs)
 
         return watched
 
-    def _run_first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_first(self, batch: _Pass, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the first block with its arguments, return its result, and decide which rows go through the other blocks."""
-        before = arguments[0] if arguments else named["hidden_states"]
-        made = forward(*arguments, **named)
-        now.base = _rows(made)
-        added = now.base - before
-        for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):
-            now.added.append(added[row, :length])
-            change = residuals.change(now.added[row]) if residuals.threshold else float("inf")
-            now.changes.append(change)
+        before = args[0] if args else kwargs["hidden_states"]
+        output = forward(*args, **kwargs)
+        batch.base = _rows(output)
+        added = batch.base - before
+        for row, (residuals, length) in enumerate(zip(batch.residuals, batch.lengths, strict=True)):
+            batch.added.append(added[row, :length])
+            change = residuals.change(batch.added[row]) if residuals.threshold else float("inf")
+            batch.changes.append(change)
             if not change < residuals.threshold:  # This also holds for a change that is no number.
-                now.kept.append(row)
-        return made
+                batch.kept.append(row)
+        return output
 
-    def _run_other(self, now: _Pass, is_last: bool, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run_other(self, batch: _Pass, is_last: bool, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute another block for the kept rows alone; after the last block all rows are put together again."""
-        count = len(now.residuals)
-        rows = arguments[0] if arguments else named["hidden_states"]
-        beside = named.get("encoder_hidden_states")
-        if now.kept:
+        count = len(batch.residuals)
+        rows = args[0] if args else kwargs["hidden_states"]
+        text_rows = kwargs.get("encoder_hidden_states")
+        if batch.kept:
             # Between the first block and the last there are only the kept rows.
-            picked = [self._pick_rows(now, place, value, count) for place, value in enumerate(arguments)]
-            made = forward(*picked, **{name: self._pick_rows(now, name, value, count) for name, value in named.items()})
+            picked = [self._pick_rows(batch, place, value, count) for place, value in enumerate(args)]
+            output = forward(*picked, **{name: self._pick_rows(batch, name, value, count) for name, value in kwargs.items()})
         else:
-            made = rows if beside is None else (beside, rows)
+            output = rows if text_rows is None else (text_rows, rows)
         if not is_last:
-            return made
-        whole = self._join_rows(now, _rows(made))
-        return whole if isinstance(made, Tensor) else (*made[:-1], whole)
+            return output
+        all_rows = self._join_rows(batch, _rows(output))
+        return all_rows if isinstance(output, Tensor) else (*output[:-1], all_rows)
 
-    def _pick_rows(self, now: _Pass, place: str | int, value: Any, count: int) -> Any:
+    def _pick_rows(self, batch: _Pass, place: str | int, value: Any, count: int) -> Any:
         """An argument of a block, for the kept rows alone. place: its position or name. count: number of all rows."""
         is_rows = place in (0, "hidden_states", "encoder_hidden_states")
-        if now.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(now.kept):
+        if batch.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(batch.kept):
             return value
-        index = torch.tensor(now.kept, device=value.device)
+        index = torch.tensor(batch.kept, device=value.device)
         return value[index if len(value) == count else torch.cat([index, index + count])]
 
-    def _join_rows(self, now: _Pass, made: Tensor) -> Tensor:
-        """All rows after the last block. made: its result for the kept rows. Other rows get the sum of their last whole step."""
-        assert now.base is not None
-        whole, kept = now.base.clone(), iter(made if now.kept else ())
-        for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):
-            if row in now.kept:
-                whole[row] = next(kept)
+    def _join_rows(self, batch: _Pass, rows: Tensor) -> Tensor:
+        """All rows after the last block. rows: its result, the kept rows. Other rows get the sum of their last whole step."""
+        assert batch.base is not None
+        all_rows, kept_rows = batch.base.clone(), iter(rows if batch.kept else ())
+        for row, (residuals, length) in enumerate(zip(batch.residuals, batch.lengths, strict=True)):
+            if row in batch.kept:
+                all_rows[row] = next(kept_rows)
                 if residuals.threshold:
-                    now.computed.append((residuals, now.added[row].clone(), (whole[row] - now.base[row])[:length].clone()))
+                    batch.computed.append((residuals, batch.added[row].clone(), (all_rows[row] - batch.base[row])[:length].clone()))
             else:
                 assert residuals.rest is not None
-                whole[row, :length] += residuals.rest
-                now.reused.append((residuals, now.changes[row]))
-        return whole
+                all_rows[row, :length] += residuals.rest
+                batch.reused.append((residuals, batch.changes[row]))
+        return all_rows
 
 
-def _rows(made: Any) -> Tensor:
-    rows: Tensor = made if isinstance(made, Tensor) else made[-1]
+def _rows(output: Any) -> Tensor:
+    rows: Tensor = output if isinstance(output, Tensor) else output[-1]
     return rows

@@ -32,27 +32,27 @@ class Vocabulary:
     def of(cls, folder: Path) -> Vocabulary:
         """Read the vocabulary from the folder of a checkpoint. Raises BadCheckpoint for a file of another form."""
         path = folder / DEFAULTS_FILE
-        said = json_object(path).get("draws") if path.is_file() else None
-        if said is None:
+        entry = json_object(path).get("draws") if path.is_file() else None
+        if entry is None:
             return cls()
-        if not _is_well_formed(said):
+        if not _is_well_formed(entry):
             example = '{"what": "shapes", "words": {"shape": ["circle"]}, "lower_case": true, "one_size": true}'
             raise BadCheckpoint(f"{path}: draws must be as in {example}")
-        words = {name: tuple(map(str.casefold, words)) for name, words in said["words"].items()}
-        return cls(said["what"], words, said.get("lower_case", False), said.get("one_size", False))
+        words = {name: tuple(map(str.casefold, words)) for name, words in entry["words"].items()}
+        return cls(entry["what"], words, entry.get("lower_case", False), entry.get("one_size", False))
 
     def cased(self, prompt: str) -> str:
         """A prompt in the letters that the model was taught."""
         return prompt.lower() if self.lower_case else prompt
 
-    def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
-        """Yields notes for the client: its prompt names none of the words, or its size is not `usual`. size: width and height to draw."""
+    def notes(self, prompt: str, size: tuple[int, int], usual_size: tuple[int, int]) -> Iterator[str]:
+        """Yields notes for the client: its prompt names none of the words, or its size is not the usual. size: width and height to draw."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             unnamed = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
             yield f"this model draws {self.what}; this prompt names {unnamed}"
-        if self.one_size and size != usual:
-            yield f"this model was made for {usual[0]}x{usual[1]} pixels: at other sizes much is misplaced, or missing"
+        if self.one_size and size != usual_size:
+            yield f"this model was made for {usual_size[0]}x{usual_size[1]} pixels: at other sizes much is misplaced, or missing"
 
 
 def _none_of(words: Sequence[str]) -> str:
@@ -62,19 +62,19 @@ def _none_of(words: Sequence[str]) -> str:
 
 def _names_one(prompt: str, words: Collection[str]) -> bool:
     """Whether a prompt has one of these words, or a plural of one."""
-    said = map(str.casefold, _WORD.findall(prompt))
-    return any(not {word, word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(words) for word in said)
+    prompt_words = map(str.casefold, _WORD.findall(prompt))
+    return any(not {word, word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(words) for word in prompt_words)
 
 
-def _is_well_formed(said: Any) -> bool:
+def _is_well_formed(entry: Any) -> bool:
     """Whether the entry of the file has the form of a vocabulary."""
-    if not isinstance(said, dict) or not isinstance(said.get("words"), dict) or not isinstance(said.get("what"), str):
+    if not isinstance(entry, dict) or not isinstance(entry.get("words"), dict) or not isinstance(entry.get("what"), str):
         return False
-    words = [word for words in said["words"].values() if isinstance(words, list) for word in words]
-    flags = (said.get(name, False) for name in ("lower_case", "one_size"))
+    words = [word for words in entry["words"].values() if isinstance(words, list) for word in words]
+    flags = (entry.get(name, False) for name in ("lower_case", "one_size"))
     return (
-        0 < len(said["what"]) <= MAX_WHAT_CHARACTERS
-        and all(isinstance(words, list) and words for words in said["words"].values())
+        0 < len(entry["what"]) <= MAX_WHAT_CHARACTERS
+        and all(isinstance(words, list) and words for words in entry["words"].values())
         and all(isinstance(word, str) for word in words)
         and all(isinstance(flag, bool) for flag in flags)
     )

@@ -68,9 +68,9 @@ class WanPainter(FilmPainter):
         """The limits of the pipeline. The places that the transformers know limit the sides and the number of frames."""
         temporal, height, width = self.pipe.transformer.config.patch_size
         side, ratio = int(self.pipe.vae_scale_factor_spatial), int(self.pipe.vae_scale_factor_temporal)
-        multiple, most = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
-        max_side = min(MAX_SIDE, most * side * min(height, width))
-        frames = min(1 + (self._default("num_frames") - 1) // ratio, most * temporal) // temporal * temporal
+        multiple, max_positions = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
+        max_side = min(MAX_SIDE, max_positions * side * min(height, width))
+        frames = min(1 + (self._default("num_frames") - 1) // ratio, max_positions * temporal) // temporal * temporal
         multiple_frames = math.lcm(temporal * ratio, ENCODED_FRAMES) if self._adds_channels else temporal * ratio
         return DrawingLimits(
             multiple=multiple,
@@ -87,7 +87,7 @@ class WanPainter(FilmPainter):
             step_cached=False,
             frames=1 + (frames - 1) * ratio,
             frame_multiple=multiple_frames,
-            max_frames=min(MAX_FRAMES, 1 + (most * temporal - 1) * ratio),
+            max_frames=min(MAX_FRAMES, 1 + (max_positions * temporal - 1) * ratio),
             second_guidance=self._boundary is not None,
             rate_hz=EXPANDED_RATE_HZ if self._expands else RATE_HZ,
             shifted=not torch.equal(*(self._scheduled(ENCODED_FRAMES, mu, "cpu").sigmas for mu in (2.0, 4.0))),
@@ -138,15 +138,15 @@ class WanPainter(FilmPainter):
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """The picture in the size of the film, and as the encoder of pictures needs it. Raises BadMedia for too large a film."""
-        alone = EditedPicture(image.width, image.height, ())
-        width, height = self._size(replace(plan, images=(alone,)))
+        picture = EditedPicture(image.width, image.height, ())
+        width, height = self._size(replace(plan, images=(picture,)))
         if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
             raise BadMedia(f"a film of {width}x{height} would come of it: send one that is less long, or ask for another size")
         resized = [self.pipe.video_processor.resize(image, height, width)]
         if self._sees:
-            made = self.pipe.image_processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
-            resized.append(pillow.fromarray(made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)))
-        return replace(alone, resized=tuple(resized))
+            inputs = self.pipe.image_processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
+            resized.append(pillow.fromarray(inputs["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)))
+        return replace(picture, resized=tuple(resized))
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """The plan in the size of its pictures. Raises BadRequest for two pictures that do not fit each other or the film."""
@@ -179,15 +179,15 @@ class WanPainter(FilmPainter):
         missing = 0 if self._expands else plan.frames - len(plan.images)
         film = torch.cat([first, first.new_zeros(1, 3, missing, plan.height, plan.width), *last], dim=2)
         vae = self.pipe.vae
-        made: Tensor = vae.encode(film.to(self.device, vae.dtype)).latent_dist.mode().float()
-        mean, std = self._spread(made)
+        latents: Tensor = vae.encode(film.to(self.device, vae.dtype)).latent_dist.mode().float()
+        mean, std = self._spread(latents)
         # Another order of operations would change bits of the film.
-        return (made - mean) * (1.0 / std)
+        return (latents - mean) * (1.0 / std)
 
-    def _spread(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and standard deviation of the VAE's channels, each [1, channels, 1, 1, 1]."""
+    def _spread(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and standard deviation of the VAE's channels, each [1, channels, 1, 1, 1], in the type of the latents."""
         config = self.pipe.vae.config
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1).to(like) for each in (config.latents_mean, config.latents_std))
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1).to(latents) for each in (config.latents_mean, config.latents_std))
         return mean, std
 
     def _mask(self, latents: Tensor, count: int) -> Tensor:
@@ -216,8 +216,8 @@ class WanPainter(FilmPainter):
         latents = self._pictures.get((plan.sources, plan.width, plan.height, plan.frames), partial(self._latents_of, plan))
         if self._adds_channels:
             latents = torch.cat([self._mask(latents, len(plan.images)), latents], dim=1)
-        seen = self._pictures.get(plan.sources, partial(self._seen, plan)) if self._sees else None
-        return Conditions(positive, negative, latents, seen=seen)
+        image_rows = self._pictures.get(plan.sources, partial(self._seen, plan)) if self._sees else None
+        return Conditions(positive, negative, latents, seen=image_rows)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """The rows of a text, [tokens, width], with zeros after the words, as the transformer looks at these too. It calls the pipeline
@@ -263,15 +263,15 @@ class WanPainter(FilmPainter):
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer's output for each row, in the shape of its latents. All rows of a pass are for one transformer."""
         transformer, _ = self._expert(rows[0].canvas)
-        seen = [row.canvas.conditions.seen for row in rows]
-        made = transformer(
+        image_rows = [row.canvas.conditions.seen for row in rows]
+        output = transformer(
             hidden_states=torch.cat([self._input(row.canvas) for row in rows]).to(self.dtype),
             timestep=torch.stack([self._times(row.canvas) for row in rows]),
             encoder_hidden_states=torch.stack([row.text for row in rows]),
-            encoder_hidden_states_image=torch.cat([each for each in seen if each is not None]) if self._sees else None,
+            encoder_hidden_states_image=torch.cat([each for each in image_rows if each is not None]) if self._sees else None,
             return_dict=False,
         )[0]
-        return [each[None] for each in made.float()]
+        return [each[None] for each in output.float()]
 
     def _input(self, canvas: Canvas) -> Tensor:
         """The transformer's input for a canvas: its latents, with the latents of its pictures."""
@@ -339,9 +339,9 @@ def _check_shapes(pipe: Any) -> None:
     config, latents, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
     adds, expands = type(pipe).__name__ == FROM_PICTURES and not pipe.config.expand_timesteps, pipe.config.expand_timesteps
     inputs = 2 * latents + ratio if adds else latents
-    for name, wanted in (("in_channels", inputs), ("out_channels", latents)):
-        if config[name] != wanted:
-            fault = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {wanted}"
+    for name, channels in (("in_channels", inputs), ("out_channels", latents)):
+        if config[name] != channels:
+            fault = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {channels}"
             raise BadCheckpoint(f"transformer/config.json: {fault}; is it a transformer of another pipeline?")
     if expands and tuple(config.patch_size) != (1, 2, 2):
         fault = f"patch_size is {list(config.patch_size)}, and expand_timesteps is for [1, 2, 2]"

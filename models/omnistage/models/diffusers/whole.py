@@ -44,8 +44,8 @@ class CallJob:
     """A plan, and its place in a call that other jobs may share. place: its number among the jobs of the call. step: the last step that the
     job has seen. results: its results, once the call has ended."""
 
-    def __init__(self, plan: DrawingPlan, wanted: Wanted) -> None:
-        self.plan, self.wanted = plan, wanted
+    def __init__(self, plan: DrawingPlan, ports: Wanted) -> None:
+        self.plan, self.wanted = plan, ports
         self.call: PipelineCall | None = None
         self.place = 0
         self.step = 0
@@ -129,8 +129,8 @@ class WholeDrawing:
     @property
     def _strength(self) -> float | None:
         """The pipeline's default strength; None if its call has none, or no number as the default."""
-        usual = self._takes["strength"].default if "strength" in self._takes else None
-        return float(usual) if isinstance(usual, int | float) else None
+        default = self._takes["strength"].default if "strength" in self._takes else None
+        return float(default) if isinstance(default, int | float) else None
 
     def _min_steps(self) -> int:
         """The smallest number of steps. A pipeline that begins from a picture leaves out the first steps, and too few would leave none."""
@@ -166,8 +166,8 @@ class WholeDrawing:
 
     def _usual_side(self, name: str) -> int:
         """The default of the parameter with that name, or the side that the pipeline's model was made for, in pixels."""
-        if name in self._takes and isinstance(usual := self._takes[name].default, int):
-            return usual
+        if name in self._takes and isinstance(default := self._takes[name].default, int):
+            return default
         size = getattr(self._pipe, "default_sample_size", None) or (self._denoiser and self._denoiser.config.get("sample_size"))
         return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
@@ -198,8 +198,8 @@ class WholeDrawing:
     def check(self, plan: DrawingPlan) -> None:
         """Checks nothing: there is no port for a history, and only the pipeline knows the results of its steps. See `PipelineCall`."""
 
-    def job(self, plan: DrawingPlan, wanted: Wanted) -> CallJob:
-        return CallJob(plan, wanted)
+    def job(self, plan: DrawingPlan, ports: Wanted) -> CallJob:
+        return CallJob(plan, ports)
 
     def cost(self, job: CallJob) -> int:
         return self.tokens(job.plan)
@@ -238,8 +238,8 @@ class WholeDrawing:
                 for job in self._calls.pop(call, set()):
                     job.call, job.step = None, 0
                 if not call.step and (field := self._refused_field(jobs[0].plan, error)):
-                    why = " ".join(str(error).split())[:300] or type(error).__name__
-                    fault = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
+                    reason = " ".join(str(error).split())[:300] or type(error).__name__
+                    fault = f"{type(self._pipe).__name__} refuses it: {reason}; give another one, or leave it out"
                     raise BadRequest(f"diffusion.{field}", fault) from error
                 raise
 
@@ -251,7 +251,7 @@ class WholeDrawing:
         measures = {"frames": (plan.frames, limits.frames), "duration_s": (plan.seconds, limits.seconds)}
         measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height), "steps": (plan.steps, limits.steps)}
         refusable = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
-        changed = [field for field, (asked, usual) in measures.items() if asked != usual] if isinstance(error, ValueError) else []
+        changed = [field for field, (value, default) in measures.items() if value != default] if isinstance(error, ValueError) else []
         return next(iter(refusable + changed), "")
 
     def _arguments(self, plans: Sequence[DrawingPlan]) -> dict[str, Any]:

@@ -96,17 +96,17 @@ class ZImagePainter(PicturePainter):
         """The transformer's output for each row, in the shape of its latents. The transformer gets lists, and fills up the shorter rows."""
         latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
-        made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
-        return [-each[:, 0].float()[None] for each in made]
+        output = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
+        return [-each[:, 0].float()[None] for each in output]
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """The velocity after guidance, which an option makes no longer than the prompt's own velocity."""
-        both = positive + canvas.plan.guidance * (positive - negative)
+        velocity = positive + canvas.plan.guidance * (positive - negative)
         if canvas.plan.option("cfg_normalization", False):
             # No longer than the prompt's own velocity, for all places together.
-            prompt_norm, guided_norm = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
-            return both * (prompt_norm / guided_norm) if guided_norm > prompt_norm else both
-        return both
+            prompt_norm, guided_norm = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(velocity)
+            return velocity * (prompt_norm / guided_norm) if guided_norm > prompt_norm else velocity
+        return velocity
 
     def is_guided(self, canvas: Canvas) -> bool:
         """Whether the next step of the canvas is guided: a request may leave the last steps unguided, see cfg_truncation."""
@@ -123,5 +123,5 @@ class ZImagePainter(PicturePainter):
     def decoded(self, grid: Tensor) -> Tensor:
         """The picture that the VAE makes of a grid: [1, samples, height, width], -1 to 1."""
         vae = self.pipe.vae
-        made: Tensor = vae.decode(grid.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        return made
+        picture: Tensor = vae.decode(grid.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+        return picture

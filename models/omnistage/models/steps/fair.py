@@ -63,14 +63,14 @@ class _Queued:
 class Fair(Generic[J]):
     """Implements `Order`. It knows only the cost of jobs."""
 
-    def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
+    def __init__(self, budget: int, step_budget: int, max_jobs: int = 0) -> None:
         """budget: limit of the cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or step_budget if
-        that is more. step_budget: limit of the cost of jobs that step together; a single job may cost more. most: limit of the number of
-        jobs that step together; 0: no limit."""
+        that is more. step_budget: limit of the cost of jobs that step together; a single job may cost more.
+        max_jobs: limit of their number; 0: no limit."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
-        self._most = most
+        self._most = max_jobs
         self._waiting: dict[J, _Queued] = {}
         self._admitted: dict[J, _Queued] = {}
         self._now = 0.0  # Virtual time.
@@ -85,9 +85,9 @@ class Fair(Generic[J]):
     def admitted(self) -> int:
         return len(self._admitted)
 
-    def submit(self, job: J, asked: JobWork) -> None:
+    def submit(self, job: J, work: JobWork) -> None:
         """Let a job wait for admission. Raises TooCostly if a step of it costs more than the budget."""
-        cost, steps, client = asked
+        cost, steps, client = work
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
         self._last_due = {each: due for each, due in self._last_due.items() if due > self._now}
@@ -96,35 +96,35 @@ class Fair(Generic[J]):
 
     def withdraw(self, job: J) -> None:
         """Remove a job that has ended or was given up; later jobs of its client become due earlier. The job may be unknown."""
-        asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
-        if asked is None or asked.left <= 0:
+        entry = self._waiting.pop(job, None) or self._admitted.pop(job, None)
+        if entry is None or entry.left <= 0:
             return
         for later in (*self._waiting.values(), *self._admitted.values()):
-            if later.client == asked.client and later.due > asked.due:
-                later.due -= asked.left
-        if asked.client in self._last_due:
-            self._last_due[asked.client] -= asked.left
+            if later.client == entry.client and later.due > entry.due:
+                later.due -= entry.left
+        if entry.client in self._last_due:
+            self._last_due[entry.client] -= entry.left
 
     def admit(self) -> list[J]:
         """Admit the waiting jobs that fit, and return them. Later jobs do not take the room that the first job that does not fit needs."""
         admitted = self._admitted.values()
-        room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
-        reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)
-        clients, fitting = {asked.client for asked in admitted}, []
+        room = self._budget - sum(entry.cost for entry in admitted if not entry.reserved)
+        reserve = self._reserve - sum(entry.cost for entry in admitted if entry.reserved)
+        clients, jobs = {entry.client for entry in admitted}, []
         for job in sorted(self._waiting, key=lambda job: self._waiting[job].due):
-            asked = self._waiting[job]
-            if asked.cost <= room:
-                room -= asked.cost
-            elif asked.client not in clients and asked.cost <= min(reserve, self._step_budget):
-                asked.reserved = True
-                reserve -= asked.cost
+            entry = self._waiting[job]
+            if entry.cost <= room:
+                room -= entry.cost
+            elif entry.client not in clients and entry.cost <= min(reserve, self._step_budget):
+                entry.reserved = True
+                reserve -= entry.cost
             else:
                 room = -1
                 continue
-            clients.add(asked.client)
+            clients.add(entry.client)
             self._admitted[job] = self._waiting.pop(job)
-            fitting.append(job)
-        return fitting
+            jobs.append(job)
+        return jobs
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
         """The jobs of the next step; none if none can step. The job that is due first leads. A job that must take a step alone before it
@@ -139,29 +139,29 @@ class Fair(Generic[J]):
 
     def stepped(self, jobs: Sequence[J]) -> None:
         """Count a step of these admitted jobs."""
-        clients = {asked.client for known in (self._waiting, self._admitted) for asked in known.values()}
+        clients = {entry.client for queue in (self._waiting, self._admitted) for entry in queue.values()}
         for job in jobs:
-            asked = self._admitted[job]
-            asked.left -= asked.cost
-            self._now += asked.cost / len(clients)
-            if asked.left < 0:
-                asked.due = max(asked.due, self._now) + asked.cost
-                self._last_due[asked.client] = max(self._last_due.get(asked.client, 0.0), asked.due)
+            entry = self._admitted[job]
+            entry.left -= entry.cost
+            self._now += entry.cost / len(clients)
+            if entry.left < 0:
+                entry.due = max(entry.due, self._now) + entry.cost
+                self._last_due[entry.client] = max(self._last_due.get(entry.client, 0.0), entry.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
         """The jobs that step together with the first. able: jobs that can step, by due time. share: limit of their number."""
-        most = min(self._most or share, share)
+        max_jobs = min(self._most or share, share)
         leader, *others = able
-        key, left = key_of(leader), self._step_budget - self._admitted[leader].cost
-        chosen = [leader]
+        key, budget = key_of(leader), self._step_budget - self._admitted[leader].cost
+        group = [leader]
         for job in others if key is not None else ():
             cost = self._admitted[job].cost
-            if cost > left or len(chosen) == most:
+            if cost > budget or len(group) == max_jobs:
                 continue
-            own = key_of(job)
-            if own is None:
+            job_key = key_of(job)
+            if job_key is None:
                 return [job]
-            if own == key:
-                left -= cost
-                chosen.append(job)
-        return chosen
+            if job_key == key:
+                budget -= cost
+                group.append(job)
+        return group

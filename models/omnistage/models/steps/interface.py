@@ -45,8 +45,8 @@ class Order(Protocol[J, Asked]):
     def waiting(self) -> int:
         """How many jobs wait for admission."""
 
-    def submit(self, job: J, asked: Asked) -> None:
-        """Add a job. asked: its work, or when it is due, as the order needs it. Raises TooCostly for a job that never fits."""
+    def submit(self, job: J, demand: Asked) -> None:
+        """Add a job. demand: its work, or when it is due, as the order needs it. Raises TooCostly for a job that never fits."""
 
     def withdraw(self, job: J) -> None:
         """Remove a job that has ended or was given up. Call it at any time, even for a job that was removed before."""

@@ -17,10 +17,10 @@ J = TypeVar("J", bound=Hashable)
 class Listeners(Generic[J]):
     """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
 
-    def __init__(self, most: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
-        """most: how many jobs may step together, by their key and the number of jobs that could; jobs are divided among idle workers
+    def __init__(self, max_jobs: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
+        """max_jobs: how many jobs may step together, by their key and the number of jobs that could; jobs are divided among idle workers
         first. is_halved: whether an idle worker is to take half of a step of this key."""
-        self._most, self._is_halved = most, is_halved
+        self._most, self._is_halved = max_jobs, is_halved
         self._due: dict[J, float] = {}
 
     @property
@@ -28,8 +28,8 @@ class Listeners(Generic[J]):
         """How many jobs are not done."""
         return len(self._due)
 
-    def submit(self, job: J, asked: float) -> None:
-        self._due[job] = asked
+    def submit(self, job: J, due_s: float) -> None:
+        self._due[job] = due_s
 
     def withdraw(self, job: J) -> None:
         self._due.pop(job, None)

@@ -48,9 +48,9 @@ class _NoKey(Exception):
 class Loop(Generic[J, A, T]):
     """All jobs of one model. Used from one event loop at a time."""
 
-    def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, ahead: bool = False) -> None:
-        """order: chooses the jobs of each step. ahead: whether a worker that has all jobs in one step may go on by itself."""
-        self._steps, self._order, self._ahead = steps, order, ahead
+    def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, is_eager: bool = False) -> None:
+        """order: chooses the jobs of each step. is_eager: whether a worker that has all jobs in one step may go on by itself."""
+        self._steps, self._order, self._ahead = steps, order, is_eager
         self._idle = list(reversed(workers))
         self._entries: dict[J, _Entry[T]] = {}
         self._stepping = set[J]()
@@ -68,19 +68,19 @@ class Loop(Generic[J, A, T]):
     def load(self) -> Load:
         return Load(queued=self._order.waiting, batches=Batches(self.steps, self.stepped))
 
-    async def run(self, job: J, asked: A) -> None:
+    async def run(self, job: J, demand: A) -> None:
         """Return when the job is done. If cancelled, return when no step has the job. Raises the error of one of its steps."""
-        over = self.submit(job, asked)
+        over = self.submit(job, demand)
         try:
             await over
         finally:
             await self.withdraw(job)
             del over  # Its error refers to this frame: each would keep the other in memory.
 
-    def submit(self, job: J, asked: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
+    def submit(self, job: J, demand: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
         """Returns a future that ends with the job. shown: called with what each of its steps shows; if it returns False, the job waits for
         `go_on`. The caller must withdraw the job. Raises TooCostly."""
-        self._order.submit(job, asked)
+        self._order.submit(job, demand)
         entry = self._entries[job] = _Entry(shown, asyncio.get_running_loop().create_future())
         self._interrupt()
         return entry.over
@@ -123,10 +123,10 @@ class Loop(Generic[J, A, T]):
 
     def _wake(self) -> None:
         """Look for steps soon, not now, so that jobs that come at the same moment share them."""
-        here = asyncio.get_running_loop()
-        if self._woken is not here:  # A loop that was woken before may have ended.
-            self._woken = here
-            here.call_soon(self._begin)
+        loop = asyncio.get_running_loop()
+        if self._woken is not loop:  # A loop that was woken before may have ended.
+            self._woken = loop
+            loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         """Give every idle worker a step, if there is one. An error here ends all jobs, because no further step would come."""
@@ -233,12 +233,12 @@ class Loop(Generic[J, A, T]):
         first = self.steps
         for number in itertools.count():
             self._steps.step(group, aside)
-            taken = [self._take(job) for job in group]
+            results = [self._take(job) for job in group]
             waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
-            if waits or any(map(_has_failed, taken)) or not self._can_go_on(group):
+            if waits or any(map(_has_failed, results)) or not self._can_go_on(group):
                 break
-            loop.call_soon_threadsafe(self._show_early, group, taken)
-        return taken
+            loop.call_soon_threadsafe(self._show_early, group, results)
+        return results
 
     def _can_go_on(self, group: Sequence[J]) -> bool:
         """Whether all jobs together can take another step like the last one."""
@@ -254,19 +254,19 @@ class Loop(Generic[J, A, T]):
         except Exception as error:  # The error belongs to the task that waits for this job.
             return error
 
-    def _show_early(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
+    def _show_early(self, group: Sequence[J], results: Sequence[T | Exception]) -> None:
         """Runs on the event loop while the worker computes the next step of the same jobs: shows the step before, and stops the worker from
-        going on if a job must wait. taken: what the step shows for each job, or its error."""
-        self._show(group, taken)
+        going on if a job must wait. results: what the step shows for each job, or its error."""
+        self._show(group, results)
         self._order.stepped([job for job in group if not self._entries[job].over.done()])
         if not all(self._entries[job].ready for job in group):
             self._may_go_on = False
 
-    def _show(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
-        """Count a step, and show it to its jobs. taken: what it shows for each job, or the error that ends the job."""
+    def _show(self, group: Sequence[J], results: Sequence[T | Exception]) -> None:
+        """Count a step, and show it to its jobs. results: what it shows for each job, or the error that ends the job."""
         self.steps += 1
         self.stepped += len(group)
-        for job, shown in zip(group, taken, strict=True):
+        for job, shown in zip(group, results, strict=True):
             entry = self._entries[job]
             if entry.over.done():
                 continue
@@ -276,5 +276,5 @@ class Loop(Generic[J, A, T]):
                 entry.ready = entry.shown(shown) and entry.ready
 
 
-def _has_failed(taken: Any) -> bool:
-    return isinstance(taken, Exception)
+def _has_failed(result: Any) -> bool:
+    return isinstance(result, Exception)

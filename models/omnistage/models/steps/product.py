@@ -24,5 +24,5 @@ class Product(Protocol[Plan, Latents]):
     def items(self, plan: Plan) -> Mapping[str, int]:
         """How many items of the whole plan come on each port."""
 
-    def decode(self, plan: Plan, latents: Latents, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: Plan, latents: Latents, ports: Wanted) -> Generator[Drawn, None, None]:
         """The pieces from the wanted items on, each small enough to be made in one step."""

@@ -107,15 +107,15 @@ class Sessions(Generic[J]):
     """All drawings of one model; implements `Steps` of sessions. Any number of tasks of one event loop may call `draw`."""
 
     def __init__(
-        self, drawing: Drawing[J], workers: Sequence[StepWorker], *, budget: int, step_budget: int, most: int = 0, ahead: bool = False
+        self, drawing: Drawing[J], workers: Sequence[StepWorker], *, budget: int, step_budget: int, batch: int = 0, is_eager: bool = False
     ) -> None:
-        """budget: limit of the cost of admitted drawings. step_budget, most: limits of cost and number in a step. ahead: see Loop."""
+        """budget: limit of the cost of admitted drawings. step_budget, batch: limits of cost and number in a step. is_eager: see Loop."""
         self._drawing = drawing
         self._decoding: dict[_Session[J], float] = {}
         """Sessions whose decoders hold memory, each with its part of it."""
         self._waiting_to_decode: deque[_Session[J]] = deque()
-        self._order = Fair[_Session[J]](budget, step_budget, most)
-        self._loop: Loop[_Session[J], JobWork, Sequence[Drawn]] = Loop(self, self._order, workers, ahead=ahead)
+        self._order = Fair[_Session[J]](budget, step_budget, batch)
+        self._loop: Loop[_Session[J], JobWork, Sequence[Drawn]] = Loop(self, self._order, workers, is_eager=is_eager)
 
     @property
     def load(self) -> Load:
