@@ -296,11 +296,11 @@ class Fetch:
         """Remove files of a wrong size, because the library would accept them by their name alone."""
         for file in self._files:
             linked = self._folder / file.path
-            behind = Path(os.path.realpath(linked))
+            target = Path(os.path.realpath(linked))
             if not self._is_there(file):
                 linked.unlink(missing_ok=True)
-                if behind.parent == self._store / "blobs":
-                    behind.unlink(missing_ok=True)
+                if target.parent == self._store / "blobs":
+                    target.unlink(missing_ok=True)
             if file.blob and not _has_size(self._blob(file), file.size):
                 self._blob(file).unlink(missing_ok=True)
 
@@ -318,8 +318,8 @@ class Fetch:
         """Number of bytes of a file that the cache has as a blob, complete or partial."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
-        begun = size_of(self._partial(file)) if file.sha256 else 0
-        return begun if begun <= file.size else 0
+        partial_bytes = size_of(self._partial(file)) if file.sha256 else 0
+        return partial_bytes if partial_bytes <= file.size else 0
 
     def _blob(self, file: RemoteFile) -> Path:
         return self._store / "blobs" / file.blob
@@ -332,15 +332,15 @@ class Fetch:
         missing = [file for file in files if not self._is_there(file)]
         if not missing:
             return
-        most = sum(file.size for file in missing)
+        total_bytes = sum(file.size for file in missing)
 
-        def came(count: int) -> None:
-            if count > most:
-                raise HubError(f"{self._name}: the hub sends more than the {bytes_told(most)} that it told: try again later")
+        def check_count(count: int) -> None:
+            if count > total_bytes:
+                raise HubError(f"{self._name}: the hub sends more than the {bytes_told(total_bytes)} that it told: try again later")
 
         patterns = [_exact_pattern(file.path) for file in missing]
         with _of_a_hub():
-            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counting_bar(came))
+            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counting_bar(check_count))
 
     def _weights(self) -> None:
         """Fetch the files of weights whose SHA-256 is known, one after the other."""
@@ -363,8 +363,8 @@ class Fetch:
             done += file.size
             self._progress(label, done, total, "bytes")
 
-    def _weight(self, file: RemoteFile, came: Callable[[int], None]) -> None:
-        """Fetch one file of weights, continuing its partial file, and check it. came: called with the number of its bytes so far."""
+    def _weight(self, file: RemoteFile, report: Callable[[int], None]) -> None:
+        """Fetch one file of weights, continuing its partial file, and check it. report: called with the number of its bytes so far."""
         partial = self._partial(file)
         partial.parent.mkdir(parents=True, exist_ok=True)
         if size_of(partial) > file.size:
@@ -377,7 +377,7 @@ class Fetch:
                 resume_size=out.tell(),
                 headers={**build_hf_headers(), "Accept-Encoding": "identity"},
                 expected_size=file.size,
-                tqdm_class=_counting_bar(came),
+                tqdm_class=_counting_bar(report),
             )
             out.flush()
             os.fsync(out.fileno())
@@ -429,8 +429,8 @@ def _has_all_parts(folder: Path) -> bool:
     return is_whole and any(folder.rglob("*.safetensors"))
 
 
-def _counting_bar(came: Callable[[int], None]) -> type[tqdm]:
-    """A class of progress bars for the library that draws nothing, and calls `came` with the number of bytes so far, before they are
+def _counting_bar(report: Callable[[int], None]) -> type[tqdm]:
+    """A class of progress bars for the library that draws nothing, and calls `report` with the number of bytes so far, before they are
     written."""
 
     class Counter(tqdm):
@@ -443,7 +443,7 @@ def _counting_bar(came: Callable[[int], None]) -> type[tqdm]:
         def update(self, n: float | None = 1) -> None:
             if self._is_of_bytes and n:
                 self._position += int(n)
-                came(self._position)
+                report(self._position)
 
     return Counter
 

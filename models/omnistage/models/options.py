@@ -70,8 +70,8 @@ class LoadOptions:
     @classmethod
     def of(cls, settings: SettingsLike) -> LoadOptions:
         path = Path(settings.checkpoint) if settings.checkpoint else None
-        named = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *OPTIONAL)}
-        return cls(path, family=settings.options, **named)
+        keywords = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *OPTIONAL)}
+        return cls(path, family=settings.options, **keywords)
 
     def given(self, name: str) -> bool:
         """Whether the user set this setting to another value than the default."""
@@ -95,25 +95,25 @@ class LoadOptions:
 def validate_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
     """Returns `options` after a check that each is known and has the type of its default. defaults: the family's options with default
     values. of: the model's name in errors. Raises LoadError."""
-    known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
-    unknown = sorted(options.keys() - known.keys())
+    default_values = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
+    unknown = sorted(options.keys() - default_values.keys())
     if unknown:
-        raise LoadError(f"unknown options {unknown} of {of}; known are {sorted(known)}")
+        raise LoadError(f"unknown options {unknown} of {of}; known are {sorted(default_values)}")
     for name, value in options.items():
-        default = known[name]
-        wanted = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
+        default = default_values[name]
+        types = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, types) or isinstance(value, bool) is not isinstance(default, bool):
             raise LoadError(f"option {name} of {of} is {value!r} and must be like {default!r}")
     return options
 
 
-def not_negative(made: Made, of: str) -> Made:
-    """Returns `made`, the options, after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
-    for each in fields(made):
-        value = getattr(made, each.name)
+def not_negative(options: Made, of: str) -> Made:
+    """Returns `options` after a check that no number is below 0. of: the model's name in errors. Raises LoadError."""
+    for each in fields(options):
+        value = getattr(options, each.name)
         if not isinstance(value, str) and value < 0:
             raise LoadError(f"option {each.name} of {of} is {value}; 0 leaves it to the model")
-    return made
+    return options
 
 
 def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:

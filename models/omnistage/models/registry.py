@@ -218,13 +218,13 @@ def families() -> dict[str, Family]:
 def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
     """(all families by name, the errors of packages whose family cannot be used). Such a package must not hinder other packages."""
     points = entry_points(group=GROUP)
-    found, broken = dict[str, Family](), list[LoadError]()
+    by_name, broken = dict[str, Family](), list[LoadError]()
     for name in sorted(points.names - FAMILIES.keys()):
         try:
-            found[name] = _load_family(tuple(points.select(name=name)))
+            by_name[name] = _load_family(tuple(points.select(name=name)))
         except LoadError as error:
             broken.append(error)
-    return {**found, **FAMILIES}, broken
+    return {**by_name, **FAMILIES}, broken
 
 
 def _load_family(points: tuple[EntryPoint, ...]) -> Family:
@@ -235,12 +235,12 @@ def _load_family(points: tuple[EntryPoint, ...]) -> Family:
     if len(points) > 1:
         raise LoadError(f"the family {name} is brought by {' and by '.join(packages)}: uninstall one of them")
     try:
-        found = points[0].load()
+        family = points[0].load()
     except Exception as error:  # Importing the package of somebody else may raise any error.
         raise LoadError(f"the family {name} of the package {packages[0]} cannot be imported: {error!r}") from error
-    if not isinstance(found, Family):
-        raise LoadError(f"the family {name} of the package {packages[0]}: {points[0].value} is no Family but a {type(found).__name__}")
-    return found
+    if not isinstance(family, Family):
+        raise LoadError(f"the family {name} of the package {packages[0]}: {points[0].value} is no Family but a {type(family).__name__}")
+    return family
 
 
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
@@ -250,8 +250,8 @@ def dtypes(family: str, kind: str) -> tuple[str, ...]:
 
 def has_model(family: str, kind: str) -> bool:
     """Whether a family has models of a kind."""
-    found = family_of(family)
-    return found is not None and kind in found.models
+    definition = family_of(family)
+    return definition is not None and kind in definition.models
 
 
 def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
@@ -265,8 +265,8 @@ def is_said(config: Config, family: str, kind: str) -> bool:
     """Whether the checkpoint has a family's model of a kind, judged by its config: no section of the model is absent or empty, and no
     switch is false. Raises BadCheckpoint for a value of another type."""
     entry = _entry(family, kind)
-    there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
-    return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
+    section_flags = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
+    return all([*section_flags, *(config.value(switch, bool, True) for switch in entry.switches)])
 
 
 def check_said(config: Config, family: str, kind: str) -> None:
@@ -289,7 +289,7 @@ def uses(family: str, kind: str, setting: str, device: str) -> bool:
 def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
     """Setting -> text for humans, on how a family's model of a kind is loaded, as far as the options determine it."""
     dtypes = _entry(family, kind).dtypes
-    said = {
+    texts = {
         "family": family,
         "checkpoint": "own" if options.path is None else str(options.path),
         "device": options.told("device", options.device),
@@ -297,10 +297,10 @@ def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str
         "threads": options.told("threads", options.threads),
     }
     if MEMORY_SHARE in _entry(family, kind).uses:
-        said[MEMORY_SHARE] = options.told(MEMORY_SHARE, f"{options.memory_share:g}")
+        texts[MEMORY_SHARE] = options.told(MEMORY_SHARE, f"{options.memory_share:g}")
     if options.given(GPU_MEMORY) and options.device == "cpu":
-        said[GPU_MEMORY] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
-    return said
+        texts[GPU_MEMORY] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
+    return texts
 
 
 def check(family: str, kind: str, options: LoadOptions) -> None:
@@ -313,8 +313,8 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
         raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(entry.dtypes)} only")
     for setting in OPTIONAL:
         if options.given(setting) and not uses(family, kind, setting, options.device):
-            why = ADVICE.get(setting, "has no use for it; leave it out")
-            raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {why}")
+            advice = ADVICE.get(setting, "has no use for it; leave it out")
+            raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {advice}")
     check_possible(options.device)
     if entry.options:
         cast(type[OptionsReader], _import_name(entry.options)).from_settings(dict(options.family))
@@ -371,14 +371,14 @@ def _loader(family: str, kind: str) -> Loader:
     """The function that loads a model. Raises LoadError if the table's entry names no function."""
     name = _entry(family, kind).loader
     module, _, attribute = name.partition(":")
-    found = getattr(importlib.import_module(module), attribute, None)
-    if not callable(found) or isinstance(found, type):
-        what = "is a class" if isinstance(found, type) else "is not there" if found is None else "is no function"
+    loader = getattr(importlib.import_module(module), attribute, None)
+    if not callable(loader) or isinstance(loader, type):
+        fault = "is a class" if isinstance(loader, type) else "is not there" if loader is None else "is no function"
         raise LoadError(
-            f"the {kind} of {family} is loaded by {name}, which {what}: name a function of (folder, options) that returns the model, "
+            f"the {kind} of {family} is loaded by {name}, which {fault}: name a function of (folder, options) that returns the model, "
             f"as docs/models.md says"
         )
-    return cast(Loader, found)
+    return cast(Loader, loader)
 
 
 def has_default(family: str) -> bool:
@@ -405,57 +405,57 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
     # A family whose marks all name values wins over a family with a mark that accepts any value.
-    found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UnknownCheckpoint(f"{called} could be a checkpoint of {' or '.join(found)}: name the family")
-    known = ", ".join(name for name, family in among.items() if family.marks) or "none"
-    told = "; ".join([_look(path), *map(str, broken)])
-    raise UnknownCheckpoint(f"{called} is a checkpoint of no family that there is ({known}): {told}")
+    names = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UnknownCheckpoint(f"{called} could be a checkpoint of {' or '.join(names)}: name the family")
+    known_names = ", ".join(name for name, family in among.items() if family.marks) or "none"
+    facts = "; ".join([_look(path), *map(str, broken)])
+    raise UnknownCheckpoint(f"{called} is a checkpoint of no family that there is ({known_names}): {facts}")
 
 
 def _bears(path: Path, mark: Mark) -> bool:
     """Whether the checkpoint in a folder has a mark."""
     if not (path / mark.file).is_file():
         return False
-    said = json_object(path / mark.file).get(mark.key)
+    json_value = json_object(path / mark.file).get(mark.key)
     if not mark.values:
-        return said is not None
-    return any(value in mark.values for value in (said if isinstance(said, list) else [said]))
+        return json_value is not None
+    return any(value in mark.values for value in (json_value if isinstance(json_value, list) else [json_value]))
 
 
 def _look(path: Path) -> str:
     """The content of a folder, in words, for a user whose checkpoint belongs to no family."""
     if not path.is_dir():
         return "it is not a folder"
-    said = []
+    texts = []
     for name, keys in (("config.json", ("model_type", "architectures")), ("model_index.json", ("_class_name",))):
         if (path / name).is_file():
             values = json_object(path / name)
-            said += [f"{name} has {key} {values[key]!r}" for key in keys if key in values] or [f"{name} does not say what it is of"]
-    return ", ".join(said) or "it has neither config.json nor model_index.json"
+            texts += [f"{name} has {key} {values[key]!r}" for key in keys if key in values] or [f"{name} does not say what it is of"]
+    return ", ".join(texts) or "it has neither config.json nor model_index.json"
 
 
 def _need_family(name: str) -> Family:
     """The family of this name. Raises UnknownFamily."""
-    found = family_of(name)
-    if found is None:
+    family = family_of(name)
+    if family is None:
         raise UnknownFamily(f"no family named {name!r}; there are {', '.join(families())}")
-    return found
+    return family
 
 
 def _entry(name: str, kind: str) -> ModelEntry:
     """The entry of a family's model of a kind. Raises UnknownFamily."""
-    found = family_of(name)
-    if found is None or kind not in found.models:
-        having = sorted(name for name, known in families().items() if kind in known.models)
+    family = family_of(name)
+    if family is None or kind not in family.models:
+        having = sorted(name for name, other in families().items() if kind in other.models)
         raise UnknownFamily(f"no {kind} named {name!r}; there are {', '.join(having)}")
-    return found.models[kind]
+    return family.models[kind]
 
 
 def _import_name(name: str) -> object:
     """The object that "module:name" names."""
     module, _, attribute = name.partition(":")
-    found: object = getattr(importlib.import_module(module), attribute)
-    return found
+    target: object = getattr(importlib.import_module(module), attribute)
+    return target

@@ -20,10 +20,10 @@ Line = deque[asyncio.Future[None]]
 class WaitingPlaces:
     """Up to `places` requests run at once, and max_waiting more may wait. If there are several places, a client holds at most all but one,
     so that no client keeps others waiting. When too many wait, the last of the longest line gives way to a host with a shorter line, or to
-    a client of the same host with one. full: makes the error for a refused request from the number of waiting requests."""
+    a client of the same host with one. make_error: makes the error for a refused request from the number of waiting requests."""
 
-    def __init__(self, places: int, max_waiting: int, full: Callable[[int], Exception]) -> None:
-        self._full = full
+    def __init__(self, places: int, max_waiting: int, make_error: Callable[[int], Exception]) -> None:
+        self._full = make_error
         self._free = places
         self._max_each = max(places - 1, 1)
         self._max_waiting = max_waiting
@@ -93,19 +93,19 @@ class WaitingPlaces:
         self._held[client] += 1
 
     def _make_room(self, client: str) -> None:
-        """Make room for one more request of a client. Raises `full` if no host has a longer line than its host would have, and no client of
-        its host a longer line than this one would have."""
-        full, own = self._full(self.waiting), self._lines.get(host_of(client), {})
-        longest = max(self._lines.values(), key=_length, default=own)
-        if _length(longest) <= _length(own) + 1:
-            longest = own
+        """Make room for one more request of a client. Raises the error of a full queue if no host has a longer line than its host would
+        have, and no client of its host a longer line than this one would have."""
+        error, host_lines = self._full(self.waiting), self._lines.get(host_of(client), {})
+        longest = max(self._lines.values(), key=_length, default=host_lines)
+        if _length(longest) <= _length(host_lines) + 1:
+            longest = host_lines
         name = max(reversed(longest), key=lambda one: len(longest[one]), default=client)  # The last of equals.
-        if longest is own and len(own.get(name, ())) <= len(own.get(client, ())) + 1:
-            raise full
+        if longest is host_lines and len(host_lines.get(name, ())) <= len(host_lines.get(client, ())) + 1:
+            raise error
         place = longest[name][-1]
         self._drop(name, place)
         if not place.done():
-            place.set_exception(full)
+            place.set_exception(error)
 
     def _drop(self, client: str, place: asyncio.Future[None]) -> None:
         """Remove a waiting request from its client's line."""

@@ -107,27 +107,27 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
         return SoundExtent(end, end, {})
-    whole, stated, other = _stated_sizes(file, form, samples)
+    file_end, stated, other = _stated_sizes(file, form, samples)
     available = end - samples.start
     stop = samples.start + stated
-    agree = form is CAF or 0 <= whole - stop < form.align
-    few = available - stated < FEW * stated and agree
-    if 0 <= stated <= available and (following := _find_next(file, stop, end, form, few=few)):
-        size, then = stated, following
-        if few and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
+    agree = form is CAF or 0 <= file_end - stop < form.align
+    is_tail_short = available - stated < FEW * stated and agree
+    if 0 <= stated <= available and (following := _find_next(file, stop, end, form, is_tail_short=is_tail_short)):
+        size, next_place = stated, following
+        if is_tail_short and available - stated > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
             raise cut_off(stop, another)
-    elif stated <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
+    elif stated <= most_bytes and stop > end + SLACK and abs(file_end - end) > form.first:
         # If the stated size of the whole file is right, nothing was cut off, whatever the chunk of the samples states.
         raise cut_off(stop, end)
     else:
-        size, then = _search_end(file, samples.start, end, form, search)
-        if agree and then < stop <= end:
-            raise cut_off(stop, then)
+        size, next_place = _search_end(file, samples.start, end, form, search)
+        if agree and next_place < stop <= end:
+            raise cut_off(stop, next_place)
     other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
-        other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
+        other[form.whole] = struct.pack(form.size, next_place if form is W64 else next_place - 8)
     # If the stated size is 0, FFmpeg reads samples up to the end, so the extent must stop where they would begin.
-    return SoundExtent(then if size else samples.start, then, other)
+    return SoundExtent(next_place if size else samples.start, next_place, other)
 
 
 def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
@@ -136,39 +136,39 @@ def _stated_sizes(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[in
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
-        whole, wide = struct.unpack_from("<QQ", head, 20)
-        return 8 + whole, wide if samples.size == 0xFFFFFFFF else samples.size, {0: b"RIFF", 12: b"JUNK"}
-    whole = struct.unpack_from(form.size, head, form.whole)[0] if form.whole else 0
-    return whole if form is W64 else whole + 8, samples.size, {}
+        stated_size, wide = struct.unpack_from("<QQ", head, 20)
+        return 8 + stated_size, wide if samples.size == 0xFFFFFFFF else samples.size, {0: b"RIFF", 12: b"JUNK"}
+    stated_size = struct.unpack_from(form.size, head, form.whole)[0] if form.whole else 0
+    return stated_size if form is W64 else stated_size + 8, samples.size, {}
 
 
-def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
+def _find_next(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, is_tail_short: bool) -> int:
     """The place of the next sound after samples that end at `stop`; `end`, the end of the file, if none follows; 0 if more samples seem to
-    follow. few: whether the bytes after `stop` are too few for samples."""
+    follow. is_tail_short: whether the bytes after `stop` are too few for samples."""
     for at in dict.fromkeys((_align(stop, form), stop)):
         if begins(file, at):
             return at
-        then = _after_chunks(file, at, end, form)
-        if then >= end:
+        chunks_end = _after_chunks(file, at, end, form)
+        if chunks_end >= end:
             return end
-        if layout(file, then) is not None or begins(file, then):
-            return then
+        if layout(file, chunks_end) is not None or begins(file, chunks_end):
+            return chunks_end
         file.seek(at)
         if file.read(16).startswith((*CHUNKS, *TAGS)):
             return end
-    return end if few else 0
+    return end if is_tail_short else 0
 
 
 def _search_end(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
     """Search for the end of samples that begin at `start`: they end at another file, or at chunks that reach to another file or to the end.
     Returns the number of bytes of the samples, and the place of the next sound or the end of the file."""
-    seen = start
+    passed_end = start
     for at in search.candidates(file, start, MARKS, MARK_BYTES):
-        if at < seen:  # Inside chunks that were passed before.
+        if at < passed_end:  # Inside chunks that were passed before.
             continue
-        seen = then = _after_chunks(file, at, end, form)
-        if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
-            return at - start, min(then, end)
+        passed_end = chunks_end = _after_chunks(file, at, end, form)
+        if (chunks_end > at and end <= chunks_end <= end + 1) or layout(file, chunks_end) is not None:
+            return at - start, min(chunks_end, end)
     return end - start, end
 
 

@@ -75,8 +75,8 @@ def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | N
         lower.load()
         return ImageChops.lighter(*(_key_opacity(part, [value >> bits & 255 for value in key]) for part, bits in ((image, 8), (lower, 0))))
     if stored in KEY_BITS:
-        most = (1 << KEY_BITS[stored]) - 1
-        image.info["transparency"] = (key & most) * 255 // most
+        max_value = (1 << KEY_BITS[stored]) - 1
+        image.info["transparency"] = (key & max_value) * 255 // max_value
     straight = _straight(image)
     return (straight if straight.mode in ("LA", "RGBA") else straight.convert("RGBA")).getchannel("A")
 

@@ -108,5 +108,5 @@ def _check_argument(one: Only) -> list[Instruction]:
     load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
     if one.without:
         return [load, (JUMP_ANY, 0, 1, one.without), REFUSE]
-    left = range(len(one.values), 0, -1)
-    return [load, *((JUMP_EQUAL, skipped, 0, value) for skipped, value in zip(left, one.values, strict=True)), REFUSE]
+    skip_counts = range(len(one.values), 0, -1)
+    return [load, *((JUMP_EQUAL, skipped, 0, value) for skipped, value in zip(skip_counts, one.values, strict=True)), REFUSE]

@@ -106,14 +106,14 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
         yield packet
 
 
-def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
-    """Yields the decoded frames of `stream`, on one clock with the stream `beside`. The last packet of a file that was cut off may not
-    decode, and is left out then; if an earlier packet does not decode, FFmpeg's error is raised. Decoders of FOUND_BY_A_MARK may lose some
-    packets: BadMedia is raised if they lose too many."""
+def frames(container: InputContainer, stream: Any, other_stream: Any = None) -> Iterator[Any]:
+    """Yields the decoded frames of `stream`, on one clock with `other_stream`. The last packet of a file that was cut off may not decode,
+    and is left out then; if an earlier packet does not decode, FFmpeg's error is raised. Decoders of FOUND_BY_A_MARK may lose some packets:
+    BadMedia is raised if they lose too many."""
     decoder = _decoder(stream)
     count = undecoded = 0
     broken = None
-    for packet in packets(container, stream, *([beside] if beside else [])):
+    for packet in packets(container, stream, *([other_stream] if other_stream else [])):
         if packet.stream.index != stream.index:  # the last, empty packet has no number of its own
             continue
         if broken and packet.size:
@@ -155,10 +155,10 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
         raise BadMedia(f"it lists {len(ends)} pieces, and {missing} of them are missing: it was cut off, send all of it")
 
 
-def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
-    """Set up a stream's decoder, for one thread, before its first frame. known: names of allowed decoders. Raises BadMedia for others."""
+def checked_decoder(stream: Any, decoder_names: tuple[str, ...], limits: MediaLimits) -> None:
+    """Set up a stream's decoder, for one thread, before its first frame. decoder_names: allowed decoders. Raises BadMedia for others."""
     context = stream.codec_context
-    if context is None or context.name not in known:
+    if context is None or context.name not in decoder_names:
         name = "unknown" if context is None else context.name
         advice = "WAV, FLAC or MP3, or a film to MP4 with AAC" if stream.type == "audio" else "MP4 with H.264 and AAC"
         raise BadMedia(f"nothing here decodes its codec ({name}): convert it to {advice}")

@@ -76,24 +76,24 @@ class MediaDecoder:
         """The first picture of the file, upright, RGB or RGBA, resized as `ask` says. client: the client that asks."""
         ask = ask or PicturePreprocessing()
         return await self._decode(
-            "image", source, ask, client, lambda said, memory: DecodedPicture(_pixels(memory, said["shape"], 3, ask.alpha))
+            "image", source, ask, client, lambda fields, memory: DecodedPicture(_pixels(memory, fields["shape"], 3, ask.alpha))
         )
 
     async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> DecodedSound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundPreprocessing()
         return await self._decode(
-            "audio", source, ask, client, lambda said, memory: DecodedSound(_samples(memory, 0, said["samples"]), ask.rate_hz)
+            "audio", source, ask, client, lambda fields, memory: DecodedSound(_samples(memory, 0, fields["samples"]), ask.rate_hz)
         )
 
     async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> DecodedFilm:
         """Evenly spaced frames of the film, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
 
-        def film(said: dict[str, Any], made: mmap.mmap) -> DecodedFilm:
-            frames = _pixels(made, said["shape"], 4)
-            sound = DecodedSound(_samples(made, align(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
-            return DecodedFilm(frames, _seconds(said["frame_s"]), sound)
+        def film(fields: dict[str, Any], memory: mmap.mmap) -> DecodedFilm:
+            frames = _pixels(memory, fields["shape"], 4)
+            sound = DecodedSound(_samples(memory, align(frames.nbytes), fields["samples"]), ask.rate_hz) if ask.use_audio else None
+            return DecodedFilm(frames, _seconds(fields["frame_s"]), sound)
 
         return await self._decode("video", source, ask, client, film)
 
@@ -127,9 +127,9 @@ class MediaDecoder:
         async with films, self._process(line) as process, _files(source) as (file, result):
             answer = await process.decode(request, file, result, self.limits.of(kind)[1])
             with _distrust():
-                said = json.loads(answer)
-                if (refusal := _refusal(said)) is None:
-                    return make(said, _map_sealed(result, self.limits.result_bytes))
+                fields = json.loads(answer)
+                if (refusal := _refusal(fields)) is None:
+                    return make(fields, _map_sealed(result, self.limits.result_bytes))
         raise refusal
 
     @asynccontextmanager
@@ -171,8 +171,8 @@ class MediaDecoder:
         return task
 
 
-def _check_size(source: Source, most: int) -> None:
-    """Raises BadMedia for a file of more than `most` bytes, or of 0 bytes."""
+def _check_size(source: Source, max_bytes: int) -> None:
+    """Raises BadMedia for a file of more than `max_bytes`, or of 0 bytes."""
     if isinstance(source, int):
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
@@ -180,8 +180,8 @@ def _check_size(source: Source, most: int) -> None:
         size = status.st_size
     else:
         size = len(source)
-    if size > most:
-        raise BadMedia(f"it has {size} bytes, and at most {most} may be: send a part of it, or a smaller one")
+    if size > max_bytes:
+        raise BadMedia(f"it has {size} bytes, and at most {max_bytes} may be: send a part of it, or a smaller one")
     if not size:
         raise BadMedia("it has no bytes: send the file itself")
 
@@ -226,30 +226,30 @@ def _distrust() -> Iterator[None]:
         raise BadMedia("decoding it went wrong: it is damaged, encode it anew") from error
 
 
-def _refusal(said: dict[str, Any]) -> Exception | None:
+def _refusal(fields: dict[str, Any]) -> Exception | None:
     """The error that the process answers in place of a medium; None if it has decoded the medium."""
-    if "no_room" in said:
-        return NoRoom(str(said["no_room"]))
-    if "bad" in said:
-        return BadMedia(str(said["bad"]))
-    if "short" in said:
-        log.warning("media.short", calls=str(said["short"]))
+    if "no_room" in fields:
+        return NoRoom(str(fields["no_room"]))
+    if "bad" in fields:
+        return BadMedia(str(fields["bad"]))
+    if "short" in fields:
+        log.warning("media.short", calls=str(fields["short"]))
         return DecoderFailed("this server is short of something that decoding a medium needs: ask again later")
-    if "broken" in said:
-        log.error("media.refused_call", calls=str(said["broken"]))
+    if "broken" in fields:
+        log.error("media.refused_call", calls=str(fields["broken"]))
         return DecoderBroken("this server cannot decode a medium because of a fault of its own: try another format, or tell its operator")
     return None
 
 
-def _map_sealed(file: int, most: int) -> mmap.mmap:
+def _map_sealed(file: int, max_bytes: int) -> mmap.mmap:
     """A private view of the decoded data, which the process that made them can neither change nor cut short any more. Raises ValueError for
-    more than `most` bytes, or if the process could still write."""
+    more than `max_bytes`, or if the process could still write."""
     try:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:
         raise ValueError(f"it is written to by another way: {error}") from error
     size = os.fstat(file).st_size
-    if size > most:
+    if size > max_bytes:
         raise ValueError(f"{size} bytes are too many")
     return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
 

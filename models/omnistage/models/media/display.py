@@ -44,10 +44,10 @@ def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image,
 
 def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """The directions of one step across the stored picture and of one step down, each as (right, down) in the shown picture."""
-    said = frame.side_data.get(Type.DISPLAYMATRIX)
-    if said is None:
+    side_entry = frame.side_data.get(Type.DISPLAYMATRIX)
+    if side_entry is None:
         return (1, 0), (0, 1)
-    a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(said), np.int32))
+    a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(side_entry), np.int32))
     if not (a or c) or not (b or d):
         return (1, 0), (0, 1)  # all pixels on one line, which nobody means
     return (a, b), (c, d)
@@ -62,5 +62,5 @@ def _lay_on(frame: Any, background: Colour) -> NDArray[np.uint8]:
     """The frame's pixels in RGB, [height, width, 3]; transparent pixels lie on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
-    seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
-    return np.asarray(lay_on_ground(seen.convert("RGB"), seen.getchannel("A"), background))
+    rgba = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
+    return np.asarray(lay_on_ground(rgba.convert("RGB"), rgba.getchannel("A"), background))

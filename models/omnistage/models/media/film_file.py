@@ -72,12 +72,12 @@ def film_kind(media_type: str) -> FilmKind | None:
     """The kind of film that a client's media type asks for; None if no such kind is made."""
     if not media_type:
         return KINDS[0]
-    asked = ASKED.fullmatch(media_type.strip().lower())
-    if asked is None:
+    match = ASKED.fullmatch(media_type.strip().lower())
+    if match is None:
         return None
-    codecs = [codec.strip() for codec in (asked[2] or asked[3] or "").split(",")]
+    codecs = [codec.strip() for codec in (match[2] or match[3] or "").split(",")]
     pictures = [codec for codec in codecs if codec not in ("", "opus")]
-    kinds = [kind for kind in KINDS if kind.media_type == asked[1]]
+    kinds = [kind for kind in KINDS if kind.media_type == match[1]]
     return next((kind for kind in kinds if all(codec.startswith(kind.codecs) for codec in pictures)), None)
 
 
@@ -237,9 +237,9 @@ def _clock(seconds: Fraction) -> str:
 
 def _codec_word(kind: FilmKind, head: bytes) -> str:
     """The codec's name in media types (RFC 6381): boxes of MP4 state profile and level; for WebM, browsers take the bare name."""
-    if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
-        return f"avc1.{found[1].hex()}"
-    if found := re.search(rb"vpcC\x01...(.)(.)", head, re.DOTALL):
-        (profile,), (level,) = found[1], found[2]
+    if match := re.search(rb"avcC\x01(...)", head, re.DOTALL):
+        return f"avc1.{match[1].hex()}"
+    if match := re.search(rb"vpcC\x01...(.)(.)", head, re.DOTALL):
+        (profile,), (level,) = match[1], match[2]
         return f"vp09.{profile:02d}.{level:02d}.08"
     return kind.codecs[0]

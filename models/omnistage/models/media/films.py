@@ -88,8 +88,8 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
     with _open(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
-        beside = containers.sound_stream(container) if ask.use_audio else None
-        decoded = _decode_frames(container, stream, beside, None if times.told else times.shown)
+        sound_stream = containers.sound_stream(container) if ask.use_audio else None
+        decoded = _decode_frames(container, stream, sound_stream, None if times.told else times.shown)
         shape = _put_frames(_frames_at(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
     if heard_at is None:
         return FilmSamples(shape, plan.frame_s, 0)
@@ -134,8 +134,8 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
     moments: list[int | None] = []
     orders: list[int | None] = []
     sound_end_s = 0.0
-    beside = [containers.sound_stream(container)] if ask.use_audio else []
-    for packet in containers.packets(container, stream, *beside):
+    sound_streams = [containers.sound_stream(container)] if ask.use_audio else []
+    for packet in containers.packets(container, stream, *sound_streams):
         if not packet.size or packet.is_discard:
             continue
         if packet.stream_index != stream.index:
@@ -151,9 +151,9 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
         raise BadMedia("it has no frames: send a film that lasts")
     rate_hz = float(stream.average_rate or 0)
     for are_stated, times in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
-        known = sorted(moment for moment in times if moment is not None)
-        if len(known) == len(times):
-            return Times(known, are_stated, stream.time_base, rate_hz, sound_end_s)
+        sorted_moments = sorted(moment for moment in times if moment is not None)
+        if len(sorted_moments) == len(times):
+            return Times(sorted_moments, are_stated, stream.time_base, rate_hz, sound_end_s)
     return Times(list(range(len(moments))), False, 1 / Fraction(rate_hz or USUAL_RATE_HZ), rate_hz, sound_end_s)
 
 
@@ -170,9 +170,9 @@ def _shown_from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
     first, gap = times.shown[0], times.gap
     before = float(first * times.unit) - begin_s
     _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
-    again = round(before / float(gap * times.unit))
-    _check_frames(len(times.shown) + again, limits)
-    return [round(first - gap * number) for number in range(again, 0, -1)] + times.shown
+    repeats = round(before / float(gap * times.unit))
+    _check_frames(len(times.shown) + repeats, limits)
+    return [round(first - gap * number) for number in range(repeats, 0, -1)] + times.shown
 
 
 def plan_frames(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
@@ -193,9 +193,9 @@ def plan_frames(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPrepr
     return FramePlan([times[number] for number in at], frame_s)
 
 
-def _decode_frames(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+def _decode_frames(container: Any, stream: Any, sound_stream: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     """Yields each decoded frame after the moment when it is shown, in ticks. order: the moments, if the frames do not state theirs."""
-    for number, frame in enumerate(containers.frames(container, stream, beside)):
+    for number, frame in enumerate(containers.frames(container, stream, sound_stream)):
         if order is not None:
             yield order[min(number, len(order) - 1)], frame
         elif frame.pts is not None:

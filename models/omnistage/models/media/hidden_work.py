@@ -64,9 +64,9 @@ def check_hidden_work(file: BinaryIO) -> None:
             raise BadMedia(f"it has {bytes_told(size)} of runs, and at most {bytes_told(BMP_RUN_BYTES)} may be: convert it to PNG")
 
 
-def _check(count: int, most: int, what: str) -> None:
-    if count > most:
-        raise BadMedia(f"its file has more than {most} {what}, which no program writes: encode it anew")
+def _check(count: int, max_count: int, parts: str) -> None:
+    if count > max_count:
+        raise BadMedia(f"its file has more than {max_count} {parts}, which no program writes: encode it anew")
 
 
 def _check_jpeg(file: BinaryIO) -> None:
@@ -76,11 +76,11 @@ def _check_jpeg(file: BinaryIO) -> None:
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
-    while (found := _MARKER.search(data, at)) is not None:
+    while (match := _MARKER.search(data, at)) is not None:
         if not scans:
-            fill += found.start() - at
+            fill += match.start() - at
             _check(fill, JPEG_FILL_BYTES, "bytes between its segments")
-        marker, at = data[found.start() + 1], found.end()
+        marker, at = data[match.start() + 1], match.end()
         if marker == _EOI and scans:
             return
         length = int.from_bytes(data[at : at + 2]) if _has_length(marker) else 0

@@ -89,14 +89,14 @@ def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.Sound
     file.seek(0)
     head = file.read(12).ljust(12, b"\0")
     if head.startswith(b"OggS"):
-        then = _next_ogg(file, end)
+        next_place = _next_ogg(file, end)
     elif head[4:8] == b"ftyp":
-        then = _next_boxes(file, end)
+        next_place = _next_boxes(file, end)
     elif head.startswith(EBML):
-        then = _next_matroska(file, end)
+        next_place = _next_matroska(file, end)
     else:
-        then = search.next_begin(file, mp3.behind_tags(file) + 1) or end
-    return chunks.SoundExtent(then, then, _mend_au(head, then))
+        next_place = search.next_begin(file, mp3.behind_tags(file) + 1) or end
+    return chunks.SoundExtent(next_place, next_place, _mend_au(head, next_place))
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:
@@ -123,7 +123,7 @@ def _mend_au(head: bytes, end: int) -> Mapping[int, bytes]:
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
     """The place after the first Ogg where the next sound begins, or the end. Raises BadMedia if the file ends within a page."""
-    at, begun, ended = 0, False, False
+    at, has_data, has_end = 0, False, False
     while at < end:
         file.seek(at)
         head = file.read(PAGE.size).ljust(PAGE.size, b"\0")
@@ -133,12 +133,12 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
                 return at
             at = next(find_heads(file, at, OGG, len(b"OggS")), end)
             continue
-        if flags & BEGINS and begun:
+        if flags & BEGINS and has_data:
             return at
-        begun |= not flags & BEGINS
+        has_data |= not flags & BEGINS
         after = at + PAGE.size + lengths + sum(file.read(lengths))
-        if after > end and not ended:
+        if after > end and not has_end:
             raise cut_off(after, end)
-        ended |= bool(flags & ENDS)
+        has_end |= bool(flags & ENDS)
         at = after
     return end

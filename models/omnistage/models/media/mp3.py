@@ -40,10 +40,10 @@ class Header:
     place: int
     end: int
 
-    def tells(self, there: int, most_bytes: int) -> bool:
-        """Whether a file of `there` bytes, with fewer frames than stated, may have been cut off. If an end is stated, the end decides.
+    def tells(self, file_bytes: int, most_bytes: int) -> bool:
+        """Whether a file of `file_bytes`, with fewer frames than stated, may have been cut off. If an end is stated, the end decides.
         Numbers that no file of up to most_bytes can have are not believed."""
-        return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
+        return file_bytes < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 
 def header(file: BinaryIO) -> Header | None:
@@ -51,10 +51,10 @@ def header(file: BinaryIO) -> Header | None:
     at = behind_tags(file)
     file.seek(at)
     head = file.read(FIRST_BYTES)
-    if len(head) < FIRST_BYTES or (found := BEGINNING.match(head)) is None:
+    if len(head) < FIRST_BYTES or (match := BEGINNING.match(head)) is None:
         return None
-    place = found.end()
-    if found[1] == b"VBRI":
+    place = match.end()
+    if match[1] == b"VBRI":
         size, frames = struct.unpack_from(">II", head, place + 6)
         return Header(frames, at + place + 10, at + size if size else 0)
     flags, frames, size = struct.unpack_from(">III", head, place)
@@ -69,13 +69,13 @@ def begins(file: BinaryIO, at: int) -> bool:
     begin = file.read(FIRST_BYTES)
     if not TAGGED.match(begin):
         return bool(BEGINNING.match(begin))
-    file.seek(behind_tags(file, at, most=FEW_TAGS))
+    file.seek(behind_tags(file, at, max_tags=FEW_TAGS))
     return bool(FRAME.match(file.read(2)))
 
 
-def behind_tags(file: BinaryIO, at: int = 0, *, most: int = TAGS) -> int:
-    """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. most: how many tags are passed over, at most."""
-    for _ in range(most):
+def behind_tags(file: BinaryIO, at: int = 0, *, max_tags: int = TAGS) -> int:
+    """The place after the tags of ID3 that begin at byte `at`; `at` if there are none. max_tags: how many are passed over, at most."""
+    for _ in range(max_tags):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")
         if not head.startswith(b"ID3"):

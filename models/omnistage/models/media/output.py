@@ -22,11 +22,11 @@ def align(size: int) -> int:
 
 
 class BoundedFile:
-    """A file, by its descriptor, to whose end arrays are added. Raises BadMedia beyond `most` bytes."""
+    """A file, by its descriptor, to whose end arrays are added. Raises BadMedia beyond `max_bytes`."""
 
-    def __init__(self, file: int, most: int) -> None:
+    def __init__(self, file: int, max_bytes: int) -> None:
         self._file = file
-        self._most = most
+        self._most = max_bytes
         self._size = 0
 
     def expect(self, size: int) -> None:
@@ -43,5 +43,5 @@ class BoundedFile:
         self._size = start + array.nbytes
         data = memoryview(np.ascontiguousarray(array).data).cast("B")
         while data:
-            written = os.pwrite(self._file, data, start)
-            data, start = data[written:], start + written
+            count = os.pwrite(self._file, data, start)
+            data, start = data[count:], start + count

@@ -49,14 +49,14 @@ def decode(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing
     """Decode a picture to [height, width, 3], or 4 with `alpha`. image: from `open_checked`. Raises BadMedia and errors of Pillow."""
     shown = colours.load_colours(image, file)
     if ask.alpha and not ask.background:
-        made = shown.colours.copy()
-        made.putalpha(255 if shown.opacity is None else shown.opacity)
+        picture = shown.colours.copy()
+        picture.putalpha(255 if shown.opacity is None else shown.opacity)
     else:
-        made = shown.laid_on(ground(ask.background))
+        picture = shown.laid_on(ground(ask.background))
     if (turn := _turn(image)) is not None:
-        made = made.transpose(turn)
-    sizes = smart_resize(made.height, made.width, ask.factor, ask.min_pixels, ask.max_pixels)
-    return resize_picture(made.convert("RGBA") if ask.alpha else made, *sizes)
+        picture = picture.transpose(turn)
+    sizes = smart_resize(picture.height, picture.width, ask.factor, ask.min_pixels, ask.max_pixels)
+    return resize_picture(picture.convert("RGBA") if ask.alpha else picture, *sizes)
 
 
 def open_picture(file: BinaryIO) -> ImageFile.ImageFile | None:

@@ -72,15 +72,15 @@ class FilmPreprocessing:
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
         """The number of tokens of `frames` frames of height by width stored pixels, and of sound_s seconds of sound."""
         rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.frame_pixels(frames))
-        seen = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
-        return seen + int(sound_s * self.sound_tokens_hz)
+        picture_tokens = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
+        return picture_tokens + int(sound_s * self.sound_tokens_hz)
 
     def fitting(self, height: int, width: int, sound_s: float) -> Self:
         """The same preprocessing with frames so small, and then so few, that a film of this size and sound has at most most_tokens."""
-        left = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
-        smaller = replace(self, total_pixels=min(self.total_pixels, left * self.factor**2))
+        picture_tokens = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
+        smaller = replace(self, total_pixels=min(self.total_pixels, picture_tokens * self.factor**2))
         counts = range(self.max_frames, self.frames_multiple, -self.frames_multiple)
-        fits = (count for count in counts if smaller.tokens(count, height, width, 0.0) <= left)
+        fits = (count for count in counts if smaller.tokens(count, height, width, 0.0) <= picture_tokens)
         return replace(smaller, max_frames=next(fits, self.frames_multiple))
 
     def frame_pixels(self, frames: int) -> int:
@@ -134,12 +134,12 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return rows, columns
 
 
-def grown_to(most: int, factor: int) -> int:
-    """The largest `min_pixels` with which no picture grows to more than `most` squares of `factor` by `factor` pixels.
+def grown_to(max_squares: int, factor: int) -> int:
+    """The largest `min_pixels` with which no picture grows to more than `max_squares` of `factor` by `factor` pixels.
 
     A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up."""
     sides = math.sqrt(MOST_ASPECT) + 1 / math.sqrt(MOST_ASPECT)
-    return max(int(((math.sqrt(sides**2 + 4 * (most - 1)) - sides) / 2 * factor) ** 2), 1)
+    return max(int(((math.sqrt(sides**2 + 4 * (max_squares - 1)) - sides) / 2 * factor) ** 2), 1)
 
 
 def sample_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
@@ -149,8 +149,8 @@ def sample_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[i
     some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by
     zero, gives its last frame more than once."""
     step = ask.frames_multiple
-    most = min(ask.max_frames, frames) // step * step
-    count = math.floor(min(max(frames / rate_hz * ask.fps, ask.min_frames), most) / step) * step
+    max_count = min(ask.max_frames, frames) // step * step
+    count = math.floor(min(max(frames / rate_hz * ask.fps, ask.min_frames), max_count) / step) * step
     if not count:
         return [min(index, frames - 1) for index in range(step)]
     return [index * frames // count for index in range(count)]

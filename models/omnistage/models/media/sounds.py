@@ -31,7 +31,7 @@ GAP_S = 0.1
 def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """Decode a sound to mono samples, [n]. Raises BadMedia, or any error that the libraries raise for damaged files."""
     mixer = Mixer(ask.rate_hz, limits)
-    known = False
+    is_known = False
     for part in joined_sounds(file, limits.sound_bytes):
         container = containers.open_container(_with_count(part, limits), limits)
         if container is None and mixer.seconds:
@@ -43,8 +43,8 @@ def decode(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDAr
                 raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
             containers.check_listed(container, part)
             _add(container, mixer, limits)
-            known = True
-    if not known:
+            is_known = True
+    if not is_known:
         raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
     return mixer.result()
 
@@ -57,11 +57,11 @@ def _with_count(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     if header is None or container is None:
         return part
     with container:
-        there = sum(bool(packet.size) for packet in container.demux(audio=0))
+        count = sum(bool(packet.size) for packet in container.demux(audio=0))
     size = part.seek(0, io.SEEK_END)
-    if there < header.frames and header.tells(size, limits.sound_bytes):
-        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {there} are there: it was cut off, send all of it")
-    return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", there)}))
+    if count < header.frames and header.tells(size, limits.sound_bytes):
+        raise BadMedia(f"it says that it has {header.frames} frames of sound, and {count} are there: it was cut off, send all of it")
+    return io.BufferedReader(Stretch(part, 0, size, {header.place: struct.pack(">I", count)}))
 
 
 def track(
@@ -94,8 +94,8 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
             mixer.add_silence(gap_s, frame.sample_rate)
         mixer.add(_samples(frame), frame.sample_rate)
         samples += frame.samples
-    if container.format.name == "flac" and samples < (said := (stream.duration or 0) * stream.time_base * stream.sample_rate):
-        raise BadMedia(f"it says that it has {said} samples, and {samples} are there: it was cut off, send all of it")
+    if container.format.name == "flac" and samples < (stated_samples := (stream.duration or 0) * stream.time_base * stream.sample_rate):
+        raise BadMedia(f"it says that it has {stated_samples} samples, and {samples} are there: it was cut off, send all of it")
 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
@@ -151,10 +151,10 @@ class Mixer:
     def add_silence(self, seconds: float, source_hz: int) -> None:
         """Add seconds of silence before the next block, which has source_hz samples a second."""
         self._check(self.seconds + seconds)
-        left = round(seconds * source_hz)
-        while left > 0:
-            self.add(np.zeros((min(left, BLOCK), 1), np.float32), source_hz)
-            left -= BLOCK
+        remaining = round(seconds * source_hz)
+        while remaining > 0:
+            self.add(np.zeros((min(remaining, BLOCK), 1), np.float32), source_hz)
+            remaining -= BLOCK
 
     def result(self) -> NDArray[np.float32]:
         """All samples. Nothing more can be added."""
@@ -170,8 +170,8 @@ class Mixer:
     def _begin(self, source_hz: int) -> None:
         """Begin a run of sound at another rate, after ending the run before it."""
         if not 0 < source_hz <= self._limits.sound_rate_hz:
-            most = self._limits.sound_rate_hz
-            raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")
+            max_rate_hz = self._limits.sound_rate_hz
+            raise BadMedia(f"it has {source_hz} samples per second, and at most {max_rate_hz} may be: convert it to {self._rate_hz}")
         self._end()
         self._source_hz = source_hz
         if source_hz != self._rate_hz:

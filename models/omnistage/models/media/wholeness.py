@@ -40,17 +40,17 @@ ASF_LIVE = 1
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
     """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file; a larger stated length is not believed."""
-    there = file.seek(0, io.SEEK_END)
-    said = _stated_bytes(file, most_bytes)
-    if there + SLACK < said:
-        raise cut_off(said, there)
-    if _lacks_list(file, there):
+    file_bytes = file.seek(0, io.SEEK_END)
+    stated_bytes = _stated_bytes(file, most_bytes)
+    if file_bytes + SLACK < stated_bytes:
+        raise cut_off(stated_bytes, file_bytes)
+    if _lacks_list(file, file_bytes):
         raise BadMedia("it has no list of its pieces (moov), which is often its end: it was cut off, send all of it")
 
 
-def cut_off(said: int, there: int) -> BadMedia:
-    """The error for a file that states `said` bytes and has only `there` bytes."""
-    return BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
+def cut_off(stated_bytes: int, file_bytes: int) -> BadMedia:
+    """The error for a file that states `stated_bytes` and has only `file_bytes`."""
+    return BadMedia(f"it says that it has {stated_bytes} bytes, and {file_bytes} are there: it was cut off, send all of it")
 
 
 def _stated_bytes(file: BinaryIO, most_bytes: int) -> int:
@@ -89,14 +89,14 @@ def _box_bytes(file: BinaryIO) -> int:
     return max((end for _, _, end in boxes(file)), default=0)
 
 
-def _lacks_list(file: BinaryIO, there: int) -> bool:
-    """Whether a file of `there` bytes consists of boxes with media in them, and none of them lists the media: fewer bytes than SLACK can be
+def _lacks_list(file: BinaryIO, file_bytes: int) -> bool:
+    """Whether a file of `file_bytes` consists of boxes with media in them, and none of them lists the media: fewer bytes than SLACK can be
     all of that list, or its beginning."""
     if not _has_boxes(file):
         return False
     ends = {_kind_inside(file, kind, begin): end for kind, begin, end in boxes(file)}
     # Behind a box of a kind that is not known here there may be a list.
-    is_all = max(ends.values(), default=0) + BOX_HEAD > there
+    is_all = max(ends.values(), default=0) + BOX_HEAD > file_bytes
     return is_all and b"mdat" in ends and not ends.keys() & LISTS
 
 

@@ -133,13 +133,13 @@ class TalkerConfig:
 
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    check_said(whole, "qwen2_5_omni", "talker")
-    config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
-    check_plain(whole, config)
+    root_config = read_config(directory, MODEL_TYPE)
+    check_said(root_config, "qwen2_5_omni", "talker")
+    config, dit = root_config.section("talker_config"), root_config.section("token2wav_config").section("dit_config")
+    check_plain(root_config, config)
     decoder, row_size = decoder_sizes(config), config.size("embedding_size")
     bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
-    if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
+    if row_size != root_config.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
     for item in (bos, eos, pad, mask):
         if not 0 <= item < decoder.vocab_size:
@@ -160,9 +160,9 @@ def read_talker_config(directory: Path) -> TalkerConfig:
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    config = whole.section("thinker_config")
-    check_plain(whole, config)
+    root_config = read_config(directory, MODEL_TYPE)
+    config = root_config.section("thinker_config")
+    check_plain(root_config, config)
     text = decoder_sizes(config.section("text_config"))
     return ThinkerConfig(
         text=text,

@@ -42,9 +42,9 @@ def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
 
 def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen2_5Thinker:
     """The Thinker of this rank. team: the other ranks; None: there are none."""
-    tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    tokenizer, thinker_options = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=AXES)
-    ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)
+    ready = Ready.of(folder, options, config, WEIGHTS, thinker_options, code=CODE_REVISION, produces=produces, team=team)
     return Qwen2_5Thinker(config, ready, tokenizer)
 
 

@@ -39,7 +39,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
     """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
         text = weights.need(_TEXT)
         for name, token in (("end", config.text_end), ("pad", config.text_pad)):
@@ -52,7 +52,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
         )
         decoder = _decoder(weights, config, dtype, device)
         weights.check_read()
-    cache, kv_bytes = cache_of_rows(decoder, config.row_size, options, config.decoder.context, wanted)
+    cache, kv_bytes = cache_of_rows(decoder, config.row_size, options, config.decoder.context, user_context)
     started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
     info = ModelInfo(
         name=name_of(folder) + "-talker",
@@ -71,10 +71,10 @@ def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device:
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:
-        found = stored(name)
-        if name == EMBEDDING and found is not None:
-            return torch.cat((found, found.new_zeros(1, found.shape[1])))
-        return found
+        tensor = stored(name)
+        if name == EMBEDDING and tensor is not None:
+            return torch.cat((tensor, tensor.new_zeros(1, tensor.shape[1])))
+        return tensor
 
     def entry(materials: Materials) -> Enter:
         matrix, bias = (weights.need(f"{_PROJECTION}.{name}").to(device, dtype) for name in ("weight", "bias"))

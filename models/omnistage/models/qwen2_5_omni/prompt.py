@@ -29,17 +29,17 @@ class _Rows(PromptRows):
         marks around the sound have the positions of the marks around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
-        seen, heard = self.seen(extent), self.heard(extent.sound)
+        picture_rows, sound_rows = self.seen(extent), self.heard(extent.sound)
         step = int(config.position_ids_per_second * config.seconds_per_chunk)
         pieces = list[NDArray[np.int64]]()
-        parts = [_chunks(positions[0] - begin, step) for _, positions in (seen, heard)]
+        parts = [_chunks(positions[0] - begin, step) for _, positions in (picture_rows, sound_rows)]
         for index in range(max(map(len, parts))):
-            for offset, chunks in zip((0, len(seen[0])), parts, strict=True):
+            for offset, chunks in zip((0, len(picture_rows[0])), parts, strict=True):
                 if index < len(chunks):
                     pieces.append(np.arange(*chunks[index]) + offset)
         order = np.concatenate(pieces)
-        positions = np.concatenate((seen[1], heard[1]), 1)
-        self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
+        positions = np.concatenate((picture_rows[1], sound_rows[1]), 1)
+        self.run(np.concatenate((picture_rows[0], sound_rows[0]))[order], positions[:, order], order)
         # Later positions follow the positions of the last piece, even if the other medium has larger ones, because the model was trained
         # so.
         self.next = int(positions[:, pieces[-1]].max()) + 1

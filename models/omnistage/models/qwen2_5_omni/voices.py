@@ -56,13 +56,13 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
     try:
         _check_stored(path)
         # Mapped, so that a tensor is a part of the file and takes no memory, whatever size the file states for it.
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        table = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise BadCheckpoint(f"{path} cannot be read as a table of voices: {reason}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(table, dict) or not table:
         raise BadCheckpoint(f"{path} has no voices")
-    voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, sizes) for name, values in found.items()}
+    voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, sizes) for name, values in table.items()}
     return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
 
 
@@ -92,22 +92,22 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
 
 def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of a voice, float32. name: its key. shape: the shape that it must have; 0: any number above 0. Raises BadCheckpoint."""
-    found = values.get(name)
-    if not _is_plain(found):
+    value = values.get(name)
+    if not _is_plain(value):
         raise BadCheckpoint(f"{place} has no tensor {name!r}")
-    if found.dtype not in _FLOATS:
-        raise BadCheckpoint(f"{place}: {name!r} is of {found.dtype}, not of one of {', '.join(map(str, _FLOATS))}")
-    sizes = zip(found.shape, shape, strict=False)
-    if found.ndim != len(shape) or not all(size == wanted if wanted else size > 0 for size, wanted in sizes):
-        wanted = ", ".join(str(size) if size else "frames" for size in shape)
-        raise BadCheckpoint(f"{place}: {name!r} is {list(found.shape)}, not [{wanted}]")
-    check_finite(found, repr(name), place)
-    return found.float().clone()
+    if value.dtype not in _FLOATS:
+        raise BadCheckpoint(f"{place}: {name!r} is of {value.dtype}, not of one of {', '.join(map(str, _FLOATS))}")
+    sizes = zip(value.shape, shape, strict=False)
+    if value.ndim != len(shape) or not all(size == expected_size if expected_size else size > 0 for size, expected_size in sizes):
+        shape_text = ", ".join(str(size) if size else "frames" for size in shape)
+        raise BadCheckpoint(f"{place}: {name!r} is {list(value.shape)}, not [{shape_text}]")
+    check_finite(value, repr(name), place)
+    return value.float().clone()
 
 
-def _is_plain(found: object) -> TypeGuard[torch.Tensor]:
+def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor each of whose numbers has memory of its own on the CPU. `torch.load` also returns tensors that are sparse,
     have no memory, or repeat a few numbers."""
-    if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.device.type != "cpu":
         return False
-    return found.numel() * found.element_size() <= found.untyped_storage().nbytes()
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()

@@ -32,9 +32,9 @@ class AudioEncoder:
         self.config = config
         names = ("conv2d1", "conv2d2", "conv2d3")
         self._convolutions = [linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in names]
-        joined = weight("conv_out.weight")
-        self._join = linear(joined, None)
-        self._positions = sinusoids(config.positions, config.hidden_size).to(joined.device, joined.dtype)
+        join_weight = weight("conv_out.weight")
+        self._join = linear(join_weight, None)
+        self._positions = sinusoids(config.positions, config.hidden_size).to(join_weight.device, join_weight.dtype)
         self._layers = [WhisperLayer(weight, f"layers.{index}", config.heads, linear, has_key_bias=True) for index in range(config.layers)]
         self._norm = LayerNorm.of(weight, "ln_post")
         self._first, self._second = (linear(weight(f"{name}.weight"), weight(f"{name}.bias")) for name in ("proj1", "proj2"))
@@ -49,8 +49,8 @@ class AudioEncoder:
 
     def rows(self, frames: int) -> int:
         """Number of rows that this many frames of a spectrogram become."""
-        whole, rest = divmod(frames, self.config.chunk)
-        return whole * CHUNK_ROWS + convolved_length(rest)
+        full_chunks, rest = divmod(frames, self.config.chunk)
+        return full_chunks * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
         """Cut a spectrogram into windows of attention. A rest that is shorter than a chunk stays with the previous window, because it must
@@ -81,14 +81,14 @@ class AudioEncoder:
                 missing = self.config.chunk - len(chunk) if len(spectrogram) > self.config.chunk else 0
                 chunks.append(functional.pad(chunk, (0, 0, 0, missing)))
                 rows.append(convolved_length(len(chunk)))
-        made = list[torch.Tensor]()
+        outputs = list[torch.Tensor]()
         for first in range(0, len(chunks), CHUNKS):
             some = chunks[first : first + CHUNKS]
             if len({len(chunk) for chunk in some}) == 1:
-                made += self._convolve_alike(torch.stack(some))
+                outputs += self._convolve_alike(torch.stack(some))
             else:
-                made += [self._convolve_alike(chunk[None])[0] for chunk in some]
-        return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
+                outputs += [self._convolve_alike(chunk[None])[0] for chunk in some]
+        return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(outputs, rows, strict=True)])
 
     def _convolve_alike(self, chunks: torch.Tensor) -> torch.Tensor:
         """Apply the convolutions to chunks of equal length. chunks: [chunks, frames, bins]. Returns [chunks, rows, hidden_size]."""
@@ -97,5 +97,5 @@ class AudioEncoder:
             height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])
             nines = functional.unfold(x, 3, padding=1, stride=2).mT.flatten(0, 1)
             x = functional.gelu(convolution(nines)).view(len(chunks), height, width, -1).permute(0, 3, 1, 2)
-        joined = x.permute(0, 3, 1, 2).flatten(2)
-        return self._join(joined.flatten(0, 1)).view(*joined.shape[:2], -1)
+        features = x.permute(0, 3, 1, 2).flatten(2)
+        return self._join(features.flatten(0, 1)).view(*features.shape[:2], -1)

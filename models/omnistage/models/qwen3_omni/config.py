@@ -97,8 +97,8 @@ class AudioConfig(encoders.AudioConfig):
     def frame_bytes(self) -> int:
         """See AudioSizes. Most of it is the input of the second convolution: for every fourth frame, nine numbers of each channel and of a
         quarter of the bins."""
-        taken = 9 * self.channels * self.mel_bins // 16
-        return 4 * (self.mel_bins + taken + (12 * self.hidden_size + 2 * self.ffn_size + self.row_size) // 8)
+        convolution_inputs = 9 * self.channels * self.mel_bins // 16
+        return 4 * (self.mel_bins + convolution_inputs + (12 * self.hidden_size + 2 * self.ffn_size + self.row_size) // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ class ThinkerConfig:
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    config = whole.section("thinker_config")
-    check_plain(whole, config)
+    root_config = read_config(directory, MODEL_TYPE)
+    config = root_config.section("thinker_config")
+    check_plain(root_config, config)
     words, vision = config.section("text_config"), _vision(config.section("vision_config"))
     text = replace(decoder_sizes(words, ffn_size="moe_intermediate_size"), given_width=vision.row_size)
     audio = _audio(config.section("audio_config"), vision.row_size)
@@ -152,20 +152,20 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         biased=attention_biases(words),
         tied=config.value("tie_word_embeddings", bool, False),
-        speech=_speech(whole, text.layers),
+        speech=_speech(root_config, text.layers),
     )
 
 
-def _speech(whole: Config, layers: int) -> SpeechSource | None:
+def _speech(root_config: Config, layers: int) -> SpeechSource | None:
     """The facts for the Talker; None: the checkpoint has no Talker. layers: number of layers of the Thinker's decoder. Raises
     BadCheckpoint."""
-    if not is_said(whole, "qwen3_omni", "talker"):
+    if not is_said(root_config, "qwen3_omni", "talker"):
         return None
-    talker = whole.section("talker_config")
+    talker = root_config.section("talker_config")
     layer = talker.value("accept_hidden_layer", int, 18)
     if not 0 <= layer <= layers:
         raise BadCheckpoint(f"{talker.place}: 'accept_hidden_layer' is {layer}, and the Thinker has {layers} layers")
-    return SpeechSource(layer, whole.value("im_start_token_id", int), whole.value("user_token_id", int))
+    return SpeechSource(layer, root_config.value("im_start_token_id", int), root_config.value("user_token_id", int))
 
 
 def _vision(config: Config) -> VisionConfig:
@@ -173,17 +173,17 @@ def _vision(config: Config) -> VisionConfig:
     check_activation(config, "hidden_act", "gelu_pytorch_tanh")
     layers, deepstack = config.size("depth"), config.values("deepstack_visual_indexes", int)
     if not all(0 <= layer < layers for layer in deepstack) or len(set(deepstack)) < len(deepstack):
-        told = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
-        raise BadCheckpoint(f"{told}: these are layers from 0 to {layers - 1}, each one once")
-    found = VisionConfig(
+        statement = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
+        raise BadCheckpoint(f"{statement}: these are layers from 0 to {layers - 1}, each one once")
+    vision = VisionConfig(
         **vision_sizes(config),
         channels=config.size("in_channels") if config.has("in_channels") else 3,
         positions=config.size("num_position_embeddings"),
         deepstack=deepstack,
     )
-    if found.hidden_size % (4 * found.heads):
-        raise BadCheckpoint(f"{config.place}: 'hidden_size' {found.hidden_size} is not {found.heads} heads of a multiple of 4 numbers")
-    return found
+    if vision.hidden_size % (4 * vision.heads):
+        raise BadCheckpoint(f"{config.place}: 'hidden_size' {vision.hidden_size} is not {vision.heads} heads of a multiple of 4 numbers")
+    return vision
 
 
 def _audio(config: Config, row_size: int) -> AudioConfig:
@@ -191,22 +191,22 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     check_activation(config, "activation_function", "gelu")
     chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
     if convolved_length(chunk) != CHUNK_ROWS:
-        told = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved_length(chunk)} rows"
-        raise BadCheckpoint(f"{told}: only chunks of {CHUNK_ROWS} are supported, as 50 makes them")
-    if (seen := config.size("n_window_infer")) < chunk:
-        raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {seen}: it must be twice 'n_window' or more, {chunk}")
-    found = AudioConfig(
+        statement = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved_length(chunk)} rows"
+        raise BadCheckpoint(f"{statement}: only chunks of {CHUNK_ROWS} are supported, as 50 makes them")
+    if (window := config.size("n_window_infer")) < chunk:
+        raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {window}: it must be twice 'n_window' or more, {chunk}")
+    audio = AudioConfig(
         **audio_sizes(config),
         chunk=chunk,
-        window_chunks=seen // chunk,
+        window_chunks=window // chunk,
         channels=config.size("downsample_hidden_size"),
         row_size=row_size,
     )
-    if found.hidden_size % (2 * found.heads) or found.hidden_size < 4:
-        raise BadCheckpoint(f"{config.place}: 'd_model' {found.hidden_size} is not {found.heads} heads of an even size")
-    if found.positions < CHUNK_ROWS:
-        raise BadCheckpoint(f"{config.place}: 'max_source_positions' is {found.positions}, and a chunk has {CHUNK_ROWS} rows")
-    return found
+    if audio.hidden_size % (2 * audio.heads) or audio.hidden_size < 4:
+        raise BadCheckpoint(f"{config.place}: 'd_model' {audio.hidden_size} is not {audio.heads} heads of an even size")
+    if audio.positions < CHUNK_ROWS:
+        raise BadCheckpoint(f"{config.place}: 'max_source_positions' is {audio.positions}, and a chunk has {CHUNK_ROWS} rows")
+    return audio
 
 
 def convolved_length(count: int) -> int:

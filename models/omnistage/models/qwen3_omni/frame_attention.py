@@ -42,42 +42,44 @@ class FrameAttention:
         hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).to(spec.device)
         layers = [
-            (held[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *held[:, : speakers * heads])
-            for held in self._held
+            (cache[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *cache[:, : speakers * heads])
+            for cache in self._held
         ]
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             places, keys, values = layers[layer]
             places.copy_(keys_values[:count].view(speakers, each, 2, heads, -1).permute(2, 0, 3, 1, 4))
             # The heads that share keys are rows of one product.
-            asked = (
+            grouped_queries = (
                 queries[:count].view(speakers, each, heads, group, -1).transpose(1, 2).reshape(speakers * heads, each * group, -1).float()
             )
-            found = _attend(asked, keys, values, mask) if self.together else _one_by_one(heads, asked, keys, values, mask)
-            found = found.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
-            return functional.pad(found, (0, 0, 0, len(queries) - count)) if len(queries) > count else found
+            output = (
+                _attend(grouped_queries, keys, values, mask) if self.together else _one_by_one(heads, grouped_queries, keys, values, mask)
+            )
+            output = output.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
+            return functional.pad(output, (0, 0, 0, len(queries) - count)) if len(queries) > count else output
 
         return attend
 
-    def _keeps_bits(self, most: int, each: int) -> bool:
-        """Whether rows have the same bits in products of up to `most` speakers as alone. each: number of rows of each speaker."""
+    def _keeps_bits(self, max_speakers: int, each: int) -> bool:
+        """Whether rows have the same bits in products of up to `max_speakers` as alone. each: number of rows of each speaker."""
         spec, generator = self._spec, torch.Generator().manual_seed(0)
         shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
-        asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
+        queries, keys, values = (torch.randn(max_speakers * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
         mask = torch.zeros(1, spec.context, device=spec.device)
-        alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
+        reference = _one_by_one(spec.kv_heads, queries, keys, values, mask)
         # Parts with the last speakers, so that each speaker has another place than in the product of all.
-        parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
-        return all(torch.equal(_attend(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
+        parts = (slice((max_speakers - count) * spec.kv_heads, None) for count in range(1, max_speakers + 1))
+        return all(torch.equal(_attend(queries[part], keys[part], values[part], mask), reference[part]) for part in parts)
 
 
-def _attend(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The results of attention, [heads, rows, head_size]. asked: queries, in the same shape. keys, values: [heads, places, head_size].
-    mask: added to the scores, [rows, places]."""
-    return torch.bmm(torch.baddbmm(mask, asked, keys.transpose(1, 2)).softmax(-1), values)
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The results of attention, [heads, rows, head_size]. queries: in the same shape. keys, values: [heads, places, head_size]. mask: added
+    to the scores, [rows, places]."""
+    return torch.bmm(torch.baddbmm(mask, queries, keys.transpose(1, 2)).softmax(-1), values)
 
 
-def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _one_by_one(heads: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """As `_attend`, with one product for each speaker. heads: number of heads of keys of one speaker."""
-    parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
-    return torch.cat([_attend(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])
+    parts = zip(*(torch.split(each, heads) for each in (queries, keys, values)), strict=True)
+    return torch.cat([_attend(own_queries, own_keys, own_values, mask) for own_queries, own_keys, own_values in parts])

@@ -49,9 +49,9 @@ def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
 
 def _load_rank(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen3Thinker:
     """The Thinker of this rank. team: the other ranks; None: there are none."""
-    tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    tokenizer, thinker_options = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=0 if config.speech is None else PLACE)
-    ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)
+    ready = Ready.of(folder, options, config, WEIGHTS, thinker_options, code=CODE_REVISION, produces=produces, team=team)
     return Qwen3Thinker(config, ready, tokenizer, read_embedding(folder))
 
 
@@ -66,10 +66,10 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 def read_embedding(folder: Path) -> torch.Tensor:
     """The embeddings of tokens, [tokens, hidden_size], mapped from the file; they are the rows of an answer. Raises BadCheckpoint."""
     with Weights(folder, _OTHERS, RENAMED) as weights:
-        found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
-    if found is None:
+        embedding = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
+    if embedding is None:
         raise BadCheckpoint(f"{folder} lacks the weight {_PREFIX}model.{EMBEDDING}")
-    return found
+    return embedding
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
@@ -96,7 +96,7 @@ def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None
     """Raises BadCheckpoint if the config's sizes of encoders and experts, with which they are built next, do not fit the weights."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
-    block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
+    block, audio_layers = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
     for name, shape in {
         f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
         f"{_PREFIX}visual.pos_embed.weight": (eyes.positions, eyes.hidden_size),
@@ -105,8 +105,8 @@ def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None
         f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
         **{f"{_PREFIX}visual.merger_list.{number}.mlp.2.weight": (eyes.output_size, merged) for number in range(len(eyes.deepstack))},
         f"{_PREFIX}audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
-        f"{heard}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
-        f"{heard}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+        f"{audio_layers}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"{audio_layers}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
         f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
     }.items():
         weights.check_shape(name, shape)

@@ -50,7 +50,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     """Load a Talker, and start its engine. Raises LoadError, or ValueError for misshapen weights."""
     dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    user_context, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
         voices = in_order(config.speakers)
         added = _added_rows(weights, config, tuple(voices), dtype)
@@ -58,7 +58,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
         weights.check_read()
     limits = limits_of(options)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
-    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, wanted)
+    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, user_context)
     started = Started.of(
         parts.decoder,
         lambda logits: FrameHead(logits, predictor, config.groups, {config.codec.eos}),
@@ -119,23 +119,23 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
         return weights.need(name).to(device, dtype)
 
     ids, width, codebooks = config.predictor.ids, config.decoder.hidden_size, range(config.groups - 1)
-    further = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
+    codebook_embeddings = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
     heads = [need(f"{_PREDICTOR}lm_head.{codebook}.weight", ids, width) for codebook in codebooks]
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.", biased=config.predictor.biased)
 
     def weight(name: str) -> torch.Tensor | None:
-        return further if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
+        return codebook_embeddings if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
 
     parts = DecoderParts(rope=rotary(config.predictor.rope.theta), head_norm=head_rms_norm)
     predictor = PackedDecoder(config.predictor.decoder, weight, parts)
     others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
     table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
     first = torch.cat((table, table.new_zeros(2, width)))
-    return TalkerParts(_decoder(weights, config, first, further), first, predictor, (predictor.logits, *others))
+    return TalkerParts(_decoder(weights, config, first, codebook_embeddings), first, predictor, (predictor.logits, *others))
 
 
-def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
-    """The decoder. first: embeddings of first codes; zeros for rows without an item. further: embeddings of the other codebooks' codes."""
+def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, codebook_embeddings: torch.Tensor) -> PackedDecoder:
+    """The decoder. first: embeddings of first codes; zeros for rows without an item. codebook_embeddings: of the other codebooks' codes."""
     dtype, device = first.dtype, first.device
     for layer in range(config.decoder.layers):
         check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)
@@ -147,7 +147,7 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
         return first if name == EMBEDDING else stored(name)
 
     parts = DecoderParts(
-        entry=_entry(config, further),
+        entry=_entry(config, codebook_embeddings),
         rope=rotary(config.rope.theta, interleaved_axes(config.rope.sections)),
         head_norm=head_rms_norm,
         feed_forward=experts(config.experts),
@@ -155,10 +155,10 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
     return PackedDecoder(config.decoder, weight, parts)
 
 
-def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials], Enter]:
+def _entry(config: TalkerConfig, codebook_embeddings: torch.Tensor) -> Callable[[Materials], Enter]:
     """Returns a function that builds the decoder's entry: a row is the sum of the embeddings of its codes, and the projection of its row
-    from the Thinker. Rows of tokens and rows of media have different projections. further: see `_decoder`."""
-    offsets = torch.arange(config.groups - 1, device=further.device) * config.predictor.ids
+    from the Thinker. Rows of tokens and rows of media have different projections. codebook_embeddings: see `_decoder`."""
+    offsets = torch.arange(config.groups - 1, device=codebook_embeddings.device) * config.predictor.ids
 
     def build(materials: Materials) -> Enter:
         names, widths = ("linear_fc1", "linear_fc2"), (config.row_size, config.between, config.decoder.hidden_size)
@@ -168,7 +168,7 @@ def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials],
             kinds, x = rows.items[:, :1], embedded
             if (is_frame := kinds < config.codes).any():
                 # In order: a sum of the library may add in another order if there are more rows.
-                codes = functional.embedding(rows.items[:, 1:] + offsets, further)
+                codes = functional.embedding(rows.items[:, 1:] + offsets, codebook_embeddings)
                 x = torch.where(is_frame, reduce(torch.add, codes.unbind(1), x), x)
             if rows.given is None:
                 return x

@@ -57,13 +57,13 @@ class Predictor:
         first: the first codes. choose: draws the codes of each codebook."""
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
-        given = torch.stack((hidden, embedded), 1).flatten(0, 1)
-        last = self._run_pass(count, 0, given=given)[1::2]
-        made = [choose(0, self._heads[0](last.contiguous()))]
+        input_rows = torch.stack((hidden, embedded), 1).flatten(0, 1)
+        last = self._run_pass(count, 0, input_rows=input_rows)[1::2]
+        codes = [choose(0, self._heads[0](last.contiguous()))]
         for codebook in range(1, len(self._heads)):
-            ids = torch.tensor(made[-1]) + (codebook - 1) * self._ids
-            made.append(choose(codebook, self._heads[codebook](self._run_pass(count, codebook, ids=to_device(ids, device)))))
-        return list(zip(*made, strict=True))
+            ids = torch.tensor(codes[-1]) + (codebook - 1) * self._ids
+            codes.append(choose(codebook, self._heads[codebook](self._run_pass(count, codebook, ids=to_device(ids, device)))))
+        return list(zip(*codes, strict=True))
 
     def forget(self) -> None:
         """Set all keys and values to zero. It is called after numbers that are not finite, which must not stay in masked places."""
@@ -83,20 +83,22 @@ class Predictor:
             self.codes(rows.to(spec.device, spec.dtype), list(range(speakers)), choose)
         return results
 
-    def _run_pass(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """The decoder's hidden rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers. given:
-        the input rows, [rows, hidden_size]; None: the embeddings of the codes `ids`, int64 [rows]."""
-        known = self._plans.get((count, codebook))
-        if known is None:
-            known = self._plans[count, codebook] = self._plan_pass(count, codebook)
-        items = torch.zeros(known.rows, 1, dtype=torch.int64, device=self._decoder.spec.device)
+    def _run_pass(
+        self, count: int, codebook: int, *, input_rows: torch.Tensor | None = None, ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The decoder's hidden rows of the pass for one codebook, without padding, [rows, hidden_size]. count: number of speakers.
+        input_rows: [rows, hidden_size]; None: the embeddings of the codes `ids`, int64 [rows]."""
+        plan = self._plans.get((count, codebook))
+        if plan is None:
+            plan = self._plans[count, codebook] = self._plan_pass(count, codebook)
+        items = torch.zeros(plan.rows, 1, dtype=torch.int64, device=self._decoder.spec.device)
         if ids is not None:
             items[: len(ids), 0] = ids
-        if given is not None:
-            given = functional.pad(given, (0, 0, 0, known.padding))
-        has_given = None if given is None else torch.ones_like(items, dtype=torch.bool)
-        rows = StepRows(items, known.positions, given, has_given, padding=known.padding)
-        return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
+        if input_rows is not None:
+            input_rows = functional.pad(input_rows, (0, 0, 0, plan.padding))
+        has_given = None if input_rows is None else torch.ones_like(items, dtype=torch.bool)
+        rows = StepRows(items, plan.positions, input_rows, has_given, padding=plan.padding)
+        return self._decoder.hidden(rows, plan.attention).last[: plan.rows - plan.padding]
 
     def _plan_pass(self, count: int, codebook: int) -> _Pass:
         """The plan of the pass for a codebook and `count` speakers. The first pass has two rows of each speaker, a later pass has one."""
@@ -131,23 +133,23 @@ class FrameHead:
         """See Head. The item of a frame is all of its codes."""
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
         first = {place: token.token_id for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends}
-        further: dict[int, Codes | None] = {}
+        codes_by_place: dict[int, Codes | None] = {}
         if first:
             which = to_device(torch.tensor([*first]), hidden.device)
-            made = self.further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
-            further = dict(zip(first, made, strict=True))
-        return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
+            codes = self.further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
+            codes_by_place = dict(zip(first, codes, strict=True))
+        return [_item(token, codes_by_place.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
         """The further codes of each speaker's frame; None for a frame with logits that are not finite. hidden, first: as in
         `Predictor.codes`. draws: of the same speakers, in the same order."""
-        own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
-        broken, nothing = set[int](), [()] * len(own)
+        own_draws = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
+        broken, no_bans = set[int](), [()] * len(own_draws)
 
         def choose(codebook: int, logits: torch.Tensor) -> list[int]:
-            for mine, each in zip(own, draws, strict=True):
+            for mine, each in zip(own_draws, draws, strict=True):
                 mine.seed, mine.step = seed_of(each.seed, codebook), each.step
-            tokens = self._sample(logits, own, nothing)
+            tokens = self._sample(logits, own_draws, no_bans)
             broken.update(place for place, token in enumerate(tokens) if token is None)
             return [0 if token is None else token.token_id for token in tokens]
 
@@ -157,8 +159,8 @@ class FrameHead:
         return [None if place in broken else each for place, each in enumerate(codes)]
 
 
-def _item(token: DrawnToken | None, further: Codes | None) -> DrawnItem | None:
-    return None if token is None or further is None else DrawnItem((token.token_id, *further), token.logprob, token.top)
+def _item(token: DrawnToken | None, codes: Codes | None) -> DrawnItem | None:
+    return None if token is None or codes is None else DrawnItem((token.token_id, *codes), token.logprob, token.top)
 
 
 def seed_of(seed: int, codebook: int) -> int:

@@ -32,15 +32,15 @@ class _Rows(PromptRows):
         stand within the marks around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
-        seen, heard = self.seen(extent), self.heard(extent.sound)
-        positions = np.concatenate((seen[1], heard[1]), 1)
+        picture_rows, sound_rows = self.seen(extent), self.heard(extent.sound)
+        positions = np.concatenate((picture_rows[1], sound_rows[1]), 1)
         order = np.argsort(positions[0], kind="stable")
-        self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
+        self.run(np.concatenate((picture_rows[0], sound_rows[0]))[order], positions[:, order], order)
         # Either the film or the sound ends first. Later positions follow the other's rows after that end, even if earlier rows had larger
         # positions.
-        is_heard = order >= len(seen[0])
-        left = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
-        self.next = int(positions[:, order[left:]].max()) + 1
+        is_heard = order >= len(picture_rows[0])
+        tail_start = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
+        self.next = int(positions[:, order[tail_start:]].max()) + 1
         self.add(np.array([ids.audio_end]), np.full((3, 1), self.next))
 
 
@@ -56,27 +56,27 @@ class TalkerPrompt:
 def spoken_part(
     ids: Sequence[int],
     extents: Sequence[MediumExtent],
-    whole: PromptLayout,
+    prompt: PromptLayout,
     config: ThinkerConfig,
     speech: SpeechSource,
     opens: int | None = None,
 ) -> TalkerPrompt:
-    """The part of a prompt that the Talker gets. whole: the whole prompt, which `lay_out` made from `ids` and `extents`. opens: the id with
-    which the prompt begins a thought, which is not spoken; None: the prompt begins no thought."""
-    written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
-    kept = _is_heard(written, speech, opens)
-    seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
-    alone = lay_out(written[kept].tolist(), seen, config)
-    rows = np.where(np.isin(alone.ids, kinds), MEDIUM_ROW, TEXT_ROW)
-    return TalkerPrompt(np.flatnonzero(_is_heard(whole.ids, speech, opens)), np.concatenate((alone.positions, rows[None])))
+    """The part of a prompt that the Talker gets. prompt: all of it, which `lay_out` made from `ids` and `extents`. opens: the id with which
+    the prompt begins a thought, which is not spoken; None: the prompt begins no thought."""
+    id_array, kinds = np.array(ids, np.int64), [*config.ids.kinds]
+    is_spoken = _is_heard(id_array, speech, opens)
+    spoken_extents = [extent for extent, is_kept in zip(extents, is_spoken[np.isin(id_array, kinds)], strict=True) if is_kept]
+    layout = lay_out(id_array[is_spoken].tolist(), spoken_extents, config)
+    rows = np.where(np.isin(layout.ids, kinds), MEDIUM_ROW, TEXT_ROW)
+    return TalkerPrompt(np.flatnonzero(_is_heard(prompt.ids, speech, opens)), np.concatenate((layout.positions, rows[None])))
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
     """For each id, whether the Talker gets its row, bool [ids]. The second id of a turn shows whose turn it is. speech, opens: as in
     `spoken_part`."""
-    begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
-    is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
-    is_user[begun[-1] :] = True
+    turn_starts = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
+    is_user: NDArray[np.bool_] = ids[np.minimum(turn_starts + 1, len(ids) - 1)] == speech.user
+    is_user[turn_starts[-1] :] = True
     if opens is not None:
         is_user[np.flatnonzero(ids == opens)[-1] :] = False
     return is_user

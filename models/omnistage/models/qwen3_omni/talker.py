@@ -32,11 +32,11 @@ class Qwen3Talker(RowTalker):
         """See RowTalker.lay_out. places: [AXES + 1, rows]; the last number of each place is the kind of its row. After the conversation
         come the rows for the voice; the last of them has `bos`, with which the codes begin. Raises BadRequest for an unknown kind."""
         config, codec = self.config, self.config.codec
-        spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
-        positions = positions_behind(places[:AXES], len(spoken))
+        voice_items = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
+        positions = positions_behind(places[:AXES], len(voice_items))
         if not np.isin(kinds := places[AXES], (TEXT_ROW, MEDIUM_ROW)).all():
             raise BadRequest("talker", f"the last number of a place is {TEXT_ROW} of text or {MEDIUM_ROW} of a medium, and no other")
         items = np.zeros((positions.shape[1], config.groups), np.int64)
-        items[: -len(spoken), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
-        items[-len(spoken) :, 0] = spoken
+        items[: -len(voice_items), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
+        items[-len(voice_items) :, 0] = voice_items
         return items, positions

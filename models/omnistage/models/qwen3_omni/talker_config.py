@@ -97,12 +97,12 @@ class TalkerConfig:
 
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    check_said(whole, "qwen3_omni", "talker")
-    config, wave = whole.section("talker_config"), whole.section("code2wav_config")
-    check_plain(whole, config)
+    root_config = read_config(directory, MODEL_TYPE)
+    check_said(root_config, "qwen3_omni", "talker")
+    config, wave = root_config.section("talker_config"), root_config.section("code2wav_config")
+    check_plain(root_config, config)
     text, row_size = config.section("text_config"), config.size("thinker_hidden_size")
-    if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
+    if row_size != root_config.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'thinker_hidden_size' is {row_size}, which is not that of the rows of the Thinker")
     decoder, predictor = decoder_sizes(text), _predictor(config, wave)
     codec = CodecIds(
@@ -113,7 +113,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         think_bos=config.value("codec_think_bos_id", int),
         think_eos=config.value("codec_think_eos_id", int),
     )
-    made = TalkerConfig(
+    talker = TalkerConfig(
         decoder=replace(
             decoder,
             vocab_size=decoder.vocab_size + 2,
@@ -126,35 +126,35 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         biased=attention_biases(text),
         predictor=predictor,
         codec=codec,
-        text=TextIds(*(whole.value(f"tts_{name}_token_id", int) for name in ("bos", "eos", "pad"))),
+        text=TextIds(*(root_config.value(f"tts_{name}_token_id", int) for name in ("bos", "eos", "pad"))),
         speakers=config.table("speaker_id", int),
         codes=min(decoder.vocab_size - RESERVED, wave.size("codebook_size")),
         row_size=row_size,
         between=text.size("intermediate_size"),
         rate_hz=wave_config(wave).frame_rate_hz,
     )
-    _check_together(config, made)
-    return made
+    _check_together(config, talker)
+    return talker
 
 
-def _check_together(config: Config, made: TalkerConfig) -> None:
+def _check_together(config: Config, talker: TalkerConfig) -> None:
     """Raises BadCheckpoint if values of the config do not fit each other."""
-    if made.codes < 1:
-        raise BadCheckpoint(f"{config.place}: 'vocab_size' is {made.nothing}, of which the last {RESERVED} are no codes: none is left")
-    if not made.speakers:
+    if talker.codes < 1:
+        raise BadCheckpoint(f"{config.place}: 'vocab_size' is {talker.nothing}, of which the last {RESERVED} are no codes: none is left")
+    if not talker.speakers:
         raise BadCheckpoint(f"{config.place}: 'speaker_id' names no voice")
-    codec = made.codec
-    special = (codec.bos, codec.eos, codec.pad, codec.nothink, codec.think_bos, codec.think_eos, *made.speakers.values())
+    codec = talker.codec
+    special = (codec.bos, codec.eos, codec.pad, codec.nothink, codec.think_bos, codec.think_eos, *talker.speakers.values())
     for item in special:
-        if not made.codes <= item < made.nothing:
-            raise BadCheckpoint(f"{config.place}: item {item} is a code, or none: special items are {made.codes} to {made.nothing - 1}")
+        if not talker.codes <= item < talker.nothing:
+            raise BadCheckpoint(f"{config.place}: item {item} is a code, or none: special items are {talker.codes} to {talker.nothing - 1}")
     inner = config.section("code_predictor_config")
-    for name, found, wanted in (
-        ("num_code_groups", inner.value("num_code_groups", int), made.groups),
-        ("hidden_size", made.predictor.decoder.hidden_size, made.decoder.hidden_size),
+    for name, value, expected in (
+        ("num_code_groups", inner.value("num_code_groups", int), talker.groups),
+        ("hidden_size", talker.predictor.decoder.hidden_size, talker.decoder.hidden_size),
     ):
-        if found != wanted:
-            raise BadCheckpoint(f"{inner.place}: {name!r} is {found}, and that of the Talker is {wanted}")
+        if value != expected:
+            raise BadCheckpoint(f"{inner.place}: {name!r} is {value}, and that of the Talker is {expected}")
 
 
 def _predictor(config: Config, wave: Config) -> PredictorConfig:
@@ -163,9 +163,9 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
     groups, ids = inner.size("num_code_groups", MOST_GROUPS), inner.size("vocab_size")
     if groups < 2:
         raise BadCheckpoint(f"{inner.place}: 'num_code_groups' is {groups}: a frame has two codes at least")
-    if (made := wave.size("num_quantizers")) != groups:
-        raise BadCheckpoint(f"{wave.place}: 'num_quantizers' is {made}, and a frame of the Talker has {groups} codes")
-    if (known := wave.size("codebook_size")) < ids:
-        raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
+    if (quantizers := wave.size("num_quantizers")) != groups:
+        raise BadCheckpoint(f"{wave.place}: 'num_quantizers' is {quantizers}, and a frame of the Talker has {groups} codes")
+    if (codebook_size := wave.size("codebook_size")) < ids:
+        raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {codebook_size}, and the Talker draws codes below {ids}")
     decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups)
     return PredictorConfig(decoder, rope_of(inner), ids, attention_biases(inner))

@@ -37,14 +37,14 @@ class Qwen3Thinker(MediaThinker):
         """See MediaThinker.lay_out."""
         return lay_out(prompt_ids, extents, self.config)
 
-    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, ports: Wanted) -> Handed:
         """See MediaThinker.hand_over."""
-        if self.config.speech is None or wanted.keys() <= {TEXT}:
+        if self.config.speech is None or ports.keys() <= {TEXT}:
             return Handed()
         thinks = self.tokenizer.thinks
         opens = thinks.opens if thinks and thinks.is_open else None
-        made = spoken_part(prompt_ids, extents, layout, self.config, self.config.speech, opens)
-        return Handed(rows_known(PLACES, made.places.T, wanted), made.slots)
+        part = spoken_part(prompt_ids, extents, layout, self.config, self.config.speech, opens)
+        return Handed(rows_known(PLACES, part.places.T, ports), part.slots)
 
 
 def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
@@ -58,8 +58,8 @@ def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
     if config.speech is not None:
         turn, user = config.speech.turn, config.speech.user
         ids = tokenizer.template.token_ids((Turn("user", ("",)),), [])
-        *_, asked, answered = None, None, *(behind for begun, behind in pairwise(ids) if begun == turn)
-        if asked != user or answered == user:
-            told = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
-            raise BadCheckpoint(f"{directory}: the chat template begins {told}")
+        *_, question_role, answer_role = None, None, *(role for mark, role in pairwise(ids) if mark == turn)
+        if question_role != user or answer_role == user:
+            fault = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
+            raise BadCheckpoint(f"{directory}: the chat template begins {fault}")
     return tokenizer

@@ -72,10 +72,10 @@ class VisionEncoder:
     def _interpolate_positions(self, grids: Sequence[Grid]) -> torch.Tensor:
         """The learned position of each patch, interpolated from the table, [patches, hidden_size]."""
         sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
-        taken, shares = get_vision_interpolation_indices_and_weights(
+        indices, shares = get_vision_interpolation_indices_and_weights(
             sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge
         )
-        corners = [self._positions[taken[:, corner]] * shares[:, corner, None] for corner in range(taken.shape[1])]
+        corners = [self._positions[indices[:, corner]] * shares[:, corner, None] for corner in range(indices.shape[1])]
         # One after the other, because a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, corners).to(self.dtype)
 

@@ -73,9 +73,9 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
 """By profile: how many rows the first chunk of a session has, the second and so on; later chunks have the last number. 8 rows are 0.2 s."""
 
 
-def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
-    """The number of rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase. A tail shorter
-    than half a chunk joins the chunk before it."""
+def chunk_rows(schedule: tuple[int, ...], first: int, remaining: int) -> int:
+    """The number of rows of the chunk that begins at row `first` of a session, `remaining` rows before the end of its phrase. A tail
+    shorter than half a chunk joins the chunk before it."""
     reached = 0
     size = schedule[-1]
     for candidate in schedule:
@@ -83,18 +83,18 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
         if first < reached:
             size = candidate
             break
-    return left if 2 * left < 3 * size else size
+    return remaining if 2 * remaining < 3 * size else size
 
 
 class _Phrase:
     """Turns the rows of one phrase into samples. seed: seed of the noise. first_row: index of its first row in the session. rows: number of
-    its rows. wanted: the first row of the phrase whose samples are needed. Samples of earlier rows may be wrong; with wanted >= rows, the
-    rows are only counted, and nothing is computed."""
+    its rows. first_needed_row: the first row of the phrase whose samples are needed. Samples of earlier rows may be wrong; with
+    first_needed_row >= rows, the rows are only counted, and nothing is computed."""
 
-    def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
+    def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, first_needed_row: int) -> None:
         self.first_row = first_row
         self.rows = rows
-        self._wanted = wanted
+        self._wanted = first_needed_row
         self.received = 0  # Rows that have come.
         self.given = 0  # Rows whose samples were returned.
         self._waiting: deque[Samples] = deque()
@@ -125,11 +125,11 @@ class _Phrase:
 
     def take(self, rows: int) -> Samples:
         """Return the samples of the next `rows` rows, SAMPLES_PER_ROW each, faded at both ends of the phrase. See `needs`."""
-        needed = self.needs(rows)
-        last = needed == self.rows
+        row_count = self.needs(rows)
+        last = row_count == self.rows
         # If a phrase is broken off, its last row may have been pushed before: then an empty push ends the phrase.
-        if needed > self._pushed or (last and not self._whole):
-            self._push(self._next_rows(needed - self._pushed), last)
+        if row_count > self._pushed or (last and not self._whole):
+            self._push(self._next_rows(row_count - self._pushed), last)
             self._whole = last
         count = rows * SAMPLES_PER_ROW
         out, self._samples = self._samples[:count].clamp(-1, 1), self._samples[count:]
@@ -194,21 +194,21 @@ class WaveSession:
 
     def feed(self, first: int, rows: Array) -> None:
         """Copy the next rows, [n, FEATURE_WIDTH] float32. first: session index of the first. Raises BadRequest for impossible rows."""
-        own = np.array(rows, np.float32)
-        if not np.isfinite(own).all():
+        copy = np.array(rows, np.float32)
+        if not np.isfinite(copy).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
         if not self._begun:
-            own = self._begin(first, own)
-        while len(own):
+            copy = self._begin(first, copy)
+        while len(copy):
             if not self._phrases or self._phrases[-1].received == self._phrases[-1].rows:
-                self._begin_phrase(float(own[0, COUNT]))
+                self._begin_phrase(float(copy[0, COUNT]))
             phrase = self._phrases[-1]
-            taken, own = np.split(own, [phrase.rows - phrase.received])
-            places = np.arange(phrase.received, phrase.received + len(taken))
-            if (taken[:, INDEX] != places).any() or (taken[:, COUNT] != phrase.rows).any():
+            part, copy = np.split(copy, [phrase.rows - phrase.received])
+            places = np.arange(phrase.received, phrase.received + len(part))
+            if (part[:, INDEX] != places).any() or (part[:, COUNT] != phrase.rows).any():
                 raise BadRequest("features", f"rows of a phrase of {phrase.rows} are missing or out of order near row {places[0]}")
-            phrase.receive(taken)
-            self._received += len(taken)
+            phrase.receive(part)
+            self._received += len(part)
             if phrase.skipped and phrase.received == phrase.rows:
                 self._phrases.popleft()
                 self._given += phrase.rows
@@ -221,8 +221,8 @@ class WaveSession:
         self._begun = first == 0 or len(begins) > 0
         self._received = self._given = first + dropped
         if self._given * SAMPLES_PER_ROW > self.first_sample:
-            needed = f"rows from the beginning of the phrase of sample {self.first_sample}"
-            raise BadRequest("features", f"{needed} are needed, the first phrase after row {first} begins too late")
+            rows_text = f"rows from the beginning of the phrase of sample {self.first_sample}"
+            raise BadRequest("features", f"{rows_text} are needed, the first phrase after row {first} begins too late")
         return rows[dropped:]
 
     def end(self) -> None:
@@ -260,8 +260,8 @@ class WaveSession:
         """Begin a phrase of `count` rows with the next row. Raises BadRequest for an impossible number."""
         if not (1 <= count <= MAX_PHRASE_ROWS and count.is_integer()):
             raise BadRequest("features", f"a phrase of {count} rows; 1 to {MAX_PHRASE_ROWS} are possible")
-        wanted = self.first_sample // SAMPLES_PER_ROW - self._received
-        self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count), wanted))
+        first_needed_row = self.first_sample // SAMPLES_PER_ROW - self._received
+        self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count), first_needed_row))
 
 
 def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
@@ -323,9 +323,9 @@ class SmolCode2Wav:
     def _speakers(self) -> float:
         """Measure how many seconds of sound a second of computing makes."""
         device = self._net.head.weight.device.type
-        begun = computing_s(None, device)
+        begin_s = computing_s(None, device)
         samples = sum(map(len, _fixed_sounds(self._net, USUAL_PROFILE)))
-        return samples / SAMPLE_RATE_HZ / (computing_s(None, device) - begun)
+        return samples / SAMPLE_RATE_HZ / (computing_s(None, device) - begin_s)
 
     async def close(self) -> None:
         """End the thread. No session may be running."""
@@ -339,10 +339,12 @@ def load_code2wav(folder: Path, options: LoadOptions | None = None) -> SmolCode2
     net = SpectrumNet()
     load_weights(net, folder)
     net.to(options.device)
-    heard = compute_on_thread(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], options.threads)
+    results = compute_on_thread(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], options.threads)
     info = ModelInfo(
         name="hibari-code2wav",
-        revision=revision(folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=heard),
+        revision=revision(
+            folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=results
+        ),
         accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
         produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
         max_sessions=options.sessions,

@@ -150,16 +150,16 @@ class PhraseCutter:
 
     def _is_long_after(self, word: str) -> bool:
         """Whether to cut after this word without punctuation; never within words that are read as one, such as a number and its unit."""
-        more = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
-        return more >= 0 and not is_open(self._text) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
+        excess = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
+        return excess >= 0 and not is_open(self._text) and (excess >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
 
     def _cut_long(self) -> Iterator[Phrase]:
         """Cut a phrase that is too long without a good place to cut: at the last space that is not inside words that are read as one, else
         at the last space, or right here in a text without spaces."""
         text = self._text.rstrip()
         spaces = [place for place, character in enumerate(text) if character == " "]
-        whole = [space for space in spaces[-LOOK_BACK:] if not is_open(text[:space])]
-        yield from self._cut((whole or spaces or [len(self._text)])[-1], Pause.NONE)
+        free_spaces = [space for space in spaces[-LOOK_BACK:] if not is_open(text[:space])]
+        yield from self._cut((free_spaces or spaces or [len(self._text)])[-1], Pause.NONE)
 
     def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
         """Yield the text up to `end` as a phrase, unless it has nothing to say; keep the rest for the next one."""

@@ -80,17 +80,17 @@ class PlainText:
 
     def _take_certain(self) -> list[Placed]:
         """Return the characters that are certain: in a table row a last space stays, because a comma may come before it."""
-        kept = 1 if self._row and self._out and self._out[-1][0] == " " else 0
-        out, self._out = self._out[: len(self._out) - kept], self._out[len(self._out) - kept :]
+        tail_count = 1 if self._row and self._out and self._out[-1][0] == " " else 0
+        out, self._out = self._out[: len(self._out) - tail_count], self._out[len(self._out) - tail_count :]
         return out
 
     def _replay(self, text: str, at: int) -> None:
         """Read characters that were held back. at: the place of the first of them."""
-        now = self._at
+        place_before = self._at
         for place, character in enumerate(text, at):
-            self._at = min(place, now)  # The words of a formula may be longer than the formula.
+            self._at = min(place, place_before)  # The words of a formula may be longer than the formula.
             self._state(character)
-        self._at = now
+        self._at = place_before
 
     # Beginnings of lines ------------------------------------------------------------------------------------------------------------
 
@@ -314,18 +314,18 @@ class PlainText:
 
     def _tag(self, character: str) -> None:
         """Read on after "<": a tag is left out, an address is read, anything else was no tag."""
-        held = self._held
+        tag = self._held
         if character == ">":
-            inner = held[1:]
+            inner = tag[1:]
             is_link = _AUTOLINK.fullmatch(inner) is not None
-            self._release(len(held) - len(inner.removeprefix("mailto:")) if is_link else len(held), "" if is_link else " ")
-        elif len(held) == 1 and not (character.isalpha() or character in "/!"):
+            self._release(len(tag) - len(inner.removeprefix("mailto:")) if is_link else len(tag), "" if is_link else " ")
+        elif len(tag) == 1 and not (character.isalpha() or character in "/!"):
             self._state = self._body
             self._put("<", 1)
             self._state(character)
-        elif character in "\n<" or len(held) > MAX_TAG:
+        elif character in "\n<" or len(tag) > MAX_TAG:
             self._state = self._body
-            self._put("<", len(held))
+            self._put("<", len(tag))
             self._release(1, character)
         else:
             self._held += character
@@ -333,11 +333,11 @@ class PlainText:
     def _release(self, skipped: int, following: str) -> None:
         """Read the held characters as text after all, without the first `skipped`, then `following`. Openers of links and tags in them are
         left out, so that no character is held twice and the time is linear."""
-        held, at, self._held = self._held, self._held_at, ""
+        text, at, self._held = self._held, self._held_at, ""
         self._state = self._body
         self._is_gap = True
-        for part in _between(held, skipped):
-            self._replay(held[part], at + part.start)
+        for part in _between(text, skipped):
+            self._replay(text[part], at + part.start)
         for character in following:
             self._state(character)
 
@@ -377,9 +377,9 @@ class AsGiven:
             yield character, self._at
 
 
-def _between(held: str, first: int) -> Iterator[slice]:
+def _between(text: str, first: int) -> Iterator[slice]:
     """Yield the parts of a text, from index `first` on, that are not the opening marks of a link, a picture or a tag."""
-    for opener in _OPENERS.finditer(held, first):
+    for opener in _OPENERS.finditer(text, first):
         yield slice(first, opener.start())
         first = opener.end()
-    yield slice(first, len(held))
+    yield slice(first, len(text))

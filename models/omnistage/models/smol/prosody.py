@@ -118,6 +118,6 @@ class FeatureNet(nn.Module):
         phoneme = torch.repeat_interleave(torch.arange(len(timed.ids)), timed.durations)
         # The contour net was trained on phrases with all of their silence: silence is cut off after the net, not before.
         f0, energy = self.pn.contour(timed.text[phoneme])
-        kept = slice(timed.first, timed.end)
+        span = slice(timed.first, timed.end)
         place = torch.stack([torch.arange(timed.count), torch.full((timed.count,), timed.count)], dim=1)
-        return torch.cat([self.m["text"](timed.ids)[phoneme[kept]], f0[kept], energy[kept], place.float()], dim=1)
+        return torch.cat([self.m["text"](timed.ids)[phoneme[span]], f0[span], energy[span], place.float()], dim=1)

@@ -72,7 +72,7 @@ class SpectrumStream:
         Returns how many spectra `push` would have returned. Spectra are right from LOOKAHEAD frames after the skipped frames on."""
         half = KERNEL // 2
         fresh = self._kept[0].shape[0] == half
-        self._kept = [kept.new_zeros(KERNEL - 1, kept.shape[1]) for kept in self._kept]
+        self._kept = [part.new_zeros(KERNEL - 1, part.shape[1]) for part in self._kept]
         return count - LOOKAHEAD if fresh else count
 
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:

@@ -108,9 +108,9 @@ class SmolTalker:
 
     def _speakers(self) -> float:
         """Measure how many seconds of speech a second of computing makes."""
-        begun = computing_s(None, "cpu")
+        begin_s = computing_s(None, "cpu")
         rows = _first_rows(self._net, self._phonemizer)
-        return len(rows) / FRAME_RATE_HZ / (computing_s(None, "cpu") - begun)
+        return len(rows) / FRAME_RATE_HZ / (computing_s(None, "cpu") - begin_s)
 
     async def close(self) -> None:
         """End the thread. No session may be running."""
@@ -132,13 +132,13 @@ class _Part:
 
 
 class _Speech:
-    """The speech of one text, and how far it is. wanted: by port, number of the first wanted item; earlier phrases get only times."""
+    """The speech of one text, and how far it is. ports: by port, number of the first wanted item; earlier phrases get only times."""
 
-    def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, wanted: Wanted) -> None:
+    def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, ports: Wanted) -> None:
         self._net = net
         self._phonemizer = phonemizer
         self._request = request
-        self._wanted = wanted
+        self._wanted = ports
         self._rows = 0  # Number of the rows of the speech so far.
         self._words = 0  # Number of the words of the alignment so far.
         self._characters = 0  # Where the text begins that no told word covers.
@@ -165,9 +165,9 @@ class _Speech:
             (self._net.timed(torch.tensor(ids), self._request.speed, silence), places)
             for ids, places in self._phonemizer.ids(reading.phonemes)
         ]
-        begun, count = self._rows, sum(timed.count for timed, _ in parts)
-        if self._request.max_frames and begun + count > self._request.max_frames:
-            count, self.finish_reason = self._request.max_frames - begun, FinishReason.LENGTH
+        rows_before, count = self._rows, sum(timed.count for timed, _ in parts)
+        if self._request.max_frames and rows_before + count > self._request.max_frames:
+            count, self.finish_reason = self._request.max_frames - rows_before, FinishReason.LENGTH
         self._rows += count
         words: list[SpokenWord] = []
         if ALIGNMENT in self._wanted:
@@ -175,11 +175,11 @@ class _Speech:
             for run in self._phonemizer.runs(text, reading):
                 begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], count)
                 if begin < count:
-                    self._add_word(words, _word(phrase, run, begun + begin, begun + end))
+                    self._add_word(words, _word(phrase, run, rows_before + begin, rows_before + end))
         skipped, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
         is_cut_before = not count and self.finish_reason is FinishReason.LENGTH
         unspoken = () if is_cut_before else reading.unspoken
-        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[skipped:]), unspoken)
+        return _Part(self._wanted_rows([timed for timed, _ in parts], rows_before, count), tuple(words[skipped:]), unspoken)
 
     def _add_word(self, words: list[SpokenWord], word: SpokenWord) -> None:
         """Add a word of a phrase to `words`. All words of a formula stand at its place, and are one word there."""
@@ -189,9 +189,9 @@ class _Speech:
         elif words:
             words[-1] = replace(words[-1], end_us=word.end_us)
 
-    def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
-        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. begun: rows of the speech before it. count: limit of rows of the phrase."""
-        first = max(self._wanted[FEATURES] - begun, 0) if FEATURES in self._wanted else count
+    def _wanted_rows(self, parts: Sequence[Timed], rows_before: int, count: int) -> Rows:
+        """The wanted rows of a phrase, [n, FEATURE_WIDTH]. rows_before: of the speech. count: limit of rows of the phrase."""
+        first = max(self._wanted[FEATURES] - rows_before, 0) if FEATURES in self._wanted else count
         if first >= count:
             return _NO_ROWS
         return np.concatenate([self._net(timed).numpy() for timed in parts])[first:count]
@@ -199,12 +199,12 @@ class _Speech:
 
 def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:
     """By the index of each phoneme's letter: the first row of the phrase in which it sounds, and the row after the last."""
-    sounds, begun = dict[int, tuple[int, int]](), 0
+    sounds, rows_before = dict[int, tuple[int, int]](), 0
     for timed, places in parts:
-        begins = [begun + row for row in timed.begins()]
+        begins = [rows_before + row for row in timed.begins()]
         for number, place in enumerate(places, 1):  # The first id is a pad.
             sounds[place] = begins[number], begins[number + 1]
-        begun += timed.count
+        rows_before += timed.count
     return sounds
 
 
@@ -256,10 +256,10 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
         net = FeatureNet(config.size("embeddings"), config.size("heads"))
     load_weights(net, folder)
     phonemizer = Phonemizer(config.table("symbols", int))
-    spoken = compute_on_thread(partial(_first_rows, net, phonemizer), options.threads)
+    rows = compute_on_thread(partial(_first_rows, net, phonemizer), options.threads)
     info = ModelInfo(
         name="hibari-talker",
-        revision=revision(folder, f"{CODE_REVISION}-{digest()}", dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),
+        revision=revision(folder, f"{CODE_REVISION}-{digest()}", dtype="float32", device="cpu", threads=options.threads, results=(rows,)),
         accepts=(PortSpec("text", Content.TEXT),),
         produces=(PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH), PortSpec(ALIGNMENT, Content.ALIGNMENT)),
         max_sessions=options.sessions,

@@ -96,12 +96,12 @@ class SmolThinker(EngineThinker[PreparedAnswer]):
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
         with refuse_unfit("thinker"):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
-            asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
-            self.engine.check(asked)
-        return PreparedAnswer(request, prompt_ids, said_ids, (answer, asked))
+            engine_request = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
+            self.engine.check(engine_request)
+        return PreparedAnswer(request, prompt_ids, said_ids, (answer, engine_request))
 
     async def _begun(
-        self, prepared: PreparedAnswer, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: PreparedAnswer, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> tuple[AnswerAssembler, SequenceRequest]:
         """See EngineThinker._begun. `_prepared` has made both."""
         assert prepared.begun is not None, "a finished answer has no port that anybody could want"
@@ -115,8 +115,8 @@ def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bo
     torch.set_num_threads(options.threads)
     decoder = read_decoder(folder, choose_dtype(options), torch.device(options.device))
     kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
-    if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
-        raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")
+    if (context_bytes := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
+        raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {context_bytes}")
     started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
     info = ModelInfo(
         name="smollm2-135m-instruct",

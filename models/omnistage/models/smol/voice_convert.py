@@ -30,8 +30,8 @@ def convert_voice(graph: Path, vocabulary: Path, talker: Path, code2wav: Path) -
         code2wav: (DECODER, {"model_type": "hibari-code2wav", "source_sha256": source}),
     }
     for folder, (prefixes, config) in parts.items():
-        own = {_own_name(name): value for name, value in weights.items() if name.startswith(prefixes)}
-        save_file(own, folder / "model.safetensors")
+        tensors = {_own_name(name): value for name, value in weights.items() if name.startswith(prefixes)}
+        save_file(tensors, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     unused = [name for name in weights if not name.startswith(TALKER + DECODER)]
     if unused:

@@ -56,12 +56,12 @@ class PulseTrain:
         """Take f0 of the next frames, [n], n >= 1 in the first call; return the spectra that are complete now, complex64 [m, BINS]."""
         if self._f0.size == 0:
             self._f0 = f0_hz[:1]
-        known = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
-        parts = [self._samples, torch.from_numpy(self._pulses(known))]
+        extended_hz = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
+        parts = [self._samples, torch.from_numpy(self._pulses(extended_hz))]
         if last:
             parts.append(torch.zeros(WINDOW // 2 - HOP))
         samples = torch.cat(parts)
-        self._f0 = known[-2:]
+        self._f0 = extended_hz[-2:]
         count = max((len(samples) - WINDOW) // HOP + 1, 0)
         self._samples = samples[count * HOP :]
         if not count:
@@ -74,10 +74,10 @@ class PulseTrain:
         """f0 in Hz of n + 2 frames -> samples [n * HOP] of the n frames in the middle; f0 is linear between the middles of two frames."""
         if len(f0_hz) < 3:
             return np.empty(0, np.float32)
-        before, here, after = f0_hz[:-2, None], f0_hz[1:-1, None], f0_hz[2:, None]
+        before, middle, after = f0_hz[:-2, None], f0_hz[1:-1, None], f0_hz[2:, None]
         half = HOP // 2
         u = self._place
-        f0 = np.concatenate([before * (1 - u[:half]) + here * u[:half], here * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
+        f0 = np.concatenate([before * (1 - u[:half]) + middle * u[:half], middle * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
         voiced = f0 > _LOWEST_HZ
         f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
         # f0 is summed in float64 from the beginning of the phrase, so cuts change no bit. The sum / SAMPLE_RATE_HZ is a number of turns.

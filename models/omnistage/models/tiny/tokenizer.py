@@ -88,7 +88,7 @@ def train(lines: Iterable[str], size: int) -> ByteVocabulary:
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
     model = json.loads(tokenizer.to_str())["model"]
-    return ByteVocabulary(model["vocab"], [(left, right) for left, right in model["merges"]])
+    return ByteVocabulary(model["vocab"], [(first, second) for first, second in model["merges"]])
 
 
 def write_files(directory: Path, vocabulary: ByteVocabulary, design: TokenizerDesign) -> dict[str, int]:
@@ -128,7 +128,7 @@ def write_files(directory: Path, vocabulary: ByteVocabulary, design: TokenizerDe
 
 def merges_text(merges: Iterable[tuple[str, str]]) -> str:
     """The contents of merges.txt."""
-    return "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges)
+    return "#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in merges)
 
 
 def _whole(vocabulary: ByteVocabulary, design: TokenizerDesign) -> Tokenizer:

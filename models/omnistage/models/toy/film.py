@@ -64,16 +64,16 @@ class FilmOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> FilmOptions:
-        made = cls(**validate_options(options, cls(), "the toy models"))
-        check_counts(made, ("max_chunk", "budget", "step_budget", "experts", "workers"), "the toy models")
-        return made
+        film_options = cls(**validate_options(options, cls(), "the toy models"))
+        check_counts(film_options, ("max_chunk", "budget", "step_budget", "experts", "workers"), "the toy models")
+        return film_options
 
 
 class ToyFilmJob:
     """One drawing. latent: its planes after `step` steps. before: the model's result in the last step. made: its result in the next."""
 
-    def __init__(self, scene: ToyScene, wanted: Wanted) -> None:
-        self.scene, self.wanted, self.step = scene, wanted, 0
+    def __init__(self, scene: ToyScene, ports: Wanted) -> None:
+        self.scene, self.wanted, self.step = scene, ports, 0
         places = (range(scene.planes), range(scene.height), range(scene.width))
         self.latent = formulas.noise(scene.request.seed, *map(np.array, places))
         self.before = self.made = np.zeros_like(self.latent)
@@ -196,8 +196,8 @@ class FilmMaker(Toy):
     def step(self, jobs: Sequence[ToyFilmJob], aside: Aside | None) -> None:
         """Compute the next step of all jobs in one multiplication, as a model would in one pass."""
         self.groups.append(len(jobs))
-        made = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
-        for job, part in zip(jobs, np.split(made, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
+        latents = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
+        for job, part in zip(jobs, np.split(latents, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
             job.made = part
 
     def take(self, job: ToyFilmJob) -> Sequence[Drawn]:

@@ -66,8 +66,8 @@ def audio(seed: int, prompt: str, length: int, samples_per_frame: int = SAMPLES_
 
 def stamp() -> NDArray[np.int64]:
     """The time now, in monotonic microseconds, as LIMBS numbers below 2^15, lowest first; all processes of a host have this clock."""
-    now = time.monotonic_ns() // 1000
-    return np.array([now >> (15 * limb) & 0x7FFF for limb in range(LIMBS)])
+    now_us = time.monotonic_ns() // 1000
+    return np.array([now_us >> (15 * limb) & 0x7FFF for limb in range(LIMBS)])
 
 
 def stamped_at(limbs: NDArray[np.integer]) -> float:
@@ -96,14 +96,14 @@ def film(digest: bytes, *, use_audio: bool = False) -> NDArray[np.uint8]:
     return 255 - pixels if use_audio else pixels
 
 
-def items(seen: Sequence[Seen]) -> NDArray[np.int64]:
+def items(parts: Sequence[Seen]) -> NDArray[np.int64]:
     """The items of a prompt: value, time, y and x of each, [n, 4]. A character is one item with its code point as value. A patch of a
     picture is one item with the sum of its pixels as value; all patches have the time of the first, and the picture takes as many positions
     as its longer side has patches (as M-RoPE in Qwen2-VL, arXiv 2409.12191, section 2.1). HOP samples of a sound are one item with their
     sum as value."""
     rows: list[NDArray[np.int64]] = []
     at = 0
-    for one in seen:
+    for one in parts:
         values = _values(one)
         height, width = values.shape
         y, x = np.indices(values.shape)
@@ -187,14 +187,14 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.int64]:
 
 def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[np.int64]) -> NDArray[np.int64]:
     """The beginning of a drawing, [planes, height, width]: (seed + 3 plane + 5 y + 7 x) mod 256."""
-    begun: NDArray[np.int64] = (seed % 256 + np.add.outer(np.add.outer(3 * plane, 5 * y), 7 * x)) % 256
-    return begun
+    latent: NDArray[np.int64] = (seed % 256 + np.add.outer(np.add.outer(3 * plane, 5 * y), 7 * x)) % 256
+    return latent
 
 
 def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
     """The number that each step adds: the sum of the negative prompt, `scale` times the way to the prompt's, and `shown`, the images'."""
-    to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
-    return (away + scale * (to - away) + shown) % 256
+    positive, negative = (sum(map(ord, text)) for text in (prompt, negative_prompt))
+    return (negative + scale * (positive - negative) + shown) % 256
 
 
 def expert(number: int) -> int:
@@ -202,10 +202,10 @@ def expert(number: int) -> int:
     return 3 + 2 * number
 
 
-def latent_after(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
+def latent_after(start: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
     """The latent after `steps` steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
     total = sum(pow(3, steps - step, 256) * (added + step) for step in range(1, steps + 1))
-    latent: NDArray[np.int64] = (pow(3, steps, 256) * begun + total) % 256
+    latent: NDArray[np.int64] = (pow(3, steps, 256) * start + total) % 256
     return latent
 
 

@@ -141,23 +141,23 @@ class OmniThinker(_Omni):
         """See ThinkerModel.generate. Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
-        seen = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
-        first, prompt_rows = await asyncio.to_thread(self._read_through, seen, request.seed, wanted)
+        parts = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
+        first, prompt_rows = await asyncio.to_thread(self._read_through, parts, request.seed, wanted)
         for rows in prompt_rows:
             yield rows
         detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
         answer = AnswerAssembler(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
-        answer.asked_with(len(formulas.items(seen)))
-        late = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
+        answer.asked_with(len(formulas.items(parts)))
+        due_tokens = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
         n = len(request.history)
         while True:
             for piece in answer.take():
                 yield piece
             if answer.complete:
                 return
-            if late:
-                answer.rows(formulas.omni_rows(late))
-            late = []
+            if due_tokens:
+                answer.rows(formulas.omni_rows(due_tokens))
+            due_tokens = []
             if not answer.ended:
                 if self.omni.interval_s:
                     await asyncio.sleep(self.omni.interval_s)
@@ -165,7 +165,7 @@ class OmniThinker(_Omni):
                 for token in tokens:
                     answer.token(token)
                 n += len(tokens)
-                late = tokens if HIDDEN.name in wanted else []
+                due_tokens = tokens if HIDDEN.name in wanted else []
                 if n == total:
                     answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
 
@@ -186,17 +186,17 @@ class OmniThinker(_Omni):
             read = {port: await asyncio.to_thread(_look_at_port, medium) for port, medium in files.whole.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
-    def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[TensorRows]]:
+    def _read_through(self, parts: Sequence[formulas.Seen], seed: int, ports: Wanted) -> tuple[int, list[TensorRows]]:
         """The first token of the answer, and the wanted rows of the prompt."""
-        prompt = formulas.items(seen)
-        return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, wanted))
+        prompt = formulas.items(parts)
+        return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, ports))
 
-    def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[TensorRows]:
+    def _prompt(self, prompt: NDArray[np.int64], ports: Wanted) -> Iterator[TensorRows]:
         """Yield the wanted rows of the two ports of the prompt, of each in two halves. prompt: as from formulas.items."""
-        for port, made in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
-            if port in wanted:
-                check_place(wanted, port, len(prompt), "items of the prompt")
-                rows: Array = made(prompt[wanted[port] :])
+        for port, make_rows in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
+            if port in ports:
+                check_place(ports, port, len(prompt), "items of the prompt")
+                rows: Array = make_rows(prompt[ports[port] :])
                 if half := len(rows) // 2:
                     yield TensorRows(port, rows[:half])
                 yield TensorRows(port, rows[half:], last=True)
@@ -204,8 +204,8 @@ class OmniThinker(_Omni):
 
 def _prepare(request: TextRequest) -> PreparedToy:
     numbers = map(str, count(1))
-    seen = ((turn.role[0], *(_read(part, numbers) for part in turn.parts)) for turn in request.turns)
-    return PreparedToy(request, tuple(chain.from_iterable(seen)))
+    parts = ((turn.role[0], *(_read(part, numbers) for part in turn.parts)) for turn in request.turns)
+    return PreparedToy(request, tuple(chain.from_iterable(parts)))
 
 
 def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
@@ -252,9 +252,9 @@ class OmniTalker(_Omni):
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", *VOICES):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there are {', '.join(VOICES)}")
-        known = 0 if request.history is None else len(request.history)
-        if known >= (request.max_frames or ENDLESS):
-            raise BadRequest("resume.history", f"{known} frames are there and speech has at most {request.max_frames or ENDLESS}")
+        history_frames = 0 if request.history is None else len(request.history)
+        if history_frames >= (request.max_frames or ENDLESS):
+            raise BadRequest("resume.history", f"{history_frames} frames are there and speech has at most {request.max_frames or ENDLESS}")
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
@@ -277,10 +277,10 @@ class OmniTalker(_Omni):
                 before = formulas.next_frame(before or (prompt.key, 0), row, n)
                 frames.append(before)
                 n += 1
-            ended = n == limit or (is_over and n == len(rows) + formulas.TAIL)
-            for cut in self._cuts(frames):
-                yield Frames(np.array(cut, np.uint32))
-            if ended:
+            is_end = n == limit or (is_over and n == len(rows) + formulas.TAIL)
+            for chunk in self._cuts(frames):
+                yield Frames(np.array(chunk, np.uint32))
+            if is_end:
                 reason = FinishReason.LENGTH if n == limit else FinishReason.STOP
                 yield Frames(np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32), reason)
                 return
@@ -289,9 +289,9 @@ class OmniTalker(_Omni):
     def _cuts(self, frames: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
         """Cut frames into pieces of random size."""
         while frames:
-            cut = self._cut()
-            yield frames[:cut]
-            frames = frames[cut:]
+            size = self._cut()
+            yield frames[:size]
+            frames = frames[size:]
 
 
 class _Prompt:

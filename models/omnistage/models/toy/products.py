@@ -50,9 +50,9 @@ class ToyScene:
         return self.request.frames or self.request.results
 
 
-def check_most(field: str, value: float, most: float) -> None:
-    if value > most:
-        raise BadRequest(f"diffusion.{field}", f"{NAME} makes at most {most}")
+def check_most(field: str, value: float, maximum: float) -> None:
+    if value > maximum:
+        raise BadRequest(f"diffusion.{field}", f"{NAME} makes at most {maximum}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class ToyPictures:
     def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {IMAGE: scene.request.results * max(scene.request.layers, 1)}
 
-    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, ports: Wanted) -> Generator[Drawn, None, None]:
         count, layers = self.items(scene)[IMAGE], max(scene.request.layers, 1)
-        for number in range(wanted.get(IMAGE, count), count):
+        for number in range(ports.get(IMAGE, count), count):
             result, layer = divmod(number, layers)
             yield EncodedPicture(png(formulas.layer(latent[result], layer)), STILL, layer)
 
@@ -94,9 +94,9 @@ class ToyFilm:
     def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {VIDEO: scene.request.frames}
 
-    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, ports: Wanted) -> Generator[Drawn, None, None]:
         limit, frames = MAX_CLIP_BYTES // (scene.height * scene.width), scene.request.frames
-        frame = wanted.get(VIDEO, frames)
+        frame = ports.get(VIDEO, frames)
         while frame < frames:
             part = latent[frame : frame + min(self.cut(), limit)].astype(np.uint8)
             frame += len(part)
@@ -117,9 +117,9 @@ class Noise:
     def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {AUDIO: round(scene.request.seconds * formulas.SAMPLE_RATE_HZ)}
 
-    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, ports: Wanted) -> Generator[Drawn, None, None]:
         samples = self.items(scene)[AUDIO]
-        sample = wanted.get(AUDIO, samples)
+        sample = ports.get(AUDIO, samples)
         while sample < samples:
             count = min(1000 * self.cut(), samples - sample)
             yield Sound(formulas.film_sound(scene.request.seed, scene.steer, sample, count))

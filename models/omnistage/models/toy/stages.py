@@ -77,9 +77,9 @@ class ToyOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
-        made = cls(**validate_options(options, cls(), "the toy models"))
-        check_counts(made, ("max_chunk", "width", "samples_per_frame", "length"), "the toy models")
-        return made
+        toy_options = cls(**validate_options(options, cls(), "the toy models"))
+        check_counts(toy_options, ("max_chunk", "width", "samples_per_frame", "length"), "the toy models")
+        return toy_options
 
     @property
     def row_width(self) -> int:
@@ -113,10 +113,10 @@ class Toy:
 
 
 class FirstTokens:
-    """Implements `ThoughtLike`: the first `most` tokens of an answer are its thought."""
+    """Implements `ThoughtLike`: the first `max_tokens` of an answer are its thought."""
 
-    def __init__(self, most: int) -> None:
-        self.count, self._most = 0, most
+    def __init__(self, max_tokens: int) -> None:
+        self.count, self._most = 0, max_tokens
 
     def take(self, token_id: int) -> str | None:
         """The word of a token of the thought; None for a token of the answer."""
@@ -155,9 +155,9 @@ class ToyThinker(Toy):
 
     def _length(self, request: TextRequest) -> int:
         """Tokens of the whole answer."""
-        spoken = request.verbatim.split()
-        natural = len(spoken) if spoken else self.options.length
-        return request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
+        words = request.verbatim.split()
+        natural = len(words) if words else self.options.length
+        return request.max_tokens if request.ignore_eos and not words else min(natural, request.max_tokens)
 
     async def generate(
         self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
@@ -194,20 +194,20 @@ class ToyThinker(Toy):
 
     def _detokenizer(self, request: TextRequest) -> Detokenizer:
         """The detokenizer of an answer. For verbatim text each token becomes the next word, whatever its id: tokens come in order."""
-        spoken = iter(request.verbatim.split())
+        words = iter(request.verbatim.split())
         if request.verbatim.split():
-            return Detokenizer(lambda token_id: f"{next(spoken)} ".encode())
+            return Detokenizer(lambda token_id: f"{next(words)} ".encode())
         return Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
 
     def _is_cut(self, request: TextRequest) -> bool:
-        spoken = request.verbatim.split()
-        return self._length(request) != (len(spoken) if spoken else self.options.length)
+        words = request.verbatim.split()
+        return self._length(request) != (len(words) if words else self.options.length)
 
-    def _earlier(self, history: Sequence[int], answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | TensorRows]:
+    def _earlier(self, history: Sequence[int], answer: AnswerAssembler, ports: Wanted) -> Iterator[TextPiece | TensorRows]:
         """Make the wanted rows of the history's tokens, without a pause: in a prefill they cost next to nothing."""
-        left = tuple(history[wanted["hidden"] :]) if "hidden" in wanted else ()
-        while left:
-            tokens, left = left[: (cut := self._cut())], left[cut:]
+        remaining = tuple(history[ports["hidden"] :]) if "hidden" in ports else ()
+        while remaining:
+            tokens, remaining = remaining[: (count := self._cut())], remaining[count:]
             answer.rows(self._rows(tokens))
             yield from answer.take()
         if answer.ended:
@@ -240,32 +240,32 @@ class ToyTalker(Toy):
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", "toy"):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'toy'")
-        known = 0 if request.history is None else len(request.history)
-        if request.max_frames and known >= request.max_frames:
-            raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
+        history_frames = 0 if request.history is None else len(request.history)
+        if request.max_frames and history_frames >= request.max_frames:
+            raise BadRequest("resume.history", f"{history_frames} frames are there and talker.max_frames is {request.max_frames}")
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
         """See TalkerModel.speak. Codes depend on the rows alone, so of the frames in the history only the number counts."""
-        request, first, made = prepared, wanted.get("codes", 0), 0
+        request, first, frame_count = prepared, wanted.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
-            spoken = -(-(request.max_frames - made) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
-            if unspoken := self._unspoken(piece.first, piece.content[:spoken]):
+            spoken_rows = -(-(request.max_frames - frame_count) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
+            if unspoken := self._unspoken(piece.first, piece.content[:spoken_rows]):
                 yield Unspoken(unspoken)
             codes = self._codes(piece.content)
-            before, made = made, made + len(codes)
+            before, frame_count = frame_count, frame_count + len(codes)
             codes = codes[max(first - before, 0) :]
-            if request.max_frames and made >= request.max_frames:
+            if request.max_frames and frame_count >= request.max_frames:
                 if wanted:
-                    yield Frames(codes[: len(codes) - (made - request.max_frames)], FinishReason.LENGTH)
+                    yield Frames(codes[: len(codes) - (frame_count - request.max_frames)], FinishReason.LENGTH)
                 return
             while wanted and len(codes):
-                cut = min(self._cut(), len(codes))
-                yield Frames(codes[:cut])
-                codes = codes[cut:]
-        if made < first:
-            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {first}")
+                count = min(self._cut(), len(codes))
+                yield Frames(codes[:count])
+                codes = codes[count:]
+        if frame_count < first:
+            raise BadRequest("resume.positions", f"the speech has {frame_count} frames: it cannot go on at frame {first}")
         if wanted:
             yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
@@ -306,11 +306,11 @@ class ToyCode2Wav(Toy):
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. Each sample depends on its own frame alone; samples before the first wanted sample are dropped."""
         first, reached = wanted["audio"], 0
-        needed = self.first_frame(prepared, first)
+        first_needed = self.first_frame(prepared, first)
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
-            if not reached and piece.first > needed:
-                raise BadRequest("codes", f"frames from {needed} on are needed for sample {first}, the first one is {piece.first}")
+            if not reached and piece.first > first_needed:
+                raise BadRequest("codes", f"frames from {first_needed} on are needed for sample {first}, the first one is {piece.first}")
             begin, reached = (place * self.options.samples_per_frame for place in (piece.first, piece.first + len(piece.content)))
             if reached <= first or not len(piece.content):
                 continue
@@ -348,8 +348,8 @@ class ToyDiffusion(Toy):
         for name, value in (("width", request.width), ("height", request.height)):
             if value > 1024:
                 raise BadRequest(f"diffusion.{name}", "at most 1024 pixels")
-        for name, given in (("frames", request.frames), ("duration_s", request.seconds), ("layers", request.layers)):
-            if given:
+        for name, setting in (("frames", request.frames), ("duration_s", request.seconds), ("layers", request.layers)):
+            if setting:
                 raise BadRequest(f"diffusion.{name}", "this model draws still pictures of one layer; leave it out")
         if request.images:
             raise BadRequest("diffusion.images", "this model takes no pictures; leave them out")

@@ -74,7 +74,7 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
         """Solves the flow of each window. Yields (time, chunk): the chunk that is to become sound, and the time of the loop's clock at
         which the listener will have heard all sound before it; for a first chunk, now."""
-        clock, due, begun = asyncio.get_running_loop().time, 0.0, False
+        clock, due, has_sound = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
@@ -87,10 +87,10 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
                 with self._forecast.watching(speech.window, learning=flow.left is not None):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)
-                if not begun:
+                if not has_sound:
                     # The listener waits for the first sound, so nothing else of the speech is computed before it.
                     await self._loop.run(vocoding, due)
-                    begun = True
+                    has_sound = True
                 del flow
                 yield due, vocoding
                 due = max(clock(), due) + vocoding.wanted_frames * self.config.vocoder.frame_samples / self.config.sample_rate_hz
@@ -100,18 +100,18 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     ) -> AsyncGenerator[Sound, None]:
         """Yields the sound of the chunks that `_solved` yields; the first Sound has its `prebuffer_s`."""
 
-        begun: float | None = None
+        begin_s: float | None = None
         async for due, vocoding in solved:
             if not vocoding.done:
                 await self._loop.run(vocoding, due)
-            made, last = sound(vocoding), vocoding.last
+            piece, last = sound(vocoding), vocoding.last
             del vocoding
-            if not len(made.samples):
+            if not len(piece.samples):
                 continue
-            if begun is None:
-                begun, now = due, asyncio.get_running_loop().time()
-                made = replace(made, prebuffer_s=0.0 if last else self._forecast.prebuffer_s(schedule, arrivals, begun, now))
-            yield made
+            if begin_s is None:
+                begin_s, now_s = due, asyncio.get_running_loop().time()
+                piece = replace(piece, prebuffer_s=0.0 if last else self._forecast.prebuffer_s(schedule, arrivals, begin_s, now_s))
+            yield piece
 
     def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""

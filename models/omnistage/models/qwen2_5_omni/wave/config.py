@@ -114,14 +114,14 @@ class WaveConfig:
 
 def read_wave_config(directory: Path) -> WaveConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    check_said(whole, "qwen2_5_omni", "code2wav")
-    section = whole.section("token2wav_config")
-    check_plain(whole, section)
+    root_config = read_config(directory, MODEL_TYPE)
+    check_said(root_config, "qwen2_5_omni", "code2wav")
+    section = root_config.section("token2wav_config")
+    check_plain(root_config, section)
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
     if dit.mel_bins != vocoder.mel_bins:
         raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, {vocoder.mel_bins} of what is made to sound")
-    talker = whole.section("talker_config")
+    talker = root_config.section("talker_config")
     end, pad = (talker.value(f"tts_codec_{name}_token_id", int) for name in ("end", "pad"))
     return WaveConfig(dit, vocoder, (end, pad))
 
@@ -129,7 +129,7 @@ def read_wave_config(directory: Path) -> WaveConfig:
 def _dit(config: Config) -> DitConfig:
     """Read a dit_config. Raises BadCheckpoint."""
     hidden, layers = _read_number(config, "hidden_size", "dim"), _read_number(config, "num_hidden_layers", "depth")
-    found = DitConfig(
+    dit = DitConfig(
         layers=layers,
         hidden_size=hidden,
         heads=_read_number(config, "num_attention_heads", "heads"),
@@ -155,21 +155,21 @@ def _dit(config: Config) -> DitConfig:
             squeeze_channels=config.size("enc_se_channels"),
         ),
     )
-    if found.block_frames % found.repeats:
-        raise BadCheckpoint(f"{config.place}: 'block_size' is {found.block_frames}, no whole number of codes of {found.repeats} frames")
-    if any(not 0 <= layer < layers for layer in (*found.ahead_layers, *found.back_layers)):
+    if dit.block_frames % dit.repeats:
+        raise BadCheckpoint(f"{config.place}: 'block_size' is {dit.block_frames}, no whole number of codes of {dit.repeats} frames")
+    if any(not 0 <= layer < layers for layer in (*dit.ahead_layers, *dit.back_layers)):
         raise BadCheckpoint(f"{config.place}: layers look ahead or back that are not among the {layers} that there are")
-    if (len(found.back_layers), len(found.ahead_layers)) != (BACK_LAYERS, AHEAD_LAYERS):
-        looking = f"{len(found.back_layers)} layers look back and {len(found.ahead_layers)} ahead"
+    if (len(dit.back_layers), len(dit.ahead_layers)) != (BACK_LAYERS, AHEAD_LAYERS):
+        looking = f"{len(dit.back_layers)} layers look back and {len(dit.ahead_layers)} ahead"
         raise BadCheckpoint(f"{config.place}: {looking}; the published {BACK_LAYERS} and {AHEAD_LAYERS} are supported")
-    return found
+    return dit
 
 
 def _vocoder(config: Config) -> VocoderConfig:
     """Read a bigvgan_config. Raises BadCheckpoint for other than the published values."""
     for name, published in _VOCODER.items():
-        if (given := config.values(name, int)) != published:
-            raise BadCheckpoint(f"{config.place}: {name!r} is {list(given)}; only the published one is supported, {list(published)}")
+        if (values := config.values(name, int)) != published:
+            raise BadCheckpoint(f"{config.place}: {name!r} is {list(values)}; only the published one is supported, {list(published)}")
     dilations = config.lists("resblock_dilation_sizes", int)
     if dilations != _DILATIONS:
         raise BadCheckpoint(f"{config.place}: 'resblock_dilation_sizes' are {dilations}; only the published ones are supported")

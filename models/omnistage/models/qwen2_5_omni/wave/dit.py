@@ -116,31 +116,33 @@ class Dit:
         conditions: torch.Tensor,
         evaluations: Sequence[int],
         frames: int,
-        left: torch.Tensor | None,
+        state_in: torch.Tensor | None,
         keep: int | None,
         aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(the slope at every point, [S, F, mel_bins]; the state that block `keep` leaves to the next window, [S, *kept_shape()], or None
         without `keep`). points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: number of each window's evaluation, which is
-        the index of its time. frames: number of frames without padding. left: the state of the block before the first block, [S,
+        the index of its time. frames: number of frames without padding. state_in: the state of the block before the first block, [S,
         *kept_shape()]; None: there is no such block. aside: a thread for one of the two branches; None: both are computed on this thread,
         in one product."""
         windows, padded, mel = points.shape
-        kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
+        state_out = None if keep is None else points.new_empty(windows, *self.kept_shape())
         which = torch.tensor(evaluations, device=points.device)
-        made = points.new_empty(windows, BRANCHES, padded, mel)
+        branch_slopes = points.new_empty(windows, BRANCHES, padded, mel)
 
         def compute(branches: slice) -> None:
             with torch.inference_mode():
-                edges = _Edges.of(frames, left, kept, keep, branches)
-                made[:, branches] = self._run_net(points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges)
+                edges = _Edges.of(frames, state_in, state_out, keep, branches)
+                branch_slopes[:, branches] = self._run_net(
+                    points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges
+                )
 
         if aside is None:
             compute(slice(0, BRANCHES))
         else:
             by_two(aside, partial(compute, slice(0, 1)), partial(compute, slice(1, BRANCHES)))
-        given, without = made.unbind(1)
-        return given + (given - without) * GUIDANCE, kept
+        conditioned, without = branch_slopes.unbind(1)
+        return conditioned + (conditioned - without) * GUIDANCE, state_out
 
     def _run_net(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
         """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: of these branches, [S, branches, F,
@@ -164,31 +166,31 @@ class Dit:
         hidden]. Returns the same shape."""
         config, (rows, padded, _) = self.config, x.shape
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
-        made = layer.query_key_value(x).view(shape)
-        query, key, value = made.unbind(3)
+        projections = layer.query_key_value(x).view(shape)
+        query, key, value = projections.unbind(3)
         plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
         # Only the first head turns, because the net was trained so by mistake.
-        made[..., :2, 0, :] = self._turn(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
+        projections[..., :2, 0, :] = self._turn(projections[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
-            behind = key.clone()
-            behind[..., 0, :] = self._turn(plain_key, -1)
-            edges.put(layer.back, (behind, value))
-            for parts, each, before in ((keys, behind, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
+            back_key = key.clone()
+            back_key[..., 0, :] = self._turn(plain_key, -1)
+            edges.put(layer.back, (back_key, value))
+            for parts, each, before in ((keys, back_key, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
                 first = torch.zeros_like(each[:, :1]) if before is None else before.unsqueeze(1)
                 parts.insert(0, torch.cat((first, each[:, :-1]), 1))
         if layer.ahead:
-            ahead = key.clone()
-            ahead[..., 0, :] = self._turn(plain_key, 1)
-            for parts, each in ((keys, ahead), (values, value)):
+            ahead_key = key.clone()
+            ahead_key[..., 0, :] = self._turn(plain_key, 1)
+            for parts, each in ((keys, ahead_key), (values, value)):
                 parts.append(torch.cat((each[:, 1:], torch.zeros_like(each[:, :1])), 1))
-        seen = functional.scaled_dot_product_attention(
+        attention = functional.scaled_dot_product_attention(
             query.flatten(0, 1).transpose(1, 2),
             _join_blocks(keys).flatten(0, 1).transpose(1, 2),
             _join_blocks(values).flatten(0, 1).transpose(1, 2),
             attn_mask=masks.of_layer(layer.back is not None, layer.ahead),
         )
-        return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
+        return layer.output(attention.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turn(self, x: torch.Tensor, block: int) -> torch.Tensor:
         """Vectors of one head, turned by their places, [..., block_frames, head_size]. block: where their block is, relative to the block
@@ -230,10 +232,10 @@ class _Edges:
     keep: int
 
     @classmethod
-    def of(cls, frames: int, left: torch.Tensor | None, kept: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
-        """left, kept: with both branches. branches: the branches to use."""
-        left, kept = (None if each is None else each[:, :, :, branches] for each in (left, kept))
-        return cls(frames, left, kept, keep or 0)
+    def of(cls, frames: int, state_in: torch.Tensor | None, state_out: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
+        """state_in, state_out: with both branches. branches: the branches to use."""
+        state_in, state_out = (None if each is None else each[:, :, :, branches] for each in (state_in, state_out))
+        return cls(frames, state_in, state_out, keep or 0)
 
     def before(self, layer: int, part: int) -> torch.Tensor | None:
         """Keys (part 0) or values (part 1) of the block before the first block, [rows, block_frames, heads, head_size]; None: there is
@@ -253,34 +255,34 @@ class _Masks:
 
     Each mask is bool [rows * blocks, 1, block, keys], or None if all keys exist."""
 
-    def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
-        """own: whether each frame of each block exists, bool [blocks, block]. rows: number of rows. has_left: whether there is a previous
-        block."""
-        self._own, self._rows, self._has_left = own, rows, has_left
+    def __init__(self, is_frame: torch.Tensor, rows: int, has_left: bool) -> None:
+        """is_frame: whether each frame of each block exists, bool [blocks, block]. rows: number of rows. has_left: whether there is a
+        previous block."""
+        self._own, self._rows, self._has_left = is_frame, rows, has_left
         self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
 
     @classmethod
     def of(cls, block: int, blocks: int, frames: int, has_left: bool, rows: int, device: torch.device) -> _Masks:
         return cls((torch.arange(blocks * block, device=device) < frames).view(blocks, block), rows, has_left)
 
-    def of_layer(self, back: bool, ahead: bool) -> torch.Tensor | None:
-        """The mask of the layers that see the previous block (back), and the next block (ahead)."""
-        if (back, ahead) not in self._made:
-            self._made[back, ahead] = self._make(back, ahead)
-        return self._made[back, ahead]
+    def of_layer(self, is_back: bool, is_ahead: bool) -> torch.Tensor | None:
+        """The mask of the layers that see the previous block (is_back), and the next block (is_ahead)."""
+        if (is_back, is_ahead) not in self._made:
+            self._made[is_back, is_ahead] = self._make(is_back, is_ahead)
+        return self._made[is_back, is_ahead]
 
-    def _make(self, back: bool, ahead: bool) -> torch.Tensor | None:
+    def _make(self, is_back: bool, is_ahead: bool) -> torch.Tensor | None:
         """Make the mask of `of_layer`."""
-        own, parts = self._own, [self._own]
-        if back:
-            first = torch.full_like(own[:1], self._has_left)
-            parts.insert(0, torch.cat((first, own[:-1])))
-        if ahead:
-            parts.append(torch.cat((own[1:], torch.zeros_like(own[:1]))))
-        seen = torch.cat(parts, 1)
-        if bool(seen.all()):
+        is_frame, parts = self._own, [self._own]
+        if is_back:
+            first = torch.full_like(is_frame[:1], self._has_left)
+            parts.insert(0, torch.cat((first, is_frame[:-1])))
+        if is_ahead:
+            parts.append(torch.cat((is_frame[1:], torch.zeros_like(is_frame[:1]))))
+        mask = torch.cat(parts, 1)
+        if bool(mask.all()):
             return None
-        return seen.repeat(self._rows, 1)[:, None, None, :].expand(-1, 1, own.shape[1], -1)
+        return mask.repeat(self._rows, 1)[:, None, None, :].expand(-1, 1, is_frame.shape[1], -1)
 
 
 def _normalize(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -49,19 +49,22 @@ _OTHERS = ("thinker.", "talker.")
 
 def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
-    config, chosen, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
     round_alike(device)
-    solver = Solver.of(chosen.solver, chosen.steps or STEPS)
+    solver = Solver.of(wave_options.solver, wave_options.steps or STEPS)
     with kernels_kept(KERNELS):
         windows, speakers = read_parts(folder, config, solver, device)
-    count = workers_of(chosen.workers, options, device)
+    count = workers_of(wave_options.workers, options, device)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
-    schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
+    schedules = {
+        name: schedule_of(sizes, wave_options.lookahead or blocks_ahead, config.block_codes)
+        for name, (sizes, blocks_ahead) in SCHEDULES.items()
+    }
     trial = compute_on_thread(
         partial(try_windows, WindowTrials(config, windows), schedules, workers, max_windows=options.max_batch_size), options.threads
     )
-    sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
+    sessions, reason = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
@@ -71,7 +74,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
             device=hardware(options.device),
             threads=options.threads,
             results=trial.results,
-            settings=f"{chosen.solver} {solver.steps} {chosen.lookahead}",
+            settings=f"{wave_options.solver} {solver.steps} {wave_options.lookahead}",
         ),
         accepts=(CODES_PORT,),
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=config.sample_rate_hz, width=1),),
@@ -79,9 +82,9 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         voices=tuple(speakers),
         draws=True,
         settings={
-            "solver": f"{chosen.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
-            "lookahead": f"{chosen.lookahead} blocks" if chosen.lookahead else "by the profile",
-            "max_sessions": why,
+            "solver": f"{wave_options.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
+            "lookahead": f"{wave_options.lookahead} blocks" if wave_options.lookahead else "by the profile",
+            "max_sessions": reason,
             **trial.why,
         },
     )
@@ -110,14 +113,14 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
 
 def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
     """Put the weights whose names begin with `prefix` into a net. Raises BadCheckpoint."""
-    found = {name: _take_shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
-    net.load_state_dict(found, assign=True)
+    state = {name: _take_shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
+    net.load_state_dict(state, assign=True)
     net.eval().requires_grad_(False)
 
 
 def _take_shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """The weight of a name in float32. Raises BadCheckpoint if it is missing or misshapen."""
-    found = weights.need(name)
-    if found.shape != shape:
-        raise BadCheckpoint(f"{weights.directory}: {name} is {tuple(found.shape)}, not {shape}")
-    return found.float()
+    weight = weights.need(name)
+    if weight.shape != shape:
+        raise BadCheckpoint(f"{weights.directory}: {name} is {tuple(weight.shape)}, not {shape}")
+    return weight.float()

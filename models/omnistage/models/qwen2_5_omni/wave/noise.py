@@ -11,5 +11,5 @@ def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.
     block in its speech. frames: frames of a block."""
     # An array, because NumPy would convert a tuple by way of floating point, which rounds seeds above 2^53.
     keys = (np.array((seed, block), np.uint64) for block in range(first, first + blocks))
-    drawn = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]
-    return torch.from_numpy(np.concatenate(drawn))
+    arrays = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]
+    return torch.from_numpy(np.concatenate(arrays))

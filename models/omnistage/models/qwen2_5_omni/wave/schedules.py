@@ -23,6 +23,6 @@ SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
 """Profile -> (numbers of blocks of the chunks, number of blocks that a window looks ahead)."""
 
 
-def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:
-    """The schedule of a profile. sizes, ahead: as in SCHEDULES. block: number of codes in a block."""
-    return Schedule(sizes, ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)
+def schedule_of(sizes: tuple[int, ...], blocks_ahead: int, block: int) -> Schedule:
+    """The schedule of a profile. sizes, blocks_ahead: as in SCHEDULES. block: number of codes in a block."""
+    return Schedule(sizes, blocks_ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)

@@ -95,9 +95,9 @@ class Speech:
         if len(wrong := codes[codes >= self._config.dit.code_rows]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
         self._codes.add(first, codes)
-        most = self._config.dit.max_frames // self._config.dit.repeats
-        if not self._prepared.schedule.sizes and self._codes.came > most:
-            raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
+        max_codes = self._config.dit.max_frames // self._config.dit.repeats
+        if not self._prepared.schedule.sizes and self._codes.came > max_codes:
+            raise BadRequest("code2wav.profile", f"offline makes at most {max_codes} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
         """The flow of a window. The flow makes its noise and conditions when it begins."""

@@ -43,14 +43,14 @@ class WindowTrials:
             return torch.randn(*shape, generator=generator).to(dit.device)
 
         repeats, mel, evaluations = config.dit.repeats, config.dit.mel_bins, self.stages[FLOW]
-        frames, chunk, ahead = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
+        frames, chunk, ahead_frames = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
         if stage == VOCODER:
             before = 0 if window.fresh else min(FIELD, window.begin * repeats)
-            return Vocoding(random(before + frames, mel) - 5, chunk, ahead, 0, 0, chunk, 0, last=False)
+            return Vocoding(random(before + frames, mel) - 5, chunk, ahead_frames, 0, 0, chunk, 0, last=False)
         return Flow(
             context=window.context * repeats,
             chunk=chunk,
-            ahead=ahead,
+            ahead=ahead_frames,
             begin=lambda: (random(frames, mel), random(2, frames, config.dit.hidden_size)),
             left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
             leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
@@ -60,11 +60,11 @@ class WindowTrials:
         """See Trials. The result of a vocoding is its samples; the result of a flow is its point and the state that it leaves,
         flattened."""
         self._windows.step(jobs, aside)
-        made = []
+        results = []
         for job in jobs:
             if isinstance(job, Vocoding):
-                made.append(job.samples[-1])
+                results.append(job.samples[-1])
             else:
                 assert job.leaves is not None
-                made.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
-        return made
+                results.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
+        return results

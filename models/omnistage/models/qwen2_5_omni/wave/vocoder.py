@@ -61,10 +61,10 @@ class _Activation:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [windows, channels, samples]; returns the same shape. Beyond its ends the signal goes on with its first and last sample."""
         count, first, last = x.shape[2], x[..., :1], x[..., -1:]
-        held = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
+        padded = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
         # The even and the odd samples of the signal at twice the rate.
-        even = self._snake(_filter([(self.up[-1 - 2 * tap], held[..., tap : tap + count]) for tap in range(TAPS // 2)]))
-        odd = self._snake(_filter([(self.up[-2 - 2 * tap], held[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
+        even = self._snake(_filter([(self.up[-1 - 2 * tap], padded[..., tap : tap + count]) for tap in range(TAPS // 2)]))
+        odd = self._snake(_filter([(self.up[-2 - 2 * tap], padded[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
         first, last = even[..., :1], odd[..., -1:]
         even = torch.cat((first.expand(-1, -1, 2), even, last.expand(-1, -1, 3)), 2)
         odd = torch.cat((first.expand(-1, -1, 3), odd, last.expand(-1, -1, 2)), 2)
@@ -116,21 +116,21 @@ class _Level:
     def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
         """x: [windows, channels, samples]. aside: a thread for the last block, which has the largest kernels; None: there is none."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
-        *most, last = range(len(self.blocks))
-        made: dict[int, torch.Tensor] = {}
+        *others, last = range(len(self.blocks))
+        outputs: dict[int, torch.Tensor] = {}
 
         def make(*blocks: int) -> None:
             with torch.inference_mode():
                 for block in blocks:
-                    made[block] = self.blocks[block](x)
+                    outputs[block] = self.blocks[block](x)
 
         if aside is None:
-            make(*most, last)
+            make(*others, last)
         else:
-            by_two(aside, partial(make, *most), partial(make, last))
-        total = made[0]
-        for block in (*most[1:], last):
-            total.add_(made[block])
+            by_two(aside, partial(make, *others), partial(make, last))
+        total = outputs[0]
+        for block in (*others[1:], last):
+            total.add_(outputs[block])
         return total.div_(len(self.blocks))
 
     @property
@@ -157,15 +157,15 @@ class Vocoder:
             context = levels[0].input_context
         self._levels = levels
 
-    def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0, aside: Aside | None = None) -> torch.Tensor:
-        """Make samples, float32 [windows, (frames - before - behind) * frame_samples] in -1..1. mel: frames from the flow, [windows,
-        frames, mel_bins]. before, behind: numbers of frames at the beginning and the end of `mel` that are only context. aside: a thread
-        for half of the work; None: there is none."""
+    def samples(self, mel: torch.Tensor, before: int = 0, after: int = 0, aside: Aside | None = None) -> torch.Tensor:
+        """Make samples, float32 [windows, (frames - before - after) * frame_samples] in -1..1. mel: frames from the flow, [windows, frames,
+        mel_bins]. before, after: numbers of frames at the beginning and the end of `mel` that are only context. aside: a thread for half of
+        the work; None: there is none."""
         x = self._enter(_scale_mel(mel.transpose(1, 2)))
         for level in self._levels:
-            x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
+            x, before, after = _cut(level(x, aside), before * level.rate, after * level.rate, level.context)
         sound = self._leave(self._activation(x)).squeeze(1)
-        return sound[:, before : sound.shape[1] - behind].clamp(-1.0, 1.0)
+        return sound[:, before : sound.shape[1] - after].clamp(-1.0, 1.0)
 
     def _read_level(self, weight: ShapedNeed, number: int, context: int) -> _Level:
         """Read a level. context: see _Level."""
@@ -206,15 +206,15 @@ class Vocoder:
         return _Activation(frequency, 1.0 / (height + 1e-9), [2 * tap for tap in self._taps], self._taps)
 
 
-def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Cut off samples at the ends of x, up to `context` samples from the wanted samples. before, behind: numbers of unwanted samples at the
+def _cut(x: torch.Tensor, before: int, after: int, context: int) -> tuple[torch.Tensor, int, int]:
+    """Cut off samples at the ends of x, up to `context` samples from the wanted samples. before, after: numbers of unwanted samples at the
     beginning and the end of x. Returns the rest, and these two numbers for the rest."""
-    first, last = max(before - context, 0), max(behind - context, 0)
-    return x[..., first : x.shape[2] - last], before - first, behind - last
+    first, last = max(before - context, 0), max(after - context, 0)
+    return x[..., first : x.shape[2] - last], before - first, after - last
 
 
 def _scale_mel(mel: torch.Tensor) -> torch.Tensor:
     """Turn natural logarithms of amplitudes into decibels, scaled to -1..1."""
-    least = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
-    decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=least)) - REFERENCE_DB
+    min_amplitude = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
+    decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=min_amplitude)) - REFERENCE_DB
     return torch.clamp(2 * (decibels - MIN_DB) / -MIN_DB - 1, -1.0, 1.0)

@@ -138,10 +138,10 @@ class Windows:
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
         """See Steps. jobs: with equal keys."""
-        key, begun = self.key(jobs[0]), time.perf_counter()
+        key, begin_s = self.key(jobs[0]), time.perf_counter()
         self._compute(jobs, aside)
         if aside is not None:
-            self.halved(key, time.perf_counter() - begun)
+            self.halved(key, time.perf_counter() - begin_s)
 
     def _compute(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """Do the next step of the jobs, which are all flows or all vocodings."""
@@ -159,19 +159,19 @@ class Windows:
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
         """Evaluate the net once for each of these flows, which have equal keys."""
         one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
-        left = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
-        slopes, kept = self.dit.slopes(
+        states_in = [flow.left[evaluation] for flow, evaluation in zip(flows, at, strict=True) if flow.left is not None]
+        slopes, state_out = self.dit.slopes(
             torch.stack([flow.trajectory.point for flow in flows]),
             torch.cat([flow.conditions for flow in flows]),
             at,
             one.frames,
-            torch.stack(left) if left else None,
+            torch.stack(states_in) if states_in else None,
             None if one.leaves is None else (one.context + one.chunk) // self.dit.config.block_frames - 1,
             aside,
         )
         for place, (flow, evaluation) in enumerate(zip(flows, at, strict=True)):
-            if kept is not None and flow.leaves is not None:
-                flow.leaves[evaluation] = kept[place]
+            if state_out is not None and flow.leaves is not None:
+                flow.leaves[evaluation] = state_out[place]
             flow.trajectory.take(slopes[place])
 
     def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
@@ -180,21 +180,21 @@ class Windows:
         block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
         end, past = first + SLICE_BLOCKS, self._blocks(flow)
         begin = max(first - BACK_LAYERS, 0)
-        seen = slice(begin * block, min(end + AHEAD_LAYERS, past) * block)
+        span = slice(begin * block, min(end + AHEAD_LAYERS, past) * block)
         slopes, _ = self.dit.slopes(
-            flow.trajectory.point[None, seen],
-            flow.conditions[:, seen],
+            flow.trajectory.point[None, span],
+            flow.conditions[:, span],
             [flow.trajectory.evaluation],
-            min(flow.frames, seen.stop) - seen.start,
+            min(flow.frames, span.stop) - span.start,
             None,
             None,
             aside,
         )
-        made = slopes[0, (first - begin) * block : (end - begin) * block]
+        part = slopes[0, (first - begin) * block : (end - begin) * block]
         if end < past:
-            flow.slopes.append(made)
+            flow.slopes.append(part)
         else:
-            flow.trajectory.take(torch.cat((*flow.slopes, made)))
+            flow.trajectory.take(torch.cat((*flow.slopes, part)))
             flow.slopes = []
 
     def _blocks(self, flow: Flow) -> int:
@@ -205,7 +205,7 @@ class Windows:
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True)])
         first, begin, end, past = pieces[0]
-        made = self.vocoder.samples(mel, begin - first, past - end, aside).cpu()
-        for job, samples in zip(jobs, made, strict=True):
+        sounds = self.vocoder.samples(mel, begin - first, past - end, aside).cpu()
+        for job, samples in zip(jobs, sounds, strict=True):
             job.samples.append(samples.clone())
             job.sounded += end - begin

@@ -60,7 +60,7 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     async def _sounds(self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
         """Yields the sound of each window. A first window is due at once, a later window when the listener has heard all sound before it;
         if nobody listens before the end, it is due after all windows with a listener."""
-        clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
+        clock, arrivals, due, has_sound = asyncio.get_running_loop().time, Arrivals(), 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
@@ -68,16 +68,16 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
             while (job := speech.next()) is not None:
                 assert speech.window is not None
                 due = due or (clock() if prepared.heard else math.inf)
-                begun = clock()
+                begin_s = clock()
                 with self._forecast.watching(speech.window, learning=speech.window.begin > 0 and not job.silent):
                     await self._loop.run(job, due)
                 sound, last = speech.made(job), speech.window.last
                 del job
                 if not len(sound.samples):
                     continue
-                if not heard:
-                    wait_s = 0.0 if last else self._forecast.prebuffer_s(prepared.schedule, arrivals, begun, clock())
-                    sound, heard = replace(sound, prebuffer_s=wait_s), True
+                if not has_sound:
+                    wait_s = 0.0 if last else self._forecast.prebuffer_s(prepared.schedule, arrivals, begin_s, clock())
+                    sound, has_sound = replace(sound, prebuffer_s=wait_s), True
                 yield sound
                 due = max(clock(), due) + len(sound.samples) / SAMPLE_RATE_HZ
 

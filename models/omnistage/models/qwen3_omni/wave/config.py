@@ -89,10 +89,10 @@ class WaveConfig:
 
 def read_wave_config(directory: Path) -> WaveConfig:
     """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
-    whole = read_config(directory, MODEL_TYPE)
-    check_said(whole, "qwen3_omni", "code2wav")
-    section = whole.section("code2wav_config")
-    check_plain(whole, section)
+    root_config = read_config(directory, MODEL_TYPE)
+    check_said(root_config, "qwen3_omni", "code2wav")
+    section = root_config.section("code2wav_config")
+    check_plain(root_config, section)
     return wave_config(section)
 
 
@@ -100,7 +100,7 @@ def wave_config(section: Config) -> WaveConfig:
     """Read the config from the section about Code2Wav. Raises BadCheckpoint."""
     check_activation(section, "hidden_act", "silu")
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    found = WaveConfig(
+    config = WaveConfig(
         codebooks=section.size("num_quantizers"),
         codes=section.size("codebook_size"),
         hidden_size=hidden,
@@ -117,29 +117,29 @@ def wave_config(section: Config) -> WaveConfig:
         channels=section.size("decoder_dim"),
         rates=_sizes(section, "upsample_rates"),
     )
-    if found.heads % found.kv_heads or found.head_size % 2:
+    if config.heads % config.kv_heads or config.head_size % 2:
         raise BadCheckpoint(
-            f"{section.place}: {found.heads} heads of {found.head_size} components cannot share {found.kv_heads} heads of keys: "
+            f"{section.place}: {config.heads} heads of {config.head_size} components cannot share {config.kv_heads} heads of keys: "
             "the second must divide the first, and components come in pairs"
         )
-    if found.channels % 2 ** len(found.rates):
-        raise BadCheckpoint(f"{section.place}: 'decoder_dim' is {found.channels}, which cannot be halved {len(found.rates)} times")
-    if found.frame_samples > MOST_SAMPLES:
+    if config.channels % 2 ** len(config.rates):
+        raise BadCheckpoint(f"{section.place}: 'decoder_dim' is {config.channels}, which cannot be halved {len(config.rates)} times")
+    if config.frame_samples > MOST_SAMPLES:
         raise BadCheckpoint(
-            f"{section.place}: 'upsampling_ratios' and 'upsample_rates' make {found.frame_samples} samples of a frame: "
+            f"{section.place}: 'upsampling_ratios' and 'upsample_rates' make {config.frame_samples} samples of a frame: "
             f"{MOST_SAMPLES} are the most"
         )
-    if found.frame_samples <= found.missing:
+    if config.frame_samples <= config.missing:
         raise BadCheckpoint(
-            f"{section.place}: one frame makes {found.frame_samples} samples and the end of a speech lacks {found.missing}: "
+            f"{section.place}: one frame makes {config.frame_samples} samples and the end of a speech lacks {config.missing}: "
             "such 'upsampling_ratios' and 'upsample_rates' are not supported, since no sound comes of a first frame"
         )
-    return found
+    return config
 
 
 def _sizes(section: Config, name: str) -> tuple[int, ...]:
     """The list of factors under a name. Raises BadCheckpoint."""
-    found = section.values(name, int)
-    if not found or min(found) < 1 or math.prod(found) > MOST_SAMPLES:
-        raise BadCheckpoint(f"{section.place}: {name!r} is {list(found)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")
-    return found
+    factors = section.values(name, int)
+    if not factors or min(factors) < 1 or math.prod(factors) > MOST_SAMPLES:
+        raise BadCheckpoint(f"{section.place}: {name!r} is {list(factors)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")
+    return factors

@@ -37,19 +37,19 @@ OTHERS = ("thinker.", "talker.")
 
 def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
     """Load a Code2Wav, try its windows on this machine, and start its threads. Raises LoadError."""
-    config, chosen, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
+    config, wave_options, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
     round_alike(device)
     with kernels_kept(KERNELS):
         net, products = build_exact(partial(read_net, folder, config, device), torch.float32, device)
         windows = Windows(net)
-    workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
+    workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(wave_options.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
     trial = compute_on_thread(
         partial(try_windows, WindowTrials(windows), schedules, workers, max_windows=options.max_batch_size), options.threads
     )
     # Twice, because a speech keeps the state before a window until the window is done, and then has the state after it too.
-    sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
+    sessions, reason = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
@@ -64,7 +64,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
         max_sessions=sessions,
         draws=False,
-        settings={"max_sessions": why, "products": products, **trial.why},
+        settings={"max_sessions": reason, "products": products, **trial.why},
     )
     return CausalCode2Wav(config, windows, workers, schedules, info, trial)
 

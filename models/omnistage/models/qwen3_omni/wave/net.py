@@ -64,29 +64,31 @@ class CausalNet:
         stay in the states."""
         hidden, keys = self._run_layers(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
-        seen = [min(state.seen + frames, self.config.window - 1) for state in states]
+        key_counts = [min(state.seen + frames, self.config.window - 1) for state in states]
         if silent:
             samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
         else:
             before = ConvolutionInputs(states)
             samples = self._make_samples(hidden, before)
             inputs = [tuple(before.left(speech)) for speech in range(len(states))]
-        after = zip(states, seen, keys, inputs, strict=True)
-        return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
+        after = zip(states, key_counts, keys, inputs, strict=True)
+        return samples, [
+            WaveState(state.place + frames, count, state_keys, state_inputs) for state, count, state_keys, state_inputs in after
+        ]
 
     def _run_layers(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the layers. x: [speeches, frames, hidden_size]. Returns (the output, in the same shape; for each speech the keys and values
         that its state keeps, see WaveState)."""
-        frames, kept = x.shape[1], self.config.window - 1
+        frames, past_count = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
         mask = self._mask(frames, [state.seen for state in states]).to(x.device)
         before, after = torch.stack([state.keys for state in states]), list[torch.Tensor]()
         for number, layer in enumerate(self._layers):
             x, keys = layer(x, before[:, number], mask, cos, sin)
-            after.append(keys[..., keys.shape[3] - kept :, :])
-        left = torch.stack(after, 1)
-        return self._norm(x), [keys.clone() for keys in left]
+            after.append(keys[..., keys.shape[3] - past_count :, :])
+        kept_keys = torch.stack(after, 1)
+        return self._norm(x), [keys.clone() for keys in kept_keys]
 
     def _turned(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(cosines, sines) that turn heads, [speeches, frames, head_size] each, in float32 as in Transformers. places: [speeches,
@@ -94,13 +96,13 @@ class CausalNet:
         angles = places[..., None].float() * self._turning
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 
-    def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
-        """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; past keys stand before new keys. seen: for
-        each speech, how many past keys belong to frames; the other past keys are zeros."""
-        kept = self.config.window - 1
-        key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
-        there = key >= kept - torch.tensor(seen)[:, None, None, None]
-        return there & (key >= frame) & (key <= frame + kept)
+    def _mask(self, frames: int, key_counts: Sequence[int]) -> torch.Tensor:
+        """Whether each frame sees each key, bool [speeches, 1, frames, window - 1 + frames]; past keys stand before new keys. key_counts:
+        for each speech, how many past keys belong to frames; the other past keys are zeros."""
+        past_count = self.config.window - 1
+        key, frame = torch.arange(past_count + frames), torch.arange(frames)[:, None]
+        is_filled = key >= past_count - torch.tensor(key_counts)[:, None, None, None]
+        return is_filled & (key >= frame) & (key <= frame + past_count)
 
     def _make_samples(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         """The samples, [speeches, samples], of the rows in x, [speeches, frames, hidden_size]. before: past inputs of the convolutions,
@@ -157,18 +159,18 @@ class _Layer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output of the layer, [speeches, frames, hidden_size]; the past keys and values followed by the new ones). x: [speeches, frames,
         hidden_size]. before: past keys and values, [speeches, 2, kv_heads, window - 1, head_size]. mask, cos, sin: see `CausalNet`."""
-        made = _rows(self.attention_in, self.attention_norm(x))
-        made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
-        turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
+        projections = _rows(self.attention_in, self.attention_norm(x))
+        projections = projections.view(*projections.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
+        turning, values = projections.tensor_split((self.heads + self.kv_heads,), 1)
         low, high = turning.chunk(2, -1)
         queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).tensor_split((self.heads,), 1)
-        seen = torch.cat((before, torch.stack((keys, values), 1)), 3)
-        found = functional.scaled_dot_product_attention(
-            queries, seen[:, 0], seen[:, 1], attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+        keys_values = torch.cat((before, torch.stack((keys, values), 1)), 3)
+        attention = functional.scaled_dot_product_attention(
+            queries, keys_values[:, 0], keys_values[:, 1], attn_mask=mask, enable_gqa=self.heads != self.kv_heads
         )
-        x = torch.addcmul(x, self.attention_scale, _rows(self.attention_out, found.transpose(1, 2).flatten(2)))
+        x = torch.addcmul(x, self.attention_scale, _rows(self.attention_out, attention.transpose(1, 2).flatten(2)))
         gate, up = _rows(self.ffn_in, self.ffn_norm(x)).chunk(2, -1)
-        return torch.addcmul(x, self.ffn_scale, _rows(self.ffn_out, functional.silu(gate) * up)), seen
+        return torch.addcmul(x, self.ffn_scale, _rows(self.ffn_out, functional.silu(gate) * up)), keys_values
 
 
 def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -216,8 +218,8 @@ class _Upsampling:
     rate: int
 
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
-        made = self.pair(self.snake(x), before)
-        return made.view(len(x), self.rate, -1, made.shape[2]).permute(0, 2, 3, 1).flatten(2)
+        output = self.pair(self.snake(x), before)
+        return output.view(len(x), self.rate, -1, output.shape[2]).permute(0, 2, 3, 1).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +245,9 @@ class _Next:
     scale: torch.Tensor
 
     def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
-        made = self.along(x.transpose(1, 2), before).transpose(1, 2)
-        made = functional.layer_norm(made, self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
-        return torch.addcmul(x, self.scale, _rows(self.out, functional.gelu(_rows(self.into, made))))
+        features = self.along(x.transpose(1, 2), before).transpose(1, 2)
+        features = functional.layer_norm(features, self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
+        return torch.addcmul(x, self.scale, _rows(self.out, functional.gelu(_rows(self.into, features))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +276,8 @@ def _layer(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, prefix: 
 
     def product(size: int, *parts: tuple[str, int], biased: bool = False) -> Linear:
         """Several weights as one product."""
-        made = torch.cat([weight(f"{prefix}{part}.weight", (out, size)) for part, out in parts])
-        return linear(made, torch.cat([weight(f"{prefix}{part}.bias", (out,)) for part, out in parts]) if biased else None)
+        matrix = torch.cat([weight(f"{prefix}{part}.weight", (out, size)) for part, out in parts])
+        return linear(matrix, torch.cat([weight(f"{prefix}{part}.bias", (out,)) for part, out in parts]) if biased else None)
 
     into = (("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys))
     return _Layer(
@@ -296,8 +298,8 @@ def _convolution(
     weight: ShapedNeed, name: str, channels: int, inputs: int, kernel: int, dilation: int = 1, groups: int = 1
 ) -> _Convolution:
     """Read a convolution. channels, inputs: numbers of output and input channels. kernel: width of the kernel."""
-    made = weight(f"{name}.weight", (channels, inputs // groups, kernel)), weight(f"{name}.bias", (channels,))
-    return _Convolution(*made, dilation, groups)
+    parameters = weight(f"{name}.weight", (channels, inputs // groups, kernel)), weight(f"{name}.bias", (channels,))
+    return _Convolution(*parameters, dilation, groups)
 
 
 def _snake(weight: ShapedNeed, name: str, channels: int) -> _Snake:
@@ -330,8 +332,8 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
     # Output i * rate + step is input i times weight step + rate, plus input i + 1 times weight step.
-    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).tensor_split((rate,))
-    pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
+    later_weight, own_weight = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).tensor_split((rate,))
+    pair = _Convolution(torch.stack((own_weight, later_weight), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [
         _Unit(
             _snake(weight, f"{name}.{place}.act1", channels),

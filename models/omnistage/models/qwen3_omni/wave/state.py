@@ -38,11 +38,11 @@ class ConvolutionInputs:
     def joined(self, x: torch.Tensor, keep: int) -> torch.Tensor:
         """The past inputs of the next convolution, followed by its new inputs. x: the new inputs, [speeches, channels, count]. keep: number
         of the last inputs that the next step needs."""
-        joined = torch.cat((next(self._before), x), 2)
-        self._left.append(joined[..., joined.shape[2] - keep :])
-        return joined
+        inputs = torch.cat((next(self._before), x), 2)
+        self._left.append(inputs[..., inputs.shape[2] - keep :])
+        return inputs
 
     def left(self, speech: int) -> Iterable[torch.Tensor]:
         """The inputs that one speech leaves to the next step, by convolution. They are copies, because a view would keep the inputs of all
         speeches."""
-        return (kept[speech].clone() for kept in self._left)
+        return (inputs[speech].clone() for inputs in self._left)

@@ -35,23 +35,23 @@ class WindowTrials:
         """See Trials."""
         config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
 
-        def random(like: torch.Tensor) -> torch.Tensor:
-            return torch.randn(like.shape, generator=generator).to(like)
+        def random(template: torch.Tensor) -> torch.Tensor:
+            return torch.randn(template.shape, generator=generator).to(template)
 
         codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
         state = self._windows.net.start(window.begin)
         if window.begin:
             # Random, because near the beginning of a speech some keys do not belong to frames.
-            seen = int(torch.randint(config.window, (), generator=generator))
-            state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
+            key_count = int(torch.randint(config.window, (), generator=generator))
+            state = replace(state, seen=key_count, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return WindowJob(codes, state)
 
     def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
         """See Trials. The result of a job is its samples and the state after it, flattened."""
         self._windows.step(jobs, aside)
-        made = []
+        results = []
         for job in jobs:
             assert job.after is not None and job.samples is not None
-            left = (job.samples, job.after.keys, *job.after.inputs)
-            made.append(torch.cat([each.flatten().cpu() for each in left]))
-        return made
+            tensors = (job.samples, job.after.keys, *job.after.inputs)
+            results.append(torch.cat([each.flatten().cpu() for each in tensors]))
+        return results

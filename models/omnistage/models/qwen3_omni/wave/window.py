@@ -39,10 +39,10 @@ class Windows:
         """See Steps. jobs: with equal keys. aside: not used."""
         with torch.inference_mode():
             codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
-            made, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
-            samples = made.cpu()
-        for job, own, state in zip(jobs, samples, after, strict=True):
-            job.samples, job.after = own.clone(), state
+            batch, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
+            samples = batch.cpu()
+        for job, job_samples, state in zip(jobs, samples, after, strict=True):
+            job.samples, job.after = job_samples.clone(), state
 
     def take(self, job: WindowJob) -> None:
         """Does nothing, because a step has stored its results in the job."""

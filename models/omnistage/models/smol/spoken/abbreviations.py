@@ -42,10 +42,10 @@ def _numbered_abbreviation(match: re.Match[str]) -> str | None:
             counts = short not in ("No", "no") or "II" in numeral.group() or not begins
     elif short in WORDS_TOO and short.islower() and not _COUNT_ENDS.match(text, match.end()):
         number = re.compile(r"#?(?!1\b)\d[\w.,/–-]*").match(text, match.end())
-        counted = number is not None and COUNT_FOLLOWS.match(text, number.end())
-        counts = not (counted and not counted.group().startswith(" of the")) and not (_ANSWERS if short == "no" else _ONE_BEFORE).search(
-            before(match, 16)
-        )
+        count_match = number is not None and COUNT_FOLLOWS.match(text, number.end())
+        counts = not (count_match and not count_match.group().startswith(" of the")) and not (
+            _ANSWERS if short == "no" else _ONE_BEFORE
+        ).search(before(match, 16))
     else:
         counts = True
     return NUMBERED[short] if counts else None

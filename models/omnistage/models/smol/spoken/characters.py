@@ -98,8 +98,8 @@ def _known_words(text: str, unspoken: list[str]) -> str:
             groups = gap in _GROUPING and parts[-1][-1:].isdecimal() and re.match(r"\d{3}(?!\d)", word)
             parts.append(GROUP if groups else " ")
         if not word.isascii():
-            word, lost = _known_word(word)
-            unspoken += lost
+            word, lost_runs = _known_word(word)
+            unspoken += lost_runs
         parts.append(word)
         end = match.end()
     return "".join(parts)
@@ -112,28 +112,28 @@ def _known_word(word: str) -> tuple[str, list[str]]:
     """A word in characters that the forms know, and its runs of characters that became LOST."""
     word = unicodedata.normalize("NFC", word)
     greek = {place for match in _GREEK_WORD.finditer(word) for place in range(*match.span())}
-    out, lost, joined = list[str](), list[str](), False
+    out, lost_runs, is_in_run = list[str](), list[str](), False
     for place, character in enumerate(word):
         plain = LOST if place in greek else _plain(character)
         follows_digit = out[-1:] != [] and out[-1][-1:].isdecimal()
         if plain == "" and follows_digit and unicodedata.category(character)[0] == "M" and character not in _OF_EMOJI:
             plain = LOST
         if character == LOST:
-            joined = False  # A gap that was put in before.
+            is_in_run = False  # A gap that was put in before.
         elif plain == LOST:
-            if not joined:
-                lost.append("")
-            lost[-1] += character
-            joined = True
-        elif joined and unicodedata.category(character) in _JOINING:
-            lost[-1] += character
+            if not is_in_run:
+                lost_runs.append("")
+            lost_runs[-1] += character
+            is_in_run = True
+        elif is_in_run and unicodedata.category(character) in _JOINING:
+            lost_runs[-1] += character
             continue
         else:
-            joined = False
+            is_in_run = False
         if plain == "" and follows_digit and word[place + 1 : place + 2].isdecimal():
             plain = LOST  # Nothing that has no sound may make one number of two.
         out.append(plain)
-    return "".join(out), lost
+    return "".join(out), lost_runs
 
 
 _seen: dict[str, str] = {}
@@ -141,12 +141,12 @@ _seen: dict[str, str] = {}
 
 def _plain(character: str) -> str:
     """As `_plain_of`, but from a cache."""
-    found = _seen.get(character)
-    if found is None:
-        found = _plain_of(character)
+    plain = _seen.get(character)
+    if plain is None:
+        plain = _plain_of(character)
         if len(_seen) < 10_000:
-            _seen[character] = found
-    return found
+            _seen[character] = plain
+    return plain
 
 
 def _plain_of(character: str) -> str:
@@ -162,9 +162,9 @@ def _plain_of(character: str) -> str:
     latin = _LATIN.fullmatch(unicodedata.name(character, ""))
     if latin:
         return latin.group(2) if latin.group(1) == "CAPITAL" else latin.group(2).lower()
-    same = unicodedata.normalize("NFKC", character)
-    if same != character and not any(one.isspace() for one in same):
-        parts = [_plain_of(one) for one in same]
+    normalized = unicodedata.normalize("NFKC", character)
+    if normalized != character and not any(one.isspace() for one in normalized):
+        parts = [_plain_of(one) for one in normalized]
         if "".join(parts) and LOST not in "".join(parts):
             return "".join(parts)
     if unicodedata.category(character)[0] == "P":

@@ -10,8 +10,8 @@ from omnistage.models.smol.spoken.rules import Spell
 
 def _grouped(text: str) -> str:
     """Groups of digits, digit by digit, with a rest between two groups."""
-    said = ", ".join(digits(group) or "X" for group in re.findall(r"\d+|X$", text))
-    return f"plus {said}" if text[0] == "+" else said
+    words = ", ".join(digits(group) or "X" for group in re.findall(r"\d+|X$", text))
+    return f"plus {words}" if text[0] == "+" else words
 
 
 def _signs(text: str) -> str:

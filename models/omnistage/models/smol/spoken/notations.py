@@ -65,8 +65,8 @@ class _Notation(NamedTuple):
     replace: Callable[[str], str | None]
 
 
-def _notation(whole: str, begins: str, replace: Callable[[str], str | None]) -> _Notation:
-    return _Notation(re.compile(begins), re.compile(whole), replace)
+def _notation(pattern: str, begins: str, replace: Callable[[str], str | None]) -> _Notation:
+    return _Notation(re.compile(begins), re.compile(pattern), replace)
 
 
 _NOTATIONS = (
@@ -116,17 +116,17 @@ class Notations:
             out.append((character, place))
             self._last = character
             return
-        held = self._held + character
+        text = self._held + character
         for notation in _NOTATIONS:
-            replacement = notation.replace(held) if notation.whole.fullmatch(held) else None
+            replacement = notation.replace(text) if notation.whole.fullmatch(text) else None
             if replacement is not None:
-                out.extend((one, place - len(held) + 1) for one in self._write(held, replacement))
+                out.extend((one, place - len(text) + 1) for one in self._write(text, replacement))
                 self._held, self._last = "", character
                 return
-        if any(notation.begins.fullmatch(held) for notation in _NOTATIONS):
-            self._held = held
+        if any(notation.begins.fullmatch(text) for notation in _NOTATIONS):
+            self._held = text
         else:
-            self._give_up(held, place, out)
+            self._give_up(text, place, out)
 
     def _give_up(self, text: str, last: int, out: list[tuple[str, int]]) -> None:
         """No notation begins where this text does: put out its first character, or a backslash with the opener that it escapes, and read

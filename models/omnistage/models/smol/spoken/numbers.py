@@ -56,18 +56,18 @@ def parse_number(number: str) -> WrittenNumber:
         mark, grouped = ".", grouped or comma >= 0
         if plain.count(".") > 1:
             return WrittenNumber(plain.replace(".", ""), "", True)
-    whole, _, part = plain.replace("." if mark == "," else ",", "").partition(mark)
-    return WrittenNumber(whole, part, grouped)
+    integer, _, part = plain.replace("." if mark == "," else ",", "").partition(mark)
+    return WrittenNumber(integer, part, grouped)
 
 
 def amount(number: str | WrittenNumber) -> str:
     """A number in words: 1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
-    whole, part, grouped = parse_number(number) if isinstance(number, str) else number
+    integer, part, grouped = parse_number(number) if isinstance(number, str) else number
     words = ""
-    if whole:
+    if integer:
         limit = MAX_DIGITS + 3 if grouped else MAX_DIGITS
-        named = len(whole) > limit or (len(whole) > 1 and whole[0] == "0")
-        words = digits(whole) if named else cardinal(int(whole))
+        is_spelled = len(integer) > limit or (len(integer) > 1 and integer[0] == "0")
+        words = digits(integer) if is_spelled else cardinal(int(integer))
     return f"{words} point {digits(part)}".strip() if part else words
 
 

@@ -31,7 +31,7 @@ def _money(match: re.Match[str]) -> str:
     """A price in words, or a range of prices; two digits after the point are its small coins."""
     groups = match.groupdict()
     names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
-    one, many, small, _ = names
+    one, plural_name, small, _ = names
     number = parse_number(groups["number"])
     if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
         number = parse_number(groups["number"].replace(".", ","))
@@ -39,13 +39,13 @@ def _money(match: re.Match[str]) -> str:
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
     thing = _COIN.match(match.string, match.end()) or is_kind(match)
     if groups.get("last"):
-        words = f"{amount(number)} to {amount(groups['last'])} {scale} {many}".replace("  ", " ")
+        words = f"{amount(number)} to {amount(groups['last'])} {scale} {plural_name}".replace("  ", " ")
     elif scale:
-        words = f"{amount(number)} {scale} {one if thing else many}"
+        words = f"{amount(number)} {scale} {one if thing else plural_name}"
     elif len(number.part) == 2 and small:
         words = _with_coins(number, names)
     else:
-        words = f"{amount(number)} {one if number.is_one or thing else many}"
+        words = f"{amount(number)} {one if number.is_one or thing else plural_name}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
@@ -56,20 +56,20 @@ def _negative_amount(match: re.Match[str]) -> str:
 
 def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
     """A price with its small coins: 5.50 as "five dollars and fifty cents". names: as in CURRENCIES."""
-    one, many, small_one, small_many = names
+    one, plural_name, small_one, small_many = names
     coins = int(number.part)
     small = f"{cardinal(coins)} {small_one if coins == 1 else small_many}"
     if coins and not number.whole.strip("0"):
         return small
-    large = f"{amount(number._replace(part=''))} {one if number.whole == '1' else many}"
+    large = f"{amount(number._replace(part=''))} {one if number.whole == '1' else plural_name}"
     return f"{large} and {small}" if coins else large
 
 
 def _plural_number(number: str) -> str:
     """The plural of a number: two 6s, 1,000s."""
-    written = parse_number(number)
-    words = amount(written) if written.grouped or not number.isdecimal() else bare(number)
-    return plural(words.removeprefix("one ") if written.whole.rstrip("0") == "1" else words)
+    parsed = parse_number(number)
+    words = amount(parsed) if parsed.grouped or not number.isdecimal() else bare(number)
+    return plural(words.removeprefix("one ") if parsed.whole.rstrip("0") == "1" else words)
 
 
 _HEAT = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}

@@ -19,8 +19,8 @@ from omnistage.models.smol.spoken.rules import Names, Rule, Spell, read_rules
 from omnistage.models.smol.spoken.tables import read_lists, read_short_forms
 
 
-def _long_form(forms: Mapping[str, str], written: str) -> str:
-    return forms.get(written, written)
+def _long_form(forms: Mapping[str, str], short_form: str) -> str:
+    return forms.get(short_form, short_form)
 
 
 _SPELLINGS: dict[str, Spell] = {
@@ -54,9 +54,9 @@ def _rules_by_start() -> tuple[dict[str, list[Rule]], dict[str, list[Rule]]]:
     for begins, rule in read:
         for start in begins:
             if start.startswith("digits"):
-                named = _following(start)
+                start_signs = _following(start)
                 for sign in following:
-                    if not named or sign in named or (sign.isalpha() and _LETTER in named):
+                    if not start_signs or sign in start_signs or (sign.isalpha() and _LETTER in start_signs):
                         of_digits[sign].append(rule)
             else:
                 for sign in CURRENCY_SIGNS if start == "currency" else [start] if start == _LETTER else start:

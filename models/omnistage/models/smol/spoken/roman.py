@@ -77,10 +77,10 @@ def _numeral(match: re.Match[str]) -> str | None:
 
 def _words_before(match: re.Match[str]) -> list[str]:
     """The last words before the match, at most three, without full stops: CHAPTER and Ch. are both "Chapter"."""
-    found = _WORDS_BEFORE.search(before(match, 60))
+    words_match = _WORDS_BEFORE.search(before(match, 60))
     lone = len(match.group()) == 1
     words = []
-    for word in found.group().split() if found else ():
+    for word in words_match.group().split() if words_match else ():
         stem = word.removesuffix(".")
         words.append(NUMBERED.get(stem, stem).capitalize() if stem != word and not (lone and stem in WORDS_TOO) else stem)
     return [word.capitalize() if word.isupper() and len(word) > 1 else word for word in words]
@@ -104,16 +104,16 @@ def _is_letter(match: re.Match[str], words: list[str]) -> bool:
 
 def _is_ordinal(words: list[str], numeral: str) -> bool:
     """Whether a numeral after these words counts persons of one name: Henry VIII."""
-    named = words[-1] in RULERS and words[-1] not in TITLES
+    is_ruler = words[-1] in RULERS and words[-1] not in TITLES
     if words[-1] == "King":
-        named = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
+        is_ruler = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
     titled = any(word in TITLES for word in words[:-1]) and words[-1][0].isupper()
     related = len(numeral) > 1 and words[-1][0].isupper() and any(word in RULERS and word not in TITLES for word in words[-3:-1])
     if words[-1] in PARTS | KINDS or "L" in numeral:
         return False
     if len(numeral) == 1:
-        return (named or titled) and numeral in "IVX" and words[-1] != "Malcolm"
-    return named or titled or related or (words[-1] == "King" and len(words) > 2)
+        return (is_ruler or titled) and numeral in "IVX" and words[-1] != "Malcolm"
+    return is_ruler or titled or related or (words[-1] == "King" and len(words) > 2)
 
 
 def _is_counted(words: list[str], numeral: str) -> bool:
@@ -136,8 +136,8 @@ def _list(match: re.Match[str]) -> str | None:
         return None
     if words and words[-1] in RULERS | TITLES and words[-1] not in PARTS:
         return re.sub("[IVXL]+", lambda one: f"the {ordinal(value(one.group()) or 0)}", text)
-    counted = words and words[-1].removesuffix("s") in PARTS | KINDS
-    if not (counted or any(_CERTAIN.fullmatch(numeral) for numeral in numerals)):
+    has_noun = words and words[-1].removesuffix("s") in PARTS | KINDS
+    if not (has_noun or any(_CERTAIN.fullmatch(numeral) for numeral in numerals)):
         return None
     return re.sub("[IVXL]+", lambda one: cardinal(value(one.group()) or 0), text)
 
@@ -146,9 +146,9 @@ def _range(match: re.Match[str]) -> str | None:
     """A range of numerals: Chapters I-III, pages xii-xv. None if nothing shows that they are numbers."""
     first, last = (value(numeral.upper()) for numeral in (match["first"], match["last"]))
     words = re.findall("[A-Za-z]+", before(match, 24))
-    counted = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
+    has_noun = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
     ascend = first and last and first < last and any(_CERTAIN.fullmatch(numeral) for numeral in (match["first"], match["last"]))
-    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (counted or ascend) else None
+    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (has_noun or ascend) else None
 
 
 def _small_numeral(match: re.Match[str]) -> str | None:
@@ -158,8 +158,8 @@ def _small_numeral(match: re.Match[str]) -> str | None:
     if before(match, 1) == "(" and after(match, 1) == ")":
         return cardinal(number) if number else None
     last = words[-1].strip("(\"'“") if words else ""
-    counted = last.lower().rstrip(".") in SMALL_AFTER or (last.endswith(".") and last[:-1] in NUMBERED and last.lower() != "no.")
-    return cardinal(number) if number and counted else None
+    has_noun = last.lower().rstrip(".") in SMALL_AFTER or (last.endswith(".") and last[:-1] in NUMBERED and last.lower() != "no.")
+    return cardinal(number) if number and has_noun else None
 
 
 def _with_ending(match: re.Match[str]) -> str | None:

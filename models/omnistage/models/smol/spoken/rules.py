@@ -32,14 +32,14 @@ class Rule(NamedTuple):
     equation: bool | None
     say: Say
 
-    def words(self, found: re.Match[str]) -> str | None:
+    def words(self, match: re.Match[str]) -> str | None:
         """The words for a form that was found. None if what stands before it is not what the row wants."""
-        place = found.start()
-        if self.before and not self.before.search(found.string, max(place - MAX_CONTEXT, 0), place):
+        place = match.start()
+        if self.before and not self.before.search(match.string, max(place - MAX_CONTEXT, 0), place):
             return None
-        if self.equation is not None and in_equation(found) != self.equation:
+        if self.equation is not None and in_equation(match) != self.equation:
             return None
-        return self.say(found)
+        return self.say(match)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Names:
 
     def expand(self, pattern: str) -> str:
         """A pattern with the named ones in their places."""
-        return _NAME.sub(lambda found: f"(?:{self.patterns[found[1]]})", pattern)
+        return _NAME.sub(lambda match: f"(?:{self.patterns[match[1]]})", pattern)
 
 
 def read_rules(table: str, names: Names) -> Iterator[tuple[list[str], Rule]]:
@@ -94,8 +94,8 @@ def _say(words: str, names: Names) -> Say:
     pieces = list(_pieces(words, names))
 
     def say(match: re.Match[str]) -> str | None:
-        said = [piece(match) for piece in pieces]
-        return None if None in said else "".join(said)  # type: ignore[arg-type]
+        parts = [piece(match) for piece in pieces]
+        return None if None in parts else "".join(parts)  # type: ignore[arg-type]
 
     return say
 
@@ -103,10 +103,10 @@ def _say(words: str, names: Names) -> Say:
 def _pieces(words: str, names: Names) -> Iterator[Say]:
     """The pieces of a template, each a function of the match."""
     end = 0
-    for found in _PIECE.finditer(words):
-        yield _written(words[end : found.start()])
-        yield _optional(found["optional"], names) if found["optional"] else _group(found["group"], found["how"], names)
-        end = found.end()
+    for match in _PIECE.finditer(words):
+        yield _written(words[end : match.start()])
+        yield _optional(match["optional"], names) if match["optional"] else _group(match["group"], match["how"], names)
+        end = match.end()
     yield _written(words[end:])
 
 
@@ -116,21 +116,21 @@ def _written(words: str) -> Say:
 
 def _optional(words: str, names: Names) -> Say:
     """Words that are said if all groups in them are written."""
-    groups = [found["group"] for found in _PIECE.finditer(words)]
+    groups = [piece["group"] for piece in _PIECE.finditer(words)]
     say = _say(words, names)
     return lambda match: say(match) if all(match[group] for group in groups) else ""
 
 
-def _group(group: str, how: str | None, names: Names) -> Say:
+def _group(group: str, form: str | None, names: Names) -> Say:
     """The reading of a group; or the noun that it counts, "foot/feet"; or, for "unit of n", the unit as the group n asks for."""
     name: str | int = 0 if group == "all" else group
-    if how and "/" in how:
-        one, many = how.split("/")
-        return lambda match: one if _is_single(match, name) else many
-    if how and " of " in how and how not in names.spellings:
-        noun, counted = how.split(" of ")
-        return lambda match: names.nouns[noun](match[name])[not _is_single(match, 0 if counted == "all" else counted)]
-    spell: Spell = names.spellings[how] if how else amount
+    if form and "/" in form:
+        one, plural_noun = form.split("/")
+        return lambda match: one if _is_single(match, name) else plural_noun
+    if form and " of " in form and form not in names.spellings:
+        noun, counter = form.split(" of ")
+        return lambda match: names.nouns[noun](match[name])[not _is_single(match, 0 if counter == "all" else counter)]
+    spell: Spell = names.spellings[form] if form else amount
     return lambda match: spell(match[name])
 
 

@@ -28,8 +28,8 @@ def _ascending(match: re.Match[str]) -> str | None:
 
 
 def _value(number: str) -> float:
-    whole, part, _ = parse_number(number.rstrip(".,"))
-    return float(f"{whole or 0}.{part or 0}")
+    integer, part, _ = parse_number(number.rstrip(".,"))
+    return float(f"{integer or 0}.{part or 0}")
 
 
 def _power(power: str) -> str:
@@ -50,8 +50,8 @@ def _plain(power: str) -> str:
 
 def _stars(match: re.Match[str]) -> str:
     """★★★★☆ as "four out of five stars"."""
-    full, every = match.group().count("★"), len(match.group())
-    return f"{cardinal(full)} stars" if full == every else f"{cardinal(full)} out of {cardinal(every)} stars"
+    stars, every = match.group().count("★"), len(match.group())
+    return f"{cardinal(stars)} stars" if stars == every else f"{cardinal(stars)} out of {cardinal(every)} stars"
 
 
 def _bind(text: str) -> str:
@@ -72,8 +72,8 @@ def _bar(match: re.Match[str]) -> str:
     if before(match, 1) != "|" and not before(match, 1).isalpha() and _ABSOLUTE.match(match.string, match.start()):
         return "the absolute value of"
     opened = match.string.rfind("|", max(match.start() - 30, 0), match.start())
-    found = _ABSOLUTE.match(match.string, opened) if opened >= 0 else None
-    return "" if found and found.end() == match.end() else ","
+    absolute = _ABSOLUTE.match(match.string, opened) if opened >= 0 else None
+    return "" if absolute and absolute.end() == match.end() else ","
 
 
 PATTERNS = {

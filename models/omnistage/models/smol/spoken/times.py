@@ -97,8 +97,8 @@ def awaits_ratio(text: str) -> bool:
 
 def _clock_ahead(text: str) -> str:
     """The words for how far a clock is ahead of UTC: "+05:30" as "plus five thirty"."""
-    ahead = re.sub(r"\D", "", text)
-    hours, minutes = (ahead, "") if len(ahead) < 3 else (ahead[:-2], ahead[-2:])
+    digit_text = re.sub(r"\D", "", text)
+    hours, minutes = (digit_text, "") if len(digit_text) < 3 else (digit_text[:-2], digit_text[-2:])
     return f"{'plus' if text[0] == '+' else 'minus'} {cardinal(int(hours))}" + (f" {cardinal(int(minutes))}" if minutes.strip("0") else "")
 
 

@@ -28,17 +28,17 @@ def unit_names(unit: str) -> tuple[str, str]:
     """The singular and the plural of a unit: "m/s²" as "meter per second squared" and "meters per second squared"."""
     if unit in UNITS:
         return UNITS[unit]
-    found = _PARTS.fullmatch(unit)
-    assert found is not None
-    sign, power, between, other, other_power = found.groups()
+    match = _PARTS.fullmatch(unit)
+    assert match is not None
+    sign, power, between, other, other_power = match.groups()
     kind = f"{_POWERS[power[-1]]} " if power else ""
-    one, many = (kind + name for name in UNITS[sign])
+    one, plural_name = (kind + name for name in UNITS[sign])
     if not other:
-        return one, many
+        return one, plural_name
     tail = UNITS[other][0]
     if other_power:
         square = other_power[-1] in "2²"
         tail = f"{tail} {'squared' if square else 'cubed'}" if tail == "second" else f"{_POWERS[other_power[-1]]} {tail}"
     if between == "·":
         return f"{one} {tail}", f"{one} {tail}s"
-    return f"{one} per {tail}", f"{many} per {tail}"
+    return f"{one} per {tail}", f"{plural_name} per {tail}"

@@ -37,9 +37,9 @@ def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgr
                 model.tie_weights()  # Its embedding has two names, which are filled one after the other.
             model.save_pretrained(directory / part)
             progress("writing the weights", (index + 1) / len(models))
-    written = {"_class_name": design.scheduler, "_diffusers_version": diffusers.__version__, **design.schedule}
+    scheduler_config = {"_class_name": design.scheduler, "_diffusers_version": diffusers.__version__, **design.schedule}
     (directory / "scheduler").mkdir()
-    write_json(directory / "scheduler" / "scheduler_config.json", dict(sorted(written.items())))
+    write_json(directory / "scheduler" / "scheduler_config.json", dict(sorted(scheduler_config.items())))
     write_json(directory / "model_index.json", _index(design))
 
 
@@ -66,7 +66,7 @@ def _kind(part: PipelinePart) -> Any:
 
 def _index(design: MovingDesign) -> dict[str, Any]:
     """The contents of model_index.json: for each part the library that has its class, and the class."""
-    components: dict[str, Any] = {part: [made.library, made.kind] for part, made in design.parts.items()}
+    components: dict[str, Any] = {part: [model.library, model.kind] for part, model in design.parts.items()}
     components |= {
         "scheduler": ["diffusers", design.scheduler],
         "text_encoder": ["transformers", design.encoder],

@@ -197,10 +197,10 @@ def _stable_audio() -> MovingDesign:
     )
 
 
-def _channels(tiny: int, odd: int, more: int) -> Mapping[str, Values]:
-    """Arguments for the channels of a film's latents, by size. more: for a film with a first picture, the channels of its mask."""
+def _channels(tiny: int, odd: int, mask_channels: int) -> Mapping[str, Values]:
+    """Arguments for the channels of a film's latents, by size. mask_channels: for a film with a first picture, the channels of its mask."""
     return {
-        size: {"in_channels": count * (2 if more else 1) + more, "out_channels": count}
+        size: {"in_channels": count * (2 if mask_channels else 1) + mask_channels, "out_channels": count}
         for size, count in (("tiny", tiny), ("small", tiny), ("odd", odd))
     }
 

@@ -69,8 +69,8 @@ def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dty
 
 def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     """The contents of config.json. dtype: "float32" or "bfloat16"."""
-    seen = thinker.config(size.thinker, ids, dtype)
-    repeated = {name: value for name, value in seen.items() if name.endswith("_token_id")}
+    thinker_config = thinker.config(size.thinker, ids, dtype)
+    repeated = {name: value for name, value in thinker_config.items() if name.endswith("_token_id")}
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "assistant_token_id": ids.assistant,
@@ -82,7 +82,7 @@ def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
         "model_type": "qwen3_omni_moe",
         "system_token_id": ids.system,
         "talker_config": talker.config(size.talker, size.thinker.text.hidden, size.hidden_layer, repeated),
-        "thinker_config": seen,
+        "thinker_config": thinker_config,
         "transformers_version": "4.57.0.dev0",
         "tts_bos_token_id": ids.tts_bos,
         "tts_eos_token_id": ids.tts_eos,
@@ -93,8 +93,8 @@ def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 
 def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     """The contents of config.json for a checkpoint that has a Thinker alone."""
-    whole = config(size, ids, dtype) | {"enable_audio_output": False}
-    return {name: value for name, value in whole.items() if name not in ("talker_config", "code2wav_config")}
+    full_config = config(size, ids, dtype) | {"enable_audio_output": False}
+    return {name: value for name, value in full_config.items() if name not in ("talker_config", "code2wav_config")}
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
