@@ -60,9 +60,9 @@ class RawClient:
         thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=max_tokens, ignore_eos=True)
         request = omni_pb2.GenerateRequest(seed=seed, thinker=thinker)
         arrivals = EventArrivals()
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         for event in self._stub.Generate(request, timeout=60):
-            arrivals.events.append((time.perf_counter() - begun, event))
+            arrivals.events.append((time.perf_counter() - begin_s, event))
         return arrivals
 
     def close(self) -> None:

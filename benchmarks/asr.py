@@ -78,25 +78,25 @@ def words(text: str) -> list[str]:
     text = re.sub(r"\d+", lambda match: f" {_spell_number(match.group())} ", text)
     text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)
     text = re.sub(r"['’]", "", text)
-    found = re.findall(r"[a-zà-ÿ]+", text)
-    return [word for word in (_SAME.get(word, word) for word in found) if word]
+    raw_words = re.findall(r"[a-zà-ÿ]+", text)
+    return [word for word in (_SAME.get(word, word) for word in raw_words) if word]
 
 
 def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
     """How many words must change, come or go to make the text from what was heard, divided by its words. pairs: (text, heard)."""
     errors = total = 0
     for text, other in pairs:
-        wanted, got = meant(text), words(other)
-        errors += _edits(wanted, got)
-        total += len(wanted)
+        reference, hypothesis = meant(text), words(other)
+        errors += _edits(reference, hypothesis)
+        total += len(reference)
     return errors / max(total, 1)
 
 
 def _money(match: re.Match[str]) -> str:
     """The words of an amount: $5.50 as "5 dollars 50 cents"."""
-    sign, whole, part, scale = match.groups()
+    sign, amount, part, scale = match.groups()
     unit, small = _UNITS[sign]
-    return f" {whole} {scale or ''} {unit} " + (f"{part} {small} " if part and int(part) else "")
+    return f" {amount} {scale or ''} {unit} " + (f"{part} {small} " if part and int(part) else "")
 
 
 def _spell_number(digits: str) -> str:
@@ -106,12 +106,12 @@ def _spell_number(digits: str) -> str:
     return str(numbers.cardinal(int(digits[:30])))
 
 
-def _edits(wanted: list[str], got: list[str]) -> int:
+def _edits(reference: list[str], hypothesis: list[str]) -> int:
     """Levenshtein distance of two lists of words."""
-    row = list(range(len(got) + 1))
-    for i, word in enumerate(wanted, start=1):
+    row = list(range(len(hypothesis) + 1))
+    for i, word in enumerate(reference, start=1):
         above, row = row, [i]
-        for j, other in enumerate(got, start=1):
+        for j, other in enumerate(hypothesis, start=1):
             row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (word != other)))
     return row[-1]
 

@@ -64,15 +64,15 @@ class SoundPath(ABC):
     async def seconds(self, seed: int) -> float:
         """Seconds from a question to the first sound, if each call begins when the one before it ends."""
         text = thinker_params(seed, CHARACTERS).messages[0].parts[0].text
-        asked = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
-        thought = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(asked)).prompt_ids), seed, TOKENS, taps_from=0)
-        spoken = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
+        request = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
+        thought = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(request)).prompt_ids), seed, TOKENS, taps_from=0)
+        speaker = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
         width = {port.name: port.width for port in self.talker.info.accepts}
-        speech = self.talker.sequence(spoken, np.zeros((width[PLACES], len(thought.prompt)), np.int64))
+        speech = self.talker.sequence(speaker, np.zeros((width[PLACES], len(thought.prompt)), np.int64))
         rows = torch.randn(len(speech.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
         with torch.inference_mode():
             thoughts = steps_s(self.thinker.engine, thought, steps=self.frames - 1 + self.late)
-            frames = steps_s(self.talker.engine, speech, steps=self.frames - 1, given=rows)
+            frames = steps_s(self.talker.engine, speech, steps=self.frames - 1, vectors=rows)
         return self._frames_s(thoughts, frames) + await self.window_s(seed)
 
     def _frames_s(self, thinker: Sequence[float], talker: Sequence[float]) -> float:
@@ -99,7 +99,7 @@ class FlowPath(SoundPath):
         model = self.code2wav
         speech = FlowSpeech(model.config, model.windows, await model.prepare(WaveRequest(seed=0)))
         codes = torch.randint(0, 8192, (self.frames, 1), generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         speech.feed(0, codes, last=False)
         flow = speech.next()
         assert flow is not None
@@ -109,7 +109,7 @@ class FlowPath(SoundPath):
         while not vocoding.done:
             model.windows.step([vocoding])
         sound(vocoding)
-        return time.perf_counter() - begun
+        return time.perf_counter() - begin_s
 
 
 class CausalPath(SoundPath):
@@ -124,13 +124,13 @@ class CausalPath(SoundPath):
         speech = CausalSpeech(model.config, model.windows.net, (await model.prepare(WaveRequest(seed=0, profile="latency"))).schedule)
         shape = (self.frames, model.config.codebooks)
         codes = torch.randint(0, model.config.codes, shape, generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         speech.feed(0, codes, last=False)
         job = speech.next()
         assert job is not None
         model.windows.step([job])
         speech.made(job)
-        return time.perf_counter() - begun
+        return time.perf_counter() - begin_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,38 +82,38 @@ class ProfileFigures:
 
 async def make_sounds(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
     """Make the sound of `items`, which are sent one by one, each after all sound of the earlier items was made."""
-    prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
+    prepared, port, item_count = await model.prepare(request), model.info.accepts[0].name, 0
     rate_hz = model.info.produces[0].rate_hz
 
     async def one_by_one() -> AsyncIterator[Piece]:
-        nonlocal came
-        for came in range(1, len(items) + 1):
-            yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
+        nonlocal item_count
+        for item_count in range(1, len(items) + 1):
+            yield Piece(port, item_count - 1, item_count == len(items), items[item_count - 1 : item_count].copy())
             while True:  # All sound that can be made is made before the next item comes.
                 await asyncio.sleep(LOOK_S)
                 if not model.load().queued:
                     break
 
-    begun, first, parts = time.process_time(), None, []
+    begin_s, first, parts = time.process_time(), None, []
     async for sound in model.decode(prepared, one_by_one(), {model.info.produces[0].name: 0}):
         if first is None:
-            first = came, time.process_time() - begun, len(sound.samples) / rate_hz
+            first = item_count, time.process_time() - begin_s, len(sound.samples) / rate_hz
         parts.append(sound.samples[:, 0])
     assert first is not None
-    return Sounded(np.concatenate(parts), first[0], first[1], time.process_time() - begun, first[2])
+    return Sounded(np.concatenate(parts), first[0], first[1], time.process_time() - begin_s, first[2])
 
 
-def decibels(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
+def decibels(sound: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """The ratio of the signal to the difference of two sounds in dB, at most 150."""
-    noise = ((made.astype(np.float64) - whole) ** 2).mean()
-    return min(float(10 * np.log10((whole.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
+    noise = ((sound.astype(np.float64) - reference) ** 2).mean()
+    return min(float(10 * np.log10((reference.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
 
 
-def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
+def spectral_distance(sound: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """The log-spectral distance of two sounds in dB: root mean square over the frequencies, mean over windows of 1024 samples. Values below
     -60 dB of the loudest are raised to it."""
     window = torch.hann_window(1024)
-    spectra = [torch.stft(torch.from_numpy(each.copy()), 1024, 256, window=window, return_complex=True).abs() for each in (made, whole)]
+    spectra = [torch.stft(torch.from_numpy(one.copy()), 1024, 256, window=window, return_complex=True).abs() for one in (sound, reference)]
     floor = 1e-3 * spectra[1].max()
     logs = [20 * each.clamp(min=floor).log10() for each in spectra]
     return float((logs[0] - logs[1]).square().mean(0).sqrt().mean())
@@ -123,7 +123,7 @@ async def lines(
     voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
 ) -> tuple[list[ProfileFigures], Mapping[str, list[Sounded]]]:
     """Compare each profile with `offline`, in turn; returns figures, and sounds by profile. seconds_of_item: speech in an item."""
-    made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
+    sounds: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
     await make_sounds(model, WaveRequest(0), speeches[0])
     costs: dict[str, list[float]] = {profile: [] for profile in Profile}
     firsts: dict[str, list[float]] = {profile: [] for profile in Profile}
@@ -132,22 +132,22 @@ async def lines(
             each = [await make_sounds(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
             costs[profile].append(sum(one.cost_s for one in each))
             firsts[profile].append(median([one.first_s for one in each]))
-            made[profile] = each if turn == 0 else made[profile]
-    found = []
+            sounds[profile] = each if turn == 0 else sounds[profile]
+    figures = []
     for profile in Profile:
-        pairs = [(one.samples, whole.samples) for one, whole in zip(made[profile], made["offline"], strict=True)]
-        found.append(
+        pairs = [(one.samples, reference.samples) for one, reference in zip(sounds[profile], sounds["offline"], strict=True)]
+        figures.append(
             ProfileFigures(
                 voice,
                 profile,
-                median([one.first_items for one in made[profile]]) * seconds_of_item,
+                median([one.first_items for one in sounds[profile]]) * seconds_of_item,
                 median(firsts[profile]),
                 median([decibels(*pair) for pair in pairs]),
                 median([spectral_distance(*pair) for pair in pairs]),
-                median([one / whole for one, whole in zip(costs[profile], costs["offline"], strict=True)]),
+                median([one / reference for one, reference in zip(costs[profile], costs["offline"], strict=True)]),
             )
         )
-    return found, made
+    return figures, sounds
 
 
 async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
@@ -157,34 +157,34 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
     model = load_code2wav(folder, LoadOptions(path=folder, family={"workers": 1}))
     source = np.random.default_rng(0)
     codes = source.integers(0, 8192, (CODES, 1)).astype(np.uint32)
-    found, made = await lines("qwen2_5_omni (small, random weights)", model, [codes], 0.02)
-    how = f"{CODES} codes, one thread, CPU time; small; median of {ROUNDS} in turn"
-    by = {line.profile: line for line in found}
+    figures, sounds = await lines("qwen2_5_omni (small, random weights)", model, [codes], 0.02)
+    setup = f"{CODES} codes, one thread, CPU time; small; median of {ROUNDS} in turn"
+    by = {line.profile: line for line in figures}
     report.add(
-        Figure("x_cost_balanced", by["balanced"].cost, "x", "<= 1.35", f"over the whole sequence at once; {how}"),
-        Figure("x_cost_latency", by["latency"].cost, "x", "", how),
-        Figure("x_cost_quality", by["quality"].cost, "x", "", how),
+        Figure("x_cost_balanced", by["balanced"].cost, "x", "<= 1.35", f"over the whole sequence at once; {setup}"),
+        Figure("x_cost_latency", by["latency"].cost, "x", "", setup),
+        Figure("x_cost_quality", by["quality"].cost, "x", "", setup),
         Figure(
             "first_packet_codes",
-            made["balanced"][0].first_items,
+            sounds["balanced"][0].first_items,
             "codes",
             "<= 24",
             "balanced: that had come when the first sound was there",
         ),
-        Figure("first_packet", made["balanced"][0].first_sound_s, "s", "", "how long it is"),
+        Figure("first_packet", sounds["balanced"][0].first_sound_s, "s", "", "how long it is"),
         Figure("snr_balanced", by["balanced"].snr, "dB", "", "of the whole over what differs from it"),
         Figure("snr_quality", by["quality"].snr, "dB", "", "the same"),
     )
-    alone, together = [], []
+    alone_s, together_s = [], []
     for n in range(ROUNDS):
-        alone.append(await all_s(model, [WaveRequest(n)], codes[:200]))
-        together.append(await all_s(model, [WaveRequest(n + speaker) for speaker in range(SPEAKERS)], codes[:200]))
-    speed = median([SPEAKERS * one / many for one, many in zip(alone, together, strict=True)])
+        alone_s.append(await all_s(model, [WaveRequest(n)], codes[:200]))
+        together_s.append(await all_s(model, [WaveRequest(n + speaker) for speaker in range(SPEAKERS)], codes[:200]))
+    speed = median([SPEAKERS * single_s / batch_s for single_s, batch_s in zip(alone_s, together_s, strict=True)])
     report.add(
         Figure("x_speakers_8", speed, "x", "", f"sound a second of {SPEAKERS} at once over one alone: {model.info.settings['batch']}")
     )
     await model.close()
-    return found
+    return figures
 
 
 def causal(report: Report) -> None:
@@ -210,26 +210,26 @@ def causal(report: Report) -> None:
     with torch.inference_mode():
         calls: list[Callable[[], None]] = [before, *(partial(call, size) for size in ends for call in (kept, again))]
         costs = [[cpu_s(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
-    begun, *rest = map(median, zip(*costs, strict=True))
-    how = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"
+    prefix_s, *rest = map(median, zip(*costs, strict=True))
+    setup = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"
     for size, own_s, again_s in zip(ends, rest[::2], rest[1::2], strict=True):
         target = ">= 3" if size == 4 else ""
-        note = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {how}"
-        report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - begun), "x", target, note))
+        note = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {setup}"
+        report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - prefix_s), "x", target, note))
 
 
 def cpu_s(call: Callable[[], None]) -> float:
     """CPU seconds of one call."""
-    begun = time.process_time()
+    begin_s = time.process_time()
     call()
-    return time.process_time() - begun
+    return time.process_time() - begin_s
 
 
 async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], items: Array) -> float:
     """Seconds to make the sound of these items for all requests at once."""
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     await asyncio.gather(*(make_sounds(model, request, items) for request in requests))
-    return time.perf_counter() - begun
+    return time.perf_counter() - begin_s
 
 
 async def default_voice(report: Report) -> list[ProfileFigures]:
@@ -237,11 +237,11 @@ async def default_voice(report: Report) -> list[ProfileFigures]:
     folder = model_directory()
     talker, model = load_talker(folder / "talker"), load_smol_code2wav(folder / "code2wav")
     speeches = [await rows_of(talker, text) for text in TEXTS]
-    found, made = await lines("default", model, speeches, 1 / 40)
+    figures, sounds = await lines("default", model, speeches, 1 / 40)
     listener = await asyncio.to_thread(recogniser)
     judged = []
-    for line in found:
-        pairs = [(text, recognise(listener, one.samples, 24000)) for text, one in zip(TEXTS, made[line.profile], strict=True)]
+    for line in figures:
+        pairs = [(text, recognise(listener, one.samples, 24000)) for text, one in zip(TEXTS, sounds[line.profile], strict=True)]
         judged.append(replace(line, errors=word_error_rate(pairs)))
         report.add(Figure(f"default_word_error_rate_{line.profile}", judged[-1].errors or 0.0, "", "<= 0.04", f"{len(TEXTS)} texts"))
         report.add(Figure(f"default_spectral_distance_{line.profile}", line.distance, "dB", "", "from the whole"))
@@ -252,33 +252,33 @@ async def default_voice(report: Report) -> list[ProfileFigures]:
 # The page --------------------------------------------------------------------------------------------------------------------------
 
 
-def table(found: Sequence[ProfileFigures]) -> str:
+def table(figures: Sequence[ProfileFigures]) -> str:
     """The figures as a table in Markdown."""
     head = "| voice | profile | speech before the first sound | computing | of the whole | spectral distance | cost | words heard wrong |"
     rows = [head, "|---|---|---|---|---|---|---|---|"]
-    for line in found:
+    for line in figures:
         errors = "" if line.errors is None else f"{100 * line.errors:.1f} %"
-        whole = "the same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
+        snr_text = "the same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
         pace = f"{line.speech_s:.2f} s | {1000 * line.computed_s:.0f} ms"
-        rows.append(f"| {line.voice} | {line.profile} | {pace} | {whole} | {line.distance:.3f} dB | {line.cost:.2f} x | {errors} |")
+        rows.append(f"| {line.voice} | {line.profile} | {pace} | {snr_text} | {line.distance:.3f} dB | {line.cost:.2f} x | {errors} |")
     return "\n".join(rows) + "\n"
 
 
-def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
+def draw(path: Path, figures: Sequence[ProfileFigures]) -> None:
     """Draw the cost of each profile against its time to the first sound, and write the picture to `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
-    voices = list(dict.fromkeys(line.voice for line in found))
+    voices = list(dict.fromkeys(line.voice for line in figures))
     drawing = Drawing(figsize=(9, 3.4), dpi=160, layout="constrained")
     FigureCanvasAgg(drawing)
     for axes, voice in zip(drawing.subplots(1, len(voices), squeeze=False)[0], voices, strict=True):
-        shown = [line for line in found if line.voice == voice and line.speech_s < LATE_S]
+        shown = [line for line in figures if line.voice == voice and line.speech_s < LATE_S]
         axes.scatter([line.speech_s for line in shown], [line.cost for line in shown], s=70, c="#0f9d8a", zorder=3)
         for line in shown:
-            near = "same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
-            where = (line.speech_s, line.cost)
-            axes.annotate(f"{line.profile}, {near}", where, textcoords="offset points", xytext=(8, -3), fontsize=8)
+            snr_text = "same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
+            point = (line.speech_s, line.cost)
+            axes.annotate(f"{line.profile}, {snr_text}", point, textcoords="offset points", xytext=(8, -3), fontsize=8)
         axes.set_title(voice, fontsize=9, loc="left")
         axes.set_xlabel("speech that has come before the first sound (s)", fontsize=8)
         axes.set_ylabel("cost, over that of the whole at once", fontsize=8)
@@ -288,32 +288,32 @@ def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
     drawing.savefig(path)
 
 
-def write(found: Sequence[ProfileFigures], *, docs: bool) -> None:
+def write(figures: Sequence[ProfileFigures], *, docs: bool) -> None:
     """Write the table and the picture to OUT. docs: also into the page, between its marks."""
     OUT.mkdir(exist_ok=True)
-    (OUT / "latency-and-quality.md").write_text(table(found))
-    draw(OUT / PICTURE.name, found)
+    (OUT / "latency-and-quality.md").write_text(table(figures))
+    draw(OUT / PICTURE.name, figures)
     if docs:
         shutil.copy(OUT / PICTURE.name, PICTURE)
         begin, rest = PAGE.read_text().split("<!-- made by make bench-code2wav -->\n")
-        PAGE.write_text(f"{begin}<!-- made by make bench-code2wav -->\n{table(found)}{rest[rest.index('<!-- end -->') :]}")
+        PAGE.write_text(f"{begin}<!-- made by make bench-code2wav -->\n{table(figures)}{rest[rest.index('<!-- end -->') :]}")
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--docs", action="store_true", help="write the table and the picture into docs/latency-and-quality.md")
-    given = parser.parse_args()
+    options = parser.parse_args()
     report = Report("code2wav")
     torch.set_num_threads(1)
-    found: list[ProfileFigures] = []
+    figures: list[ProfileFigures] = []
     with report.part("causal"):
         causal(report)
     with tempfile.TemporaryDirectory() as folder, report.part("flow"):
-        found += asyncio.run(flow(report, Path(folder)))
+        figures += asyncio.run(flow(report, Path(folder)))
     with report.part("default voice"):
-        found += asyncio.run(default_voice(report))
-    write(found, docs=given.docs)
-    return report.finish(judge=not given.report)
+        figures += asyncio.run(default_voice(report))
+    write(figures, docs=options.docs)
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

@@ -67,23 +67,23 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
     await studio.watched(studio.request(0, side, guided=True))
     rounds = list[SpeedUp]()
     for turn in range(1, 1 + ROUNDS):
-        asked = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
+        requests = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
         ours: list[RequestTimes] = []
         if turn % 2:
-            ours = await studio.together(asked, step_s)
-        theirs = [pipeline.called(request) for request in asked]
+            ours = await studio.together(requests, step_s)
+        theirs = [pipeline.called(request) for request in requests]
         if not ours:
-            ours = await studio.together(asked, step_s)
-        off = max(most_apart(seen.data, image) for seen, (_, image) in zip(ours, theirs, strict=True))
+            ours = await studio.together(requests, step_s)
+        off = max(most_apart(times.data, image) for times, (_, image) in zip(ours, theirs, strict=True))
         if off > SAME:
             raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {off} of 255 apart")
-        begun = min(seen.arrived_s for seen in ours)
-        durations = [taken for taken, _ in theirs]
-        waited = one_by_one_s([seen.arrived_s - begun for seen in ours], durations)
+        begin_s = min(times.arrived_s for times in ours)
+        durations = [duration_s for duration_s, _ in theirs]
+        waited = one_by_one_s([times.arrived_s - begin_s for times in ours], durations)
         rounds.append(
             SpeedUp(
-                sum(durations) / (max(seen.done_s for seen in ours) - begun),
-                sum(waited) / sum(seen.taken_s for seen in ours),
+                sum(durations) / (max(times.done_s for times in ours) - begin_s),
+                sum(waited) / sum(times.taken_s for times in ours),
                 waited[-1] / ours[-1].taken_s,
             )
         )
@@ -92,25 +92,25 @@ async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> Spee
 
 async def throughput(report: Report, folder: Path) -> None:
     """Compare the families of GOALS with their pipelines; see `beside`."""
-    joined = dict[str, float]()
-    how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
+    latencies = dict[str, float]()
+    setup = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
     for name, goal in GOALS.items():
         studio = Studio(name, folder)
         pipeline, key = studio.pipeline(), name.replace("-", "_")
-        found = {side: await beside(studio, pipeline, side) for side in SIDES}
+        speed_ups = {side: await beside(studio, pipeline, side) for side in SIDES}
         await studio.model.close()
-        for side, times in found.items():
-            joined[f"{name} {side} px"] = times.latency
+        for side, times in speed_ups.items():
+            latencies[f"{name} {side} px"] = times.latency
             report.add(
-                Figure(f"x_throughput_{key}_{REQUESTS}_{side}px", times.speed, "x", "", how),
+                Figure(f"x_throughput_{key}_{REQUESTS}_{side}px", times.speed, "x", "", setup),
                 Figure(f"x_late_joiner_latency_{key}_{side}px", times.latency, "x", "", "mean from arrival to picture; the same requests"),
                 Figure(f"x_last_joiner_latency_{key}_{side}px", times.last, "x", "", "of the last of them alone"),
             )
-        worse = min(times.speed for times in found.values())
-        report.add(Figure(f"x_throughput_{key}_{REQUESTS}", worse, "x", goal, f"the worse of {SIDES} px; median of {ROUNDS}; {how}"))
-    worst = min(joined, key=joined.__getitem__)
+        worse = min(times.speed for times in speed_ups.values())
+        report.add(Figure(f"x_throughput_{key}_{REQUESTS}", worse, "x", goal, f"the worse of {SIDES} px; median of {ROUNDS}; {setup}"))
+    worst = min(latencies, key=latencies.__getitem__)
     note = f"mean latency one by one, each waits for those before it, over ours; the worst: {worst}; median of {ROUNDS}"
-    report.add(Figure("x_late_joiner_latency", joined[worst], "x", ">= 1.5", note))
+    report.add(Figure("x_late_joiner_latency", latencies[worst], "x", ">= 1.5", note))
 
 
 # One picture -----------------------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ async def throughput(report: Report, folder: Path) -> None:
 
 async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
     """Divide the time to the first preview by the time to the picture: with the linear map, and with the VAE if there is no map."""
-    worst, found = "", dict[str, float]()
+    worst, shares = "", dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
         linear, decoded = list[float](), list[float]()
@@ -127,22 +127,22 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
             request = studio.request(turn, side, guided=True, previews=PREVIEWS)
             product = cast(Pictures, studio.drawing.product)
             fitted, product._previews = product._previews, LinearMap()
-            seen = await studio.watched(request)
-            decoded.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
+            times = await studio.watched(request)
+            decoded.append((times.first_preview_s - times.arrived_s) / times.taken_s)
             product._previews = fitted
-            seen = await studio.watched(request)
-            linear.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
+            times = await studio.watched(request)
+            linear.append((times.first_preview_s - times.arrived_s) / times.taken_s)
         await studio.model.close()
-        found[name] = median(linear)
-        key, how = name.replace("-", "_"), f"{STEPS} steps, {PREVIEWS} previews, {side} px, guided; median of {ROUNDS}"
+        shares[name] = median(linear)
+        key, setup = name.replace("-", "_"), f"{STEPS} steps, {PREVIEWS} previews, {side} px, guided; median of {ROUNDS}"
         report.add(
-            Figure(f"first_preview_over_e2e_{key}", found[name], "", "", f"by the linear map; {how}"),
-            Figure(f"first_preview_by_vae_over_e2e_{key}", median(decoded), "", "", f"before any picture was drawn; {how}"),
+            Figure(f"first_preview_over_e2e_{key}", shares[name], "", "", f"by the linear map; {setup}"),
+            Figure(f"first_preview_by_vae_over_e2e_{key}", median(decoded), "", "", f"before any picture was drawn; {setup}"),
         )
-    worst = max(found, key=found.__getitem__)
+    worst = max(shares, key=shares.__getitem__)
     first = -(-STEPS // (PREVIEWS + 1))
     note = f"to the first preview over the time to the picture; the worse: {worst}; it shows step {first} of {STEPS}, which alone is"
-    report.add(Figure("first_preview_over_e2e", found[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
+    report.add(Figure("first_preview_over_e2e", shares[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
 
 
 def by_hand(studio: Studio, plan: DrawingPlan) -> None:
@@ -153,8 +153,8 @@ def by_hand(studio: Studio, plan: DrawingPlan) -> None:
         texts = [text for text in (canvas.conditions.positive, canvas.conditions.negative) if text is not None]
         rows = [BatchRow(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
         while not canvas.is_drawn:
-            made = painter.velocities(rows)
-            velocity = painter.guided(made[0], made[1], canvas) if len(made) == 2 else made[0]
+            velocities = painter.velocities(rows)
+            velocity = painter.guided(velocities[0], velocities[1], canvas) if len(velocities) == 2 else velocities[0]
             sampler = canvas.sampler
             canvas.latents = sampler.scheduler.step(velocity, sampler.timestep, canvas.latents, return_dict=False)[0]
             sampler.step += 1
@@ -184,44 +184,44 @@ async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[
 
 async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
     """Measure what the engine adds to a step, in CPU time and by the clock; see `overhead`."""
-    found = dict[str, float]()
+    shares = dict[str, float]()
     for name in GOALS:
         studio = Studio(name, folder)
         await studio.watched(studio.request(0, side, guided=False))
         for guided in (False, True):
             label = f"{name.replace('-', '_')}{'_guided' if guided else ''}"
-            found[label], note_cpu = await overhead(studio, side, guided=guided, clock=time.process_time)
+            shares[label], note_cpu = await overhead(studio, side, guided=guided, clock=time.process_time)
             wall, note_wall = await overhead(studio, side, guided=guided, clock=time.perf_counter)
             report.add(
-                Figure(f"engine_overhead_of_a_step_{label}", found[label], "", "", note_cpu),
+                Figure(f"engine_overhead_of_a_step_{label}", shares[label], "", "", note_cpu),
                 Figure(f"engine_overhead_of_a_step_{label}_wall", wall, "", "", f"of the wall, with waiting for threads; {note_wall}"),
             )
         await studio.model.close()
-    worst = max(found, key=found.__getitem__)
-    how = f"a step over the same by hand (transformer, guidance, scheduler), less 1; one picture, {side} px"
-    note = f"{how}; median of {OVERHEAD_ROUNDS} pictures drawn by both in turn; the worst: {worst}"
-    report.add(Figure("engine_overhead_of_a_step", found[worst], "", "<= 0.03", note))
+    worst = max(shares, key=shares.__getitem__)
+    setup = f"a step over the same by hand (transformer, guidance, scheduler), less 1; one picture, {side} px"
+    note = f"{setup}; median of {OVERHEAD_ROUNDS} pictures drawn by both in turn; the worst: {worst}"
+    report.add(Figure("engine_overhead_of_a_step", shares[worst], "", "<= 0.03", note))
 
 
 async def prompt_cache(report: Report, folder: Path) -> None:
     """Measure the time that is saved when a prompt is asked for the second time, and the memory that this takes."""
     for name in ("qwen-image", "z-image", "qwen-image-edit"):
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
-        saved, kept = list[float](), list[int]()
+        saved, cache_bytes = list[float](), list[int]()
         await studio.watched(studio.editing(0, SIDES[0]))
         for turn in range(1, 1 + ROUNDS):
             request, bytes_before = studio.editing(turn, SIDES[0]), studio.painter._texts.bytes + studio.painter._pictures.bytes
             with watch_calls(studio.painter, "encode") as encoded:
                 first = await studio.watched(request)
-                kept.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)
+                cache_bytes.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)
                 await studio.watched(request)
             saved.append((encoded.each_s[0] - encoded.each_s[1]) / first.taken_s)
         await studio.model.close()
         key = name.replace("-", "_")
-        what = "words and picture" if studio.painter.limits.images[0] else "words"
+        inputs = "words and picture" if studio.painter.limits.images[0] else "words"
         report.add(
-            Figure(f"prompt_cache_{key}", median(saved), "", "", f"of a request's time, {what}; the encoder is small too; {STEPS} steps"),
-            Figure(f"prompt_cache_bytes_{key}", median(kept), "bytes", "", "kept of one request"),
+            Figure(f"prompt_cache_{key}", median(saved), "", "", f"of a request's time, {inputs}; the encoder is small too; {STEPS} steps"),
+            Figure(f"prompt_cache_bytes_{key}", median(cache_bytes), "bytes", "", "kept of one request"),
         )
 
 
@@ -235,23 +235,23 @@ async def families(report: Report, folder: Path) -> None:
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
         fresh = map(studio.editing, count(), repeat(SIDES[0]))
         await studio.watched(replace(next(fresh), steps=2))  # Only to warm up.
-        alone, step, many = list[float](), list[float](), list[float]()
+        alone_s, step_s, together_s = list[float](), list[float](), list[float]()
         for _ in range(ROUNDS):
             with watch_calls(studio.painter, "velocities") as calls:
-                alone.append((await studio.watched(next(fresh))).taken_s)
-            step.append(median(calls.between_s))
-            seen = await studio.together(list(islice(fresh, AT_ONCE)))
-            many.append((max(one.done_s for one in seen) - min(one.arrived_s for one in seen)) / AT_ONCE)
+                alone_s.append((await studio.watched(next(fresh))).taken_s)
+            step_s.append(median(calls.between_s))
+            times = await studio.together(list(islice(fresh, AT_ONCE)))
+            together_s.append((max(one.done_s for one in times) - min(one.arrived_s for one in times)) / AT_ONCE)
         plan = await studio.model.prepare(next(fresh))
         await studio.model.close()
         size, key = f"{plan.width}x{plan.height}" + (f" x {plan.layers}" if plan.layers else ""), name.replace("-", "_")
-        how = f"{size} px, {STEPS} steps, guided; small; median of {ROUNDS}"
+        setup = f"{size} px, {STEPS} steps, guided; small; median of {ROUNDS}"
         report.add(
-            Figure(f"picture_{key}", median(alone), "s", "", how),
-            Figure(f"step_{key}", median(step), "s", "", "of it"),
-            Figure(f"picture_of_{AT_ONCE}_{key}", median(many), "s", "", f"each, {AT_ONCE} at once"),
+            Figure(f"picture_{key}", median(alone_s), "s", "", setup),
+            Figure(f"step_{key}", median(step_s), "s", "", "of it"),
+            Figure(f"picture_of_{AT_ONCE}_{key}", median(together_s), "s", "", f"each, {AT_ONCE} at once"),
         )
-        rows.append(f"| {name} | {size} | {median(alone):.2f} s | {1e3 * median(step):.1f} ms | {median(many):.2f} s |")
+        rows.append(f"| {name} | {size} | {median(alone_s):.2f} s | {1e3 * median(step_s):.1f} ms | {median(together_s):.2f} s |")
     OUT.mkdir(exist_ok=True)
     (OUT / "diffusion.md").write_text("\n".join(rows) + "\n")
     print("\n".join(rows))
@@ -274,23 +274,23 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only the full-size transformer on a GPU")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be given several times")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU is here: nothing was measured")
         return 0
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        if given.device == "cuda":
+        if options.device == "cuda":
             report = Report("diffusion-cuda")
             with report.part("full size"):
                 asyncio.run(on_gpu(report, Path(folder)))
-            return report.finish(judge=not given.report)
+            return report.finish(judge=not options.report)
         report = Report("diffusion")
         for name, part in PARTS.items():
-            if not given.only or name in given.only:
+            if not options.only or name in options.only:
                 with report.part(name):
                     asyncio.run(part(report, Path(folder)))
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

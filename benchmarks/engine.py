@@ -65,10 +65,10 @@ def request(rows: int, items: int, history: int = 0, ids: range = IDS) -> Sequen
     return SequenceRequest(prompt(rows, ids), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
 
 
-async def first_s(engine: Engine, asked: SequenceRequest) -> float:
+async def first_s(engine: Engine, sequence_request: SequenceRequest) -> float:
     """Seconds to the first item of an answer, which is cancelled then."""
     started = time.perf_counter()
-    stream = engine.submit(asked)
+    stream = engine.submit(sequence_request)
     while all(event.item is None for event in await stream.take()):
         pass
     taken_s = time.perf_counter() - started
@@ -93,27 +93,27 @@ async def throughput(engine: Engine, report: Report) -> None:
     note = f"median of {ROUNDS}; {PROMPT} + {ANSWER} tokens each, prompts included; {isa()}, {dtype_of('cpu')}"
     report.add(*(Figure(f"tokens_per_s_{concurrent}", median(measured), "tokens/s", "", note) for concurrent, measured in rates.items()))
     for concurrent, goal in goals.items():
-        ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
+        ratio = median([many_rate / single_rate for many_rate, single_rate in zip(rates[concurrent], rates[1], strict=True)])
         report.add(Figure(f"x_{concurrent}", ratio, "x", f">= {goal}", note))
 
 
 def seconds(call: Callable[[], object], rounds: int = 9) -> float:
     """The median seconds of a call, after a first call that does not count."""
     call()
-    taken = []
+    durations = []
     for _ in range(rounds):
         started = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - started)
-    return median(taken)
+        durations.append(time.perf_counter() - started)
+    return median(durations)
 
 
 def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
     """The runs of one step of `rows` requests, each in the middle of its answer, with pages of its own."""
     runs = []
     for _ in range(rows):
-        asked = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
-        sequence = by_hand.begin(engine, asked, PROMPT + len(asked.history))
+        sequence_request = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
+        sequence = by_hand.begin(engine, sequence_request, PROMPT + len(sequence_request.history))
         sequence.computed = sequence.known - 1
         runs.append(Run(sequence, sequence.computed, 1))
     return runs
@@ -145,10 +145,10 @@ def drawing(decoder: PackedDecoder, report: Report) -> None:
     def nothing(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         return queries.flatten(1)
 
-    asked = {"": (4.0, Sampling(temperature=1.0)), "_flat_top_p": (0.1, Sampling(temperature=1.0, top_p=0.95))}
+    cases = {"": (4.0, Sampling(temperature=1.0)), "_flat_top_p": (0.1, Sampling(temperature=1.0, top_p=0.95))}
     with torch.inference_mode():
         products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, nothing).last))
-        for name, (spread, sampling) in asked.items():
+        for name, (spread, sampling) in cases.items():
             logits = torch.randn(32, VOCABULARY, generator=generator).mul_(spread).to(decoder.spec.dtype)
             draws = [Draws(sampling, seed, False) for seed in range(32)]
             sampled_s = seconds(lambda logits=logits, draws=draws: sample(logits, draws, [()] * 32))  # type: ignore[misc]
@@ -164,10 +164,10 @@ async def bystander(engine: Engine, report: Report) -> None:
     for _ in range(ROUNDS):
         stream = engine.submit(request(PROMPT, 4000))
         await stream.take()
-        alone = await rate_until(stream, asyncio.sleep(2.0))
-        beside = await rate_until(stream, first_s(engine, request(LONG, 4)))
+        alone_rate = await rate_until(stream, asyncio.sleep(2.0))
+        beside_rate = await rate_until(stream, first_s(engine, request(LONG, 4)))
         await stream.aclose()
-        shares.append(beside / alone)
+        shares.append(beside_rate / alone_rate)
     note = f"tokens/s of an answer while a prompt of {LONG} tokens is read, over alone; median of {ROUNDS}"
     report.add(Figure("long_prompt_bystander", median(shares), "", ">= 0.5", note))
 
@@ -186,10 +186,10 @@ async def short_after_long(engine: Engine, report: Report) -> None:
     """Measure how many times as long the first token of a short prompt takes just after a long prompt as it takes alone."""
     ratios = []
     for _ in range(ROUNDS):
-        alone = await first_s(engine, request(SHORT, 4))
+        alone_s = await first_s(engine, request(SHORT, 4))
         long = asyncio.create_task(first_s(engine, request(LONG, 4)))
         await asyncio.sleep(BEHIND_S)
-        ratios.append(await first_s(engine, request(SHORT, 4)) / alone)
+        ratios.append(await first_s(engine, request(SHORT, 4)) / alone_s)
         await long
     note = f"first token of {SHORT} tokens, {BEHIND_S * 1000:.0f} ms behind a prompt of {LONG}, over alone; median of {ROUNDS}"
     report.add(Figure("short_behind_long", median(ratios), "x", "<= 3", note))

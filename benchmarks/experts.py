@@ -77,9 +77,9 @@ class MeasuredSteps:
 
     def seconds(self) -> float:
         """CPU seconds of this thread for one step: other programs on the machine do not count."""
-        begun = time.thread_time()
+        begin_s = time.thread_time()
         by_hand.run(self.engine, self.runs)
-        return time.thread_time() - begun
+        return time.thread_time() - begin_s
 
 
 def shared_bytes() -> int:
@@ -90,25 +90,25 @@ def shared_bytes() -> int:
 
 def in_use(steps: MeasuredSteps) -> int:
     """The number of experts that a step uses: those that compute at least one row."""
-    found, route = list[int](), Experts._route
+    counts, route = list[int](), Experts._route
 
     def noted(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = route(self, x)
-        found.append(len(set(made[1].flatten().tolist())))
-        return made
+        routing = route(self, x)
+        counts.append(len(set(routing[1].flatten().tolist())))
+        return routing
 
     Experts._route = noted  # type: ignore[method-assign]
     try:
         steps.seconds()
     finally:
         Experts._route = route  # type: ignore[method-assign]
-    (count,) = found
+    (count,) = counts
     return count
 
 
 def decoder(feed_forward: Callable[..., object] | None) -> PackedDecoder:
-    chosen = {} if feed_forward is None else {"feed_forward": feed_forward}
-    return PackedDecoder(CONFIG, weight, DecoderParts(head_norm=head_rms_norm, **chosen))  # type: ignore[arg-type]
+    options = {} if feed_forward is None else {"feed_forward": feed_forward}
+    return PackedDecoder(CONFIG, weight, DecoderParts(head_norm=head_rms_norm, **options))  # type: ignore[arg-type]
 
 
 def measure(report: Report) -> None:
@@ -119,20 +119,20 @@ def measure(report: Report) -> None:
     one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize
     with torch.inference_mode():
         for requests in REQUESTS:
-            sparse, whole, ratios, taken = (
+            sparse_steps, dense_steps, ratios, durations = (
                 MeasuredSteps.of(mixed, requests),
                 MeasuredSteps.of(dense, requests),
                 list[float](),
                 list[float](),
             )
-            used = in_use(sparse)
-            whole.seconds()
+            used = in_use(sparse_steps)
+            dense_steps.seconds()
             for _ in range(ROUNDS):
-                taken.append(sparse.seconds())
-                ratios.append(whole.seconds() / taken[-1])
+                durations.append(sparse_steps.seconds())
+                ratios.append(dense_steps.seconds() / durations[-1])
             bound = min((shared_bytes() + SIZES.chosen * one) / (shared_bytes() + used * one), 1.0)
-            how = f"{median(taken) * 1000:.0f} ms of processor; float32, one thread; median of {ROUNDS}"
-            note = f"a step without experts over one with; {used} of {SIZES.experts} in use: {bound:.3f} by bytes; {how}"
+            setup = f"{median(durations) * 1000:.0f} ms of processor; float32, one thread; median of {ROUNDS}"
+            note = f"a step without experts over one with; {used} of {SIZES.experts} in use: {bound:.3f} by bytes; {setup}"
             if requests == 1:
                 report.add(Figure("experts_over_dense_1", median(ratios), "", ">= 0.8", note))
             else:

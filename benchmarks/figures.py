@@ -41,11 +41,11 @@ class Figure:
     @property
     def missed(self) -> bool:
         """Whether there is a goal and the value misses it; NaN misses every goal."""
-        found = GOAL.fullmatch(self.goal)
-        if found is None:
+        match = GOAL.fullmatch(self.goal)
+        if match is None:
             return False
-        bound = float(found[2])
-        return not (self.value <= bound if found[1] == "<=" else self.value >= bound)
+        bound = float(match[2])
+        return not (self.value <= bound if match[1] == "<=" else self.value >= bound)
 
 
 @dataclass
@@ -118,12 +118,12 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def run(name: str, description: str | None, parts: Mapping[str, Callable[[Report], Coroutine[Any, Any, None] | None]]) -> int:
     """Run the parts of a benchmark that has no options of its own, in order. parts: functions by name. Returns the exit status."""
-    given, report = arguments(description).parse_args(), Report(name)
+    options, report = arguments(description).parse_args(), Report(name)
     for title, measure in parts.items():
         with report.part(title):
             if (measuring := measure(report)) is not None:
                 asyncio.run(measuring)
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 def median(values: Sequence[float]) -> float:

@@ -77,17 +77,17 @@ class Camera:
     async def film(self, request: DrawRequest, after_s: float = 0.0) -> FilmTimes:
         """Ask for a film after `after_s` seconds; returns its times and its frames, which are not encoded."""
         await asyncio.sleep(after_s)
-        seen, rows = FilmTimes(time.process_time()), list[Any]()
+        times, rows = FilmTimes(time.process_time()), list[Any]()
         prepared = await self.model.prepare(request)
         async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0, PROGRESS: 0}):
             if isinstance(piece, StepsDone):
-                seen.drawn_s = time.process_time()
+                times.drawn_s = time.process_time()
             elif isinstance(piece, TensorRows):
-                seen.first_s = seen.first_s or time.process_time()
+                times.first_s = times.first_s or time.process_time()
                 rows.append(piece.rows)
-        seen.done_s = time.process_time()
-        seen.frames = np.concatenate(rows).reshape(-1, prepared.height, prepared.width, 3)
-        return seen
+        times.done_s = time.process_time()
+        times.frames = np.concatenate(rows).reshape(-1, prepared.height, prepared.width, 3)
+        return times
 
     async def frames_only(self, request: DrawRequest) -> int:
         """Make a film without keeping its frames; returns their number."""
@@ -114,7 +114,7 @@ def film_request(seed: int, side: int, frames: int, *, guided: bool = False, ste
 
 def call_pipeline(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
     """Make a film with the pipeline of Diffusers; returns CPU seconds and frames."""
-    begun = time.process_time()
+    begin_s = time.process_time()
     frames = pipe(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt or None,
@@ -126,7 +126,7 @@ def call_pipeline(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
         generator=torch.Generator().manual_seed(request.seed),
         output_type="np",
     ).frames[0]
-    return time.process_time() - begun, (frames * 255).round().astype(np.uint8)
+    return time.process_time() - begin_s, (frames * 255).round().astype(np.uint8)
 
 
 # Many at once --------------------------------------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def call_pipeline(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
 
 async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
     """Measure how many times as fast films at once are as calls of the pipeline one by one, and compare the pixels."""
-    made = folder / "wan-small"
-    make_tiny("wan2.2-t2v", made, CheckpointOrder(size="small"))
-    camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
+    checkpoint = folder / "wan-small"
+    make_tiny("wan2.2-t2v", checkpoint, CheckpointOrder(size="small"))
+    camera, pipe, speeds = Camera(checkpoint, side), load_pipeline(checkpoint, torch.float32), list[float]()
     pipe.set_progress_bar_config(disable=True)
     step_s = call_pipeline(pipe, film_request(0, side, DRAWN_FRAMES))[0] / STEPS
     await camera.film(film_request(0, side, DRAWN_FRAMES, guided=True))
@@ -145,14 +145,14 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
         theirs = [call_pipeline(pipe, request) for request in requests] if turn % 2 else []
         ours = await asyncio.gather(*(camera.film(request, n * step_s) for n, request in enumerate(requests)))
         theirs = theirs or [call_pipeline(pipe, request) for request in requests]
-        off = max(int(np.abs(seen.frames.astype(int) - frames).max()) for seen, (_, frames) in zip(ours, theirs, strict=True))
+        off = max(int(np.abs(times.frames.astype(int) - frames).max()) for times, (_, frames) in zip(ours, theirs, strict=True))
         if off > SAME:
             raise AssertionError(f"ours and the pipeline's films are {off} of 255 apart")
-        taken = max(seen.done_s for seen in ours) - min(seen.arrived_s for seen in ours)
-        speeds.append(sum(seconds for seconds, _ in theirs) / taken)
+        elapsed_s = max(times.done_s for times in ours) - min(times.arrived_s for times in ours)
+        speeds.append(sum(seconds for seconds, _ in theirs) / elapsed_s)
     await camera.model.close()
-    how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps, {DRAWN_FRAMES} frames of {side} px, decoded; small"
-    report.add(Figure(f"x_throughput_wan_{REQUESTS}", median(speeds), "x", ">= 1.2", f"{how}; over calls of the pipeline one by one"))
+    setup = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps, {DRAWN_FRAMES} frames of {side} px, decoded; small"
+    report.add(Figure(f"x_throughput_wan_{REQUESTS}", median(speeds), "x", ">= 1.2", f"{setup}; over calls of the pipeline one by one"))
 
 
 # Decoding ------------------------------------------------------------------------------------------------------------------------------
@@ -160,32 +160,32 @@ async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
 
 def published_decoder(folder: Path) -> Path:
     """Make a checkpoint of Wan 2.2 with tiny transformers and a VAE as large as the published one; returns its folder."""
-    made = folder / "wan-decoder"
-    if made.exists():
-        return made
-    make_tiny("wan2.2-t2v", made, CheckpointOrder(size="tiny"))
+    checkpoint = folder / "wan-decoder"
+    if checkpoint.exists():
+        return checkpoint
+    make_tiny("wan2.2-t2v", checkpoint, CheckpointOrder(size="tiny"))
     with quiet():
-        AutoencoderKLWan().save_pretrained(made / "vae")
-    return made
+        AutoencoderKLWan().save_pretrained(checkpoint / "vae")
+    return checkpoint
 
 
 async def first_frame(report: Report, folder: Path) -> None:
     """Measure the time to the first decoded frame, and to the first fragment of video at a client."""
-    made = published_decoder(folder)
-    camera = Camera(made, SIDE)
+    checkpoint = published_decoder(folder)
+    camera = Camera(checkpoint, SIDE)
     await camera.film(film_request(0, SIDE, 5, steps=1))
-    seen = await camera.film(film_request(1, SIDE, FRAMES, steps=1))
+    times = await camera.film(film_request(1, SIDE, FRAMES, steps=1))
     await camera.model.close()
-    ratio = (seen.first_s - seen.drawn_s) / (seen.done_s - seen.drawn_s)
-    how = f"{FRAMES} frames of {SIDE} px by a VAE of the published width, over the time to the last one"
-    report.add(Figure("first_frame_over_decode", ratio, "", "<= 0.1", f"raw, at the stage's output; {how}"))
-    fragment = await first_fragment(made, folder)
-    report.add(Figure("first_fragment_over_decode", fragment, "", "", f"VP9 in WebM, at a client behind a router; {how}"))
+    ratio = (times.first_s - times.drawn_s) / (times.done_s - times.drawn_s)
+    setup = f"{FRAMES} frames of {SIDE} px by a VAE of the published width, over the time to the last one"
+    report.add(Figure("first_frame_over_decode", ratio, "", "<= 0.1", f"raw, at the stage's output; {setup}"))
+    fragment = await first_fragment(checkpoint, folder)
+    report.add(Figure("first_fragment_over_decode", fragment, "", "", f"VP9 in WebM, at a client behind a router; {setup}"))
 
 
-async def first_fragment(made: Path, folder: Path) -> float:
+async def first_fragment(checkpoint: Path, folder: Path) -> float:
     """The time from the last step to the first fragment, divided by the time from that step to the end of the film."""
-    flags = ("--checkpoint", str(made), "--dtype", "float32")
+    flags = ("--checkpoint", str(checkpoint), "--dtype", "float32")
     pipeline = folder / "film.yaml"
     pipeline.write_text(PIPELINE)
     with stack(
@@ -207,37 +207,37 @@ async def first_fragment(made: Path, folder: Path) -> float:
 
 async def memory(report: Report, folder: Path) -> None:
     """Measure the memory of decoding short and long films, frame by frame and by the pipeline."""
-    made = published_decoder(folder)
+    checkpoint = published_decoder(folder)
     short, long = (1 + 4 * round(seconds * RATE_HZ / 4) for seconds in (SHORT_S, LONG_S))
     peaks = {
-        (streamed, frames): _measure_peak(made, frames, streamed)
+        (streamed, frames): _measure_peak(checkpoint, frames, streamed)
         for streamed, frames in ((True, short), (True, long), (True, FRAMES), (False, FRAMES))
     }
     mib = {key: peak / (1 << 20) for key, peak in peaks.items()}
-    how = f"resident memory above the loaded model, {SIDE} px, VAE of the published width"
+    setup = f"resident memory above the loaded model, {SIDE} px, VAE of the published width"
     report.add(
-        Figure("film_memory_10s_over_2_5s", mib[True, long] / mib[True, short], "", "<= 1.1", f"streamed; {how}"),
-        Figure("film_memory_streamed_over_whole", mib[True, FRAMES] / mib[False, FRAMES], "", "<= 0.7", f"{FRAMES} frames; {how}"),
-        Figure("film_memory", mib[True, FRAMES], "MiB", "", f"streamed, {FRAMES} frames; {how}"),
+        Figure("film_memory_10s_over_2_5s", mib[True, long] / mib[True, short], "", "<= 1.1", f"streamed; {setup}"),
+        Figure("film_memory_streamed_over_whole", mib[True, FRAMES] / mib[False, FRAMES], "", "<= 0.7", f"{FRAMES} frames; {setup}"),
+        Figure("film_memory", mib[True, FRAMES], "MiB", "", f"streamed, {FRAMES} frames; {setup}"),
     )
 
 
-def _measure_peak(made: Path, frames: int, streamed: bool) -> int:
+def _measure_peak(checkpoint: Path, frames: int, streamed: bool) -> int:
     """Run `peak_of` in a process of its own, so that no measurement finds memory of another one. That process gives freed memory back to
     the system at once: the figure must not show what the C library keeps."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(peak_of, made, frames, streamed).result()
+        return pool.submit(peak_of, checkpoint, frames, streamed).result()
 
 
-def peak_of(made: Path, frames: int, streamed: bool) -> int:
+def peak_of(checkpoint: Path, frames: int, streamed: bool) -> int:
     """The bytes of memory that making a film takes, besides those of the loaded model. streamed: it is made by this project, which keeps no
     frames; else by the pipeline of Diffusers. A short film is made first, so that the weights are in memory."""
     torch.set_num_threads(1)
     request = film_request(1, SIDE, frames, steps=1)
     if streamed:
-        return asyncio.run(_peak_streamed(made, request))
-    pipe = load_pipeline(made, torch.float32)
+        return asyncio.run(_peak_streamed(checkpoint, request))
+    pipe = load_pipeline(checkpoint, torch.float32)
     pipe.set_progress_bar_config(disable=True)
     call_pipeline(pipe, replace(request, frames=5))
     peak = Peak(os.getpid())
@@ -246,9 +246,9 @@ def peak_of(made: Path, frames: int, streamed: bool) -> int:
     return peak.growth
 
 
-async def _peak_streamed(made: Path, request: DrawRequest) -> int:
+async def _peak_streamed(checkpoint: Path, request: DrawRequest) -> int:
     """The bytes of `peak_of` for our model."""
-    camera = Camera(made, SIDE)
+    camera = Camera(checkpoint, SIDE)
     assert await camera.frames_only(replace(request, frames=5)) == 5
     peak = Peak(os.getpid())
     assert await camera.frames_only(request) == request.frames

@@ -71,13 +71,13 @@ def write_talker(folder: Path) -> Path:
     for name, shape in tiny.weights(config).items():
         # Each weight begins at a random place of the pool, so that no two have equal numbers.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
-        drawn = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
-        tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else drawn * (1.0 if "embedding" in name else shape[-1] ** -0.5)
+        values = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
+        tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else values * (1.0 if "embedding" in name else shape[-1] ** -0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     wave = code2wav.config(SIZE.groups, SIZE.codes)
-    whole = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
+    base_config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
     tokens = {f"tts_{name}_token_id": number for number, name in enumerate(("bos", "eos", "pad"))}
-    (folder / "config.json").write_text(json.dumps({**whole, "talker_config": config, **tokens}))
+    (folder / "config.json").write_text(json.dumps({**base_config, "talker_config": config, **tokens}))
     return folder
 
 
@@ -88,10 +88,10 @@ def read(folder: Path, config: TalkerConfig, dtype: torch.dtype) -> TalkerParts:
 
 def products(call: Callable[[], object]) -> Callable[[], None]:
     """Run a call once; returns a function that repeats only its matrix products, with the same weights and rows."""
-    made, plain = list[tuple[Linear, torch.Tensor]](), Linear.__call__
+    linear_calls, plain = list[tuple[Linear, torch.Tensor]](), Linear.__call__
 
     def noted(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        made.append((self, x.clone()))
+        linear_calls.append((self, x.clone()))
         return plain(self, x)
 
     Linear.__call__ = noted  # type: ignore[method-assign]
@@ -101,7 +101,7 @@ def products(call: Callable[[], object]) -> Callable[[], None]:
         Linear.__call__ = plain  # type: ignore[method-assign]
 
     def run() -> None:
-        for linear, x in made:
+        for linear, x in linear_calls:
             linear(x)
 
     return run
@@ -167,15 +167,15 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
             SpeakerFrames(config, parts, head),
         ]
         costs = np.array([cpu_s(calls) for _ in range(ROUNDS + 1)])[1:]
-    bare, given, whole, of_one, of_some = costs.T
-    layer = (of_some - of_one) / (LAYERS - 1)
-    share = whole / (of_one + (PUBLISHED_LAYERS - 1) * layer)
+    bare_s, passes_s, predictor_s, one_layer_s, layers_s = costs.T
+    ratio, layer_s = predictor_s / bare_s, (layers_s - one_layer_s) / (LAYERS - 1)
+    share = predictor_s / (one_layer_s + (PUBLISHED_LAYERS - 1) * layer_s)
     name = str(dtype).removeprefix("torch.")
-    how = f"{SPEAKERS} speakers, one thread, CPU time, {name}; {predictor.attention.told}; median of {ROUNDS} in turn"
+    setup = f"{SPEAKERS} speakers, one thread, CPU time, {name}; {predictor.attention.told}; median of {ROUNDS} in turn"
     report.add(
-        Figure(f"predictor_{name}", 1000 * median(whole), "ms", "", f"the codes of a frame behind the first one; {how}"),
-        Figure(f"predictor_over_products_{name}", median(whole / bare), "x", "<= 1.2", f"over the products of its 15 passes alone; {how}"),
-        Figure(f"predictor_not_drawn_{name}", median(given / bare), "x", "", "the same where codes are given and not drawn"),
+        Figure(f"predictor_{name}", 1000 * median(predictor_s), "ms", "", f"the codes of a frame behind the first one; {setup}"),
+        Figure(f"predictor_over_products_{name}", median(ratio), "x", "<= 1.2", f"over the products of its 15 passes alone; {setup}"),
+        Figure(f"predictor_not_drawn_{name}", median(passes_s / bare_s), "x", "", "the same where codes are given and not drawn"),
         Figure(
             f"predictor_share_{name}", median(share), "", "", f"part of a frame of {PUBLISHED_LAYERS} layers, by what one of {LAYERS} costs"
         ),
@@ -183,7 +183,7 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
 
 
 def main() -> int:
-    given = arguments(__doc__).parse_args()
+    options = arguments(__doc__).parse_args()
     report = Report("frame")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +191,7 @@ def main() -> int:
         for dtype in (torch.float32, *([torch.bfloat16] if multiplies_bfloat16() else [])):
             with report.part(str(dtype)):
                 frames(report, Path(folder), dtype)
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ def transformer() -> Any:
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda"):
-            made = diffusers.ZImageTransformer2DModel(cap_feat_dim=HIDDEN)
+            model = diffusers.ZImageTransformer2DModel(cap_feat_dim=HIDDEN)
     finally:
         torch.set_default_dtype(before)
-    for name, weight in made.named_parameters():
+    for name, weight in model.named_parameters():
         if name.endswith("pad_token"):
             torch.nn.init.normal_(weight)  # The class leaves these weights uninitialised.
-    return made.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 class Easel:
@@ -52,21 +52,21 @@ class Easel:
 
     async def canvases(self, count: int, side: int) -> list[Canvas]:
         """Begin `count` pictures of `side` x `side` pixels."""
-        painter, made = self.studio.painter, list[Canvas]()
+        painter, canvases = self.studio.painter, list[Canvas]()
         for seed in range(count):
             plan = await self.studio.model.prepare(self.request(seed, side))
             with torch.inference_mode():
-                made.append(painter.canvas(plan, painter.encode(plan), 0))
-        return made
+                canvases.append(painter.canvas(plan, painter.encode(plan), 0))
+        return canvases
 
     def pass_s(self, canvases: Sequence[Canvas]) -> float:
         """Seconds of one pass of the transformer for all these pictures together."""
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         with torch.inference_mode():
             self.studio.painter.forward(canvases)
         torch.cuda.synchronize()
-        return time.perf_counter() - begun
+        return time.perf_counter() - begin_s
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
         """Seconds of a step of the engine while it draws `count` pictures together."""
@@ -77,14 +77,14 @@ class Easel:
 
 async def on_gpu(report: Report, folder: Path) -> None:
     """Measure passes of the transformer with several pictures, and what the engine adds to a step."""
-    easel, where = Easel(folder), torch.cuda.get_device_name()
+    easel, device_name = Easel(folder), torch.cuda.get_device_name()
     for side in SIDES:
         passes = dict[int, float]()
         for count in COUNTS:
             canvases = await easel.canvases(count, side)
             easel.pass_s(canvases)
             passes[count] = median([easel.pass_s(canvases) for _ in range(ROUNDS)])
-            note = f"one pass of {count} pictures, not guided, {side} px, bfloat16, {where}; median of {ROUNDS}"
+            note = f"one pass of {count} pictures, not guided, {side} px, bfloat16, {device_name}; median of {ROUNDS}"
             report.add(Figure(f"pass_of_{count}_{side}px", passes[count], "s", "", note))
             if count > 1:
                 report.add(Figure(f"x_throughput_of_{count}_{side}px", count * passes[1] / passes[count], "x", "", "over passes of one"))
@@ -93,5 +93,5 @@ async def on_gpu(report: Report, folder: Path) -> None:
             share = median([await easel.step_s(count, side, 10 * turn) / passes[count] - 1 for turn in range(ROUNDS)])
             note = f"from one pass to the next through the model, over the bare pass; {count} pictures"
             report.add(Figure(f"engine_overhead_of_a_step_{count}_{side}px", share, "", "", note))
-    report.add(Figure("memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", "", f"most that was allocated, {where}"))
+    report.add(Figure("memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", "", f"most that was allocated, {device_name}"))
     await easel.studio.model.close()

@@ -74,28 +74,28 @@ class Http:
         """Send a POST /v1/chat/completions with these fields and read the streamed answer. Raises RuntimeError for a refusal."""
         body = json.dumps({"stream": True, **fields}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
-        heard, begun = StreamTimes(), time.perf_counter()
-        last = begun
+        times, begin_s = StreamTimes(), time.perf_counter()
+        last = begin_s
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         status = await self._reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in status.partition(b"\r\n")[0]:
             raise RuntimeError(f"refused: {(status + await self._reader.read(1000)).decode()}")
         async for event in self._events():
-            now = time.perf_counter()
-            heard.gaps_s.append(now - last)
-            last = now
+            now_s = time.perf_counter()
+            times.gaps_s.append(now_s - last)
+            last = now_s
             if event == b"[DONE]":
-                heard.is_whole = True
+                times.is_whole = True
                 continue
             for choice in json.loads(event).get("choices", ()):
                 delta = choice.get("delta", {})
                 if delta.get("content"):
-                    heard.ttft_s = heard.ttft_s or now - begun
-                    heard.text += delta["content"]
+                    times.ttft_s = times.ttft_s or now_s - begin_s
+                    times.text += delta["content"]
                 if (delta.get("audio") or {}).get("data"):
-                    heard.ttfa_s = heard.ttfa_s or now - begun
-                    heard.audio_s += len(delta["audio"]["data"]) * 3 / 4 / BYTES_OF_SECOND
-        return heard
+                    times.ttfa_s = times.ttfa_s or now_s - begin_s
+                    times.audio_s += len(delta["audio"]["data"]) * 3 / 4 / BYTES_OF_SECOND
+        return times
 
     async def _events(self) -> AsyncIterator[bytes]:
         """Yield the data of each server-sent event of an answer in HTTP chunks."""
@@ -114,15 +114,15 @@ class Http:
 
 async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
     """Ask by the Python client and read the streamed answer."""
-    heard, begun = StreamTimes(), time.perf_counter()
+    times, begin_s = StreamTimes(), time.perf_counter()
     async for event in omni.stream_chat([{"role": "user", "content": QUESTION}], seed=seed, **options):
-        now = time.perf_counter() - begun
+        elapsed_s = time.perf_counter() - begin_s
         if isinstance(event, TextDelta):
-            heard.ttft_s = heard.ttft_s or now
+            times.ttft_s = times.ttft_s or elapsed_s
         elif isinstance(event, AudioChunk):
-            heard.ttfa_s = heard.ttfa_s or now
-            heard.audio_s += event.duration_s
-    return heard
+            times.ttfa_s = times.ttfa_s or elapsed_s
+            times.audio_s += event.duration_s
+    return times
 
 
 @asynccontextmanager
@@ -195,10 +195,10 @@ async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **optio
     for number in range(WARM_UPS + PAIRS):
         for way in ("grpc", "http") if number % 2 else ("http", "grpc"):
             if way == "grpc":
-                heard = await by_grpc(omni, number, pipeline="toy", max_tokens=8, **options)
+                stream_times = await by_grpc(omni, number, pipeline="toy", max_tokens=8, **options)
             else:
-                heard = await http.ask(seed=number, **fields)
-            first_s = heard.ttft_s if name == "ttft" else heard.ttfa_s
+                stream_times = await http.ask(seed=number, **fields)
+            first_s = stream_times.ttft_s if name == "ttft" else stream_times.ttfa_s
             if not first_s:
                 raise RuntimeError(f"nothing came over {way}")
             if number >= WARM_UPS:
@@ -216,8 +216,8 @@ async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> No
     meter, audio_s = CpuMeter([pid, router]), 0.0
     fields = {"model": "smol", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": SIX_SECONDS_TOKENS, **SPEAKS}
     for number in range(SOUND_ROUNDS):
-        for heard in await asyncio.gather(*(client.ask(seed=number, **fields) for client in clients)):
-            audio_s += heard.audio_s
+        for times in await asyncio.gather(*(client.ask(seed=number, **fields) for client in clients)):
+            audio_s += times.audio_s
     by_gateway, by_router = meter.spent()
     for client in clients:
         await client.close()
@@ -235,8 +235,8 @@ async def _idle(report: Report, stack: Stack, pid: int) -> None:
     before, meter = [wakeups(each) for each in (pid, router)], CpuMeter([pid])
     await asyncio.sleep(IDLE_S)
     by_gateway, by_router = [(wakeups(each) - was) / IDLE_S for each, was in zip((pid, router), before, strict=True)]
-    spent = f"{1e3 * meter.spent()[0] / IDLE_S:.1f} ms of CPU a second"
-    note = f"of all threads, in {IDLE_S:g} s without a visitor; {spent}; the router beside it: {by_router:.1f}"
+    cpu_text = f"{1e3 * meter.spent()[0] / IDLE_S:.1f} ms of CPU a second"
+    note = f"of all threads, in {IDLE_S:g} s without a visitor; {cpu_text}; the router beside it: {by_router:.1f}"
     report.add(
         Figure("idle_wakeups", by_gateway, "a second", "", note),
         Figure("peak_memory", peak_bytes(pid) / 2**20, "MiB", "", "after all of this"),
@@ -249,16 +249,16 @@ async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
     clients = [await Http.to(address) for _ in range(STREAMS)]
     meter = CpuMeter([pid, router])
     question = {"model": "toy", "messages": [{"role": "user", "content": "count"}], "max_tokens": STREAM_TOKENS, "seed": 1}
-    heard = await asyncio.gather(*(client.ask(**question) for client in clients), return_exceptions=True)
-    spent = meter.spent()
+    results = await asyncio.gather(*(client.ask(**question) for client in clients), return_exceptions=True)
+    cpu_s = meter.spent()
     for client in clients:
         await client.close()
-    whole = [each for each in heard if isinstance(each, StreamTimes) and each.is_whole]
-    text = max((each.text for each in whole), key=len, default="")
-    dropped = STREAMS - sum(each.text == text for each in whole)
+    streams = [each for each in results if isinstance(each, StreamTimes) and each.is_whole]
+    text = max((each.text for each in streams), key=len, default="")
+    dropped = STREAMS - sum(each.text == text for each in streams)
     pieces = STREAMS * STREAM_TOKENS
-    each = f"us a piece: gateway {1e6 * spent[0] / pieces:.0f}, router {1e6 * spent[1] / pieces:.0f}"
-    gaps = [gap for one in whole for gap in one.gaps_s[2:-1]]
+    each = f"us a piece: gateway {1e6 * cpu_s[0] / pieces:.0f}, router {1e6 * cpu_s[1] / pieces:.0f}"
+    gaps = [gap for one in streams for gap in one.gaps_s[2:-1]]
     note = f"{STREAMS} streams of the toy at once, {1 / STREAM_INTERVAL_S:g} pieces of text a second each; {each}"
     report.add(
         Figure("streams_dropped", dropped, "of 200", "<= 0", note),
@@ -283,8 +283,8 @@ async def _page(report: Report, address: str) -> None:
         for seed in range(WARM_UPS + PAGE_ROUNDS):
             await page.evaluate("delete document.querySelector('#stage').dataset.begunS")
             await ask(page, QUESTION, seed)
-            begun = await page.locator('#stage[data-begun-s]:not([data-begun-s="null"])').evaluate("(stage) => ({...stage.dataset})")
-            over_ms.append(1e3 * (float(begun["begunS"]) - float(begun["cameS"]) - float(begun["prebufferS"])))
+            dataset = await page.locator('#stage[data-begun-s]:not([data-begun-s="null"])').evaluate("(stage) => ({...stage.dataset})")
+            over_ms.append(1e3 * (float(dataset["begunS"]) - float(dataset["cameS"]) - float(dataset["prebufferS"])))
             await page.keyboard.press("Escape")
             await page.locator("#send:enabled").wait_for()
     over_ms = over_ms[WARM_UPS:]

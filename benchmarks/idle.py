@@ -35,11 +35,11 @@ def measure(stack: Sequence[int], settle_s: float, period_s: float) -> Wakeups:
     with _bare_processes(len(stack)) as bare:
         time.sleep(settle_s)
         before = [_all_wakeups(side) for side in (stack, bare)]
-        begun = time.monotonic()
+        begin_s = time.monotonic()
         time.sleep(period_s)
         after = [_all_wakeups(side) for side in (stack, bare)]
-        elapsed_s = time.monotonic() - begun
-    ours, bares = ((now - then) / elapsed_s for then, now in zip(before, after, strict=True))
+        elapsed_s = time.monotonic() - begin_s
+    ours, bares = ((count_after - count_before) / elapsed_s for count_before, count_after in zip(before, after, strict=True))
     return Wakeups(ours, bares)
 
 

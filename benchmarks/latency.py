@@ -27,10 +27,10 @@ ONE_PROCESS_RATIO = 1.6
 async def measure(report: Report) -> None:
     """Measure the default model: the start of its stack, answers alone and at once, and memory."""
     layout = layout_of(Choice(["smol"]))
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     stack = Stack(layout)
     await stack.start()
-    started = time.perf_counter() - begun
+    started = time.perf_counter() - begin_s
     try:
         async with AsyncOmni(address=stack.address, max_retries=0) as omni:
             report.add(Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel"))
@@ -62,11 +62,11 @@ async def _alone(omni: AsyncOmni, address: str) -> list[Figure]:
         if arrivals.text != answer.text:
             raise RuntimeError("two clients with one seed got two answers")
         process.stdin.write(json.dumps({"question": QUESTION, "seed": number, "max_tokens": SIX_SECONDS_TOKENS}).encode() + b"\n")
-        alone = json.loads(await process.stdout.readline())
+        times = json.loads(await process.stdout.readline())
         if number >= WARM_UPS:
             sdk.append({"ttft": timing.ttft_s or 0, "ttfa": timing.ttfa_s or 0, "rtf": timing.rtf or 0, "audio": timing.audio_s})
             second.append({"ttft": arrivals.ttft_s, "ttfa": arrivals.ttfa_s, "rtf": arrivals.rtf})
-            one.append({"ttft": alone["ttft_s"], "ttfa": alone["ttfa_s"], "rtf": alone["rtf"], "audio": alone["audio_s"]})
+            one.append({"ttft": times["ttft_s"], "ttfa": times["ttfa_s"], "rtf": times["rtf"], "audio": times["audio_s"]})
     process.stdin.close()
     await process.wait()
     raw.close()
@@ -80,16 +80,16 @@ def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]]
     for name, goal in GOALS.items():
         unit = "" if name == "rtf" else "s"
         served = median([run[name] for run in sdk])
-        alone = median([run[name] for run in one])
+        baseline = median([run[name] for run in one])
         figures += [
             Figure(name, served, unit, f"<= {goal:g}", note),
             Figure(
                 f"{name}_second_client", median([run[name] for run in second]), unit, f"<= {goal:g}", "raw arrivals, synchronous client"
             ),
             Figure(
-                f"{name}_one_process", alone, unit, "", f"the same models without servers, {median([run['audio'] for run in one]):.1f} s"
+                f"{name}_one_process", baseline, unit, "", f"the same models without servers, {median([run['audio'] for run in one]):.1f} s"
             ),
-            Figure(f"{name}_over_one_process", served / alone, "x", f"<= {ONE_PROCESS_RATIO:g}", "medians of the same run"),
+            Figure(f"{name}_over_one_process", served / baseline, "x", f"<= {ONE_PROCESS_RATIO:g}", "medians of the same run"),
         ]
     return figures
 
@@ -99,7 +99,7 @@ async def _concurrent(omni: AsyncOmni) -> Figure:
     ratios = []
     for number in range(CONCURRENT_ROUNDS):
         questions = [(SPOKEN[i], number * CONCURRENT + i) for i in range(CONCURRENT)]
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         one_by_one = [
             (await omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)).timing.audio_s
             for question, seed in questions
@@ -109,5 +109,5 @@ async def _concurrent(omni: AsyncOmni) -> Figure:
             *(omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True) for question, seed in questions)
         )
         together = [answer.timing.audio_s for answer in answers]
-        ratios.append((sum(together) / (time.perf_counter() - between)) / (sum(one_by_one) / (between - begun)))
+        ratios.append((sum(together) / (time.perf_counter() - between)) / (sum(one_by_one) / (between - begin_s)))
     return Figure(f"x_concurrent_{CONCURRENT}", median(ratios), "x", ">= 2.5", f"median of {CONCURRENT_ROUNDS} rounds")

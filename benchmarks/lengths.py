@@ -90,13 +90,13 @@ async def _company(stub: Stub, request: Request) -> AsyncIterator[Callable[[], b
     async def ask(number: int) -> None:
         before: tuple[str, bytes] | None = None
         while True:
-            heard = Hearing()
+            answer = Hearing()
             async for event in stub.Generate(request(number), timeout=TIMEOUT_S):
-                heard.events.append((time.monotonic(), event))
+                answer.events.append((time.monotonic(), event))
                 hearing.add(number)
-            if before is not None and heard.content != before:
+            if before is not None and answer.content != before:
                 raise RuntimeError(f"bystander {number} got another answer than before")
-            before = heard.content
+            before = answer.content
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(number)) for number in range(1, 1 + BYSTANDERS)]

@@ -101,13 +101,13 @@ class Hearing:
 
     def held_s(self, at: float) -> float:
         """Seconds of sound that had come at the moment `at` and were not played yet."""
-        came = sum(chunk.arrival_s <= at for chunk in self.sound)
-        if not came:
+        chunk_count = sum(chunk.arrival_s <= at for chunk in self.sound)
+        if not chunk_count:
             return 0.0
         played = play(self.sound, START_BUFFER_S)
         if at < played[0].start_s:
-            return sum(chunk.duration_s for chunk in played[:came])
-        return max(played[came - 1].end_s - at, 0.0)
+            return sum(chunk.duration_s for chunk in played[:chunk_count])
+        return max(played[chunk_count - 1].end_s - at, 0.0)
 
     def sound_resumed(self) -> float:
         """The moment at which the first sound came that was made after the loss. Raises NothingLost."""
@@ -206,11 +206,11 @@ async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[flo
 
 def _logged_s(fleet: Fleet, address: str, since: float) -> tuple[float, float]:
     """Seconds from `since`, in time.time(), to the first notice of the loss and to the first replacement. Raises NothingLost."""
-    lost = min((at for at, entry in _entries(fleet, "link.lost") if at >= since and entry["address"] == address), default=math.nan)
-    replaced = min((at for at, entry in _entries(fleet, "link.replaced") if at >= since and entry["lost"] == address), default=math.nan)
-    if math.isnan(lost) or math.isnan(replaced):
+    lost_s = min((at for at, entry in _entries(fleet, "link.lost") if at >= since and entry["address"] == address), default=math.nan)
+    replaced_s = min((at for at, entry in _entries(fleet, "link.replaced") if at >= since and entry["lost"] == address), default=math.nan)
+    if math.isnan(lost_s) or math.isnan(replaced_s):
         raise NothingLost(f"no link wrote of the loss of {address}")
-    return lost - since, replaced - since
+    return lost_s - since, replaced_s - since
 
 
 def _entries(fleet: Fleet, event: str) -> Iterator[tuple[float, dict[str, str]]]:

@@ -70,10 +70,10 @@ QWEN3 = MeasuredFamily(
 def running(family: MeasuredFamily, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
     """Make a checkpoint and load it twice; yields our Thinker and the model of Transformers."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "made"
-        make_tiny(family.maker, made, CheckpointOrder(size=family.size))
-        model = family.load(made, LoadOptions(path=made, dtype=dtype))
-        yield model, family.whole.from_pretrained(made, dtype=getattr(torch, dtype), **family.how).thinker.eval()
+        checkpoint = Path(folder) / "made"
+        make_tiny(family.maker, checkpoint, CheckpointOrder(size=family.size))
+        model = family.load(checkpoint, LoadOptions(path=checkpoint, dtype=dtype))
+        yield model, family.whole.from_pretrained(checkpoint, dtype=getattr(torch, dtype), **family.how).thinker.eval()
 
 
 def prompts(source: random.Random, count: int) -> list[list[int]]:
@@ -87,41 +87,41 @@ def request(prompt: Sequence[int], items: int) -> SequenceRequest:
 Answers = list[list[int]]
 
 
-async def ours(model: MediaThinker, asked: Sequence[Sequence[int]], items: Sequence[int]) -> tuple[float, Answers]:
+async def ours(model: MediaThinker, prompt_ids: Sequence[Sequence[int]], items: Sequence[int]) -> tuple[float, Answers]:
     """Ask our engine all prompts at once; returns the seconds for all of them, and their tokens. items: tokens of each answer."""
     started = time.perf_counter()
-    answers = await asyncio.gather(*(read(model.engine.submit(request(*one))) for one in zip(asked, items, strict=True)))
+    answers = await asyncio.gather(*(read(model.engine.submit(request(*one))) for one in zip(prompt_ids, items, strict=True)))
     taken_s = time.perf_counter() - started
     tokens = [[item[0] for item in items_of(answer)] for answer in answers]
     assert [len(answer) for answer in tokens] == list(items)
     return taken_s, tokens
 
 
-def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[float, Answers]:
+def theirs(reference: Any, prompt_ids: Sequence[Sequence[int]], items: int) -> tuple[float, Answers]:
     """Ask Transformers all prompts as one batch, padded on the left; returns seconds and tokens. items: tokens of each answer."""
-    longest = max(map(len, asked))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in asked])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
+    longest = max(map(len, prompt_ids))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompt_ids])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompt_ids])
     started = time.perf_counter()
     with torch.inference_mode():
-        made = reference.generate(input_ids=ids, attention_mask=mask, max_new_tokens=items, min_new_tokens=items, do_sample=False)
-    assert made.shape[1] == longest + items
-    return time.perf_counter() - started, made[:, longest:].tolist()
+        output_ids = reference.generate(input_ids=ids, attention_mask=mask, max_new_tokens=items, min_new_tokens=items, do_sample=False)
+    assert output_ids.shape[1] == longest + items
+    return time.perf_counter() - started, output_ids[:, longest:].tolist()
 
 
 async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any, report: Report) -> None:
     """Measure how many times as fast our Thinker is with requests at once as Transformers one by one."""
-    ratios, source, same = [], random.Random(0), list[bool]()
+    ratios, source, matches = [], random.Random(0), list[bool]()
     theirs(reference, prompts(source, 1), ITEMS)
     for _ in range(ROUNDS):
-        asked = prompts(source, AT_ONCE)
-        together_s, tokens = await ours(model, asked, [ITEMS] * AT_ONCE)
-        alone = [theirs(reference, [prompt], ITEMS) for prompt in asked]
-        ratios.append(sum(taken_s for taken_s, _ in alone) / together_s)
-        same += [mine == answer for mine, (_, (answer,)) in zip(tokens, alone, strict=True)]
+        prompt_ids = prompts(source, AT_ONCE)
+        together_s, tokens = await ours(model, prompt_ids, [ITEMS] * AT_ONCE)
+        one_by_one = [theirs(reference, [prompt], ITEMS) for prompt in prompt_ids]
+        ratios.append(sum(taken_s for taken_s, _ in one_by_one) / together_s)
+        matches += [mine == answer for mine, (_, (answer,)) in zip(tokens, one_by_one, strict=True)]
     note = (
         f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {family.size}, {_how(model)}; "
-        f"median of {ROUNDS}; the same tokens in {sum(same)} of {len(same)} answers"
+        f"median of {ROUNDS}; the same tokens in {sum(matches)} of {len(matches)} answers"
     )
     report.add(Figure(family.figure, median(ratios), "x", family.goal, note))
 
@@ -130,9 +130,9 @@ async def measure_ragged(model: MediaThinker, reference: Any, report: Report) ->
     """Measure how many times as fast our Thinker is with unequal requests at once as Transformers in padded batches."""
     ratios, source = [], random.Random(1)
     for _ in range(ROUNDS - 1):
-        asked, items = prompts(source, RAGGED), [source.randint(4, 256) for _ in range(RAGGED)]
-        together_s, _ = await ours(model, asked, items)
-        padded_s = sum(theirs(reference, asked[n : n + PADDED], max(items[n : n + PADDED]))[0] for n in range(0, RAGGED, PADDED))
+        prompt_ids, items = prompts(source, RAGGED), [source.randint(4, 256) for _ in range(RAGGED)]
+        together_s, _ = await ours(model, prompt_ids, items)
+        padded_s = sum(theirs(reference, prompt_ids[n : n + PADDED], max(items[n : n + PADDED]))[0] for n in range(0, RAGGED, PADDED))
         ratios.append(padded_s / together_s)
     note = f"{RAGGED} requests of 4 to 256 tokens over Transformers in padded batches of {PADDED}; {_how(model)}; median of {len(ratios)}"
     report.add(Figure("x_padded_ragged_16", median(ratios), "x", ">= 2.0", note))
@@ -144,9 +144,9 @@ def _how(model: MediaThinker) -> str:
 
 async def first_s(model: MediaThinker, *parts: Part) -> float:
     """Seconds to the first text of an answer. parts: the question."""
-    asked = TextRequest((Turn("user", parts),), seed=0, max_tokens=8, ignore_eos=True)
+    text_request = TextRequest((Turn("user", parts),), seed=0, max_tokens=8, ignore_eos=True)
     started = time.perf_counter()
-    async with aclosing(model.generate(await model.prepare(asked), no_inputs(), {"text": 0})) as pieces:
+    async with aclosing(model.generate(await model.prepare(text_request), no_inputs(), {"text": 0})) as pieces:
         async for piece in pieces:
             if isinstance(piece, TextPiece) and piece.token_ids:
                 return time.perf_counter() - started
@@ -180,15 +180,15 @@ async def overhead(model: MediaThinker, report: Report) -> None:
     """Measure the share of the steps' time that the engine needs between the calls of the model."""
     source = random.Random(2)
     runner = model.engine._runner
-    spent = {"calls": 0.0}
+    seconds = {"calls": 0.0}
 
     def timed(call: Callable[..., object]) -> Callable[..., object]:
-        def run(*given: Any) -> object:
+        def run(*arguments: Any) -> object:
             started = time.perf_counter()
             try:
-                return call(*given)
+                return call(*arguments)
             finally:
-                spent["calls"] += time.perf_counter() - started
+                seconds["calls"] += time.perf_counter() - started
 
         return run
 
@@ -196,10 +196,10 @@ async def overhead(model: MediaThinker, report: Report) -> None:
     runner._decoder, runner._head = _Timed(decoder, "hidden", timed), _Timed(head, "draw", timed)
     shares = []
     for _ in range(ROUNDS):
-        asked = prompts(source, AT_ONCE)
-        spent["calls"] = 0.0
-        whole_s, _ = await ours(model, asked, [128] * AT_ONCE)
-        shares.append(1 - spent["calls"] / whole_s)
+        prompt_ids = prompts(source, AT_ONCE)
+        seconds["calls"] = 0.0
+        whole_s, _ = await ours(model, prompt_ids, [128] * AT_ONCE)
+        shares.append(1 - seconds["calls"] / whole_s)
     runner._decoder, runner._head = decoder, head
     note = f"time outside of decoder and head, of that of {AT_ONCE} requests of 128 tokens; {_how(model)}; median of {ROUNDS}"
     report.add(Figure("engine_overhead", median(shares), "", "<= 0.05", note))

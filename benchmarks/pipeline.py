@@ -55,11 +55,11 @@ class SpeechTimes:
         for chunk in chunks_of(event) if event.WhichOneof("event") in ("chunk", "chunks") else ():
             if chunk.port != "audio" or not chunk.count:
                 continue
-            now = time.perf_counter() - self._begun
+            elapsed_s = time.perf_counter() - self._begun
             if not self.samples:
-                self.first_s, self.waited_s = now, chunk.audio.prebuffer_ms / 1000
+                self.first_s, self.waited_s = elapsed_s, chunk.audio.prebuffer_ms / 1000
             due = self.first_s + self.waited_s + self.late_s + self.samples / chunk.audio.sample_rate_hz
-            self.late_s += max(now - due, 0.0)
+            self.late_s += max(elapsed_s - due, 0.0)
             self.samples += chunk.count
 
     def end(self, samples: int) -> None:
@@ -67,15 +67,15 @@ class SpeechTimes:
         assert self.samples == samples, self.samples
 
 
-def conversation(seed: int, *, heard: bool = False) -> tuple[Turn, ...]:
-    """A question in text, or if `heard` a sound alone."""
-    part = Media("audio/wav", sound(seed, SOUND_S)) if heard else words(seed, CHARACTERS)
+def conversation(seed: int, *, is_sound: bool = False) -> tuple[Turn, ...]:
+    """A question in text, or if `is_sound` a sound alone."""
+    part = Media("audio/wav", sound(seed, SOUND_S)) if is_sound else words(seed, CHARACTERS)
     return (Turn("user", (part,)),)
 
 
-def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.GenerateRequest:
+def question(chain: Chain, seed: int, turns: Sequence[Turn]) -> omni_pb2.GenerateRequest:
     thinker = stage_pb2.ThinkerParams(
-        messages=messages(asked), sampling=stage_pb2.Sampling(temperature=1), max_tokens=TOKENS, ignore_eos=True
+        messages=messages(turns), sampling=stage_pb2.Sampling(temperature=1), max_tokens=TOKENS, ignore_eos=True
     )
     talker = stage_pb2.TalkerParams(sampling=chain.sampling, max_frames=chain.frames)
     return omni_pb2.GenerateRequest(
@@ -83,13 +83,13 @@ def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.Generat
     )
 
 
-async def measure_answer(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> SpeechTimes:
-    """Ask and measure the answer. asked: the question, by default one in text."""
-    request, heard = question(chain, seed, asked or conversation(seed)), SpeechTimes()
+async def measure_answer(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, turns: Sequence[Turn] = ()) -> SpeechTimes:
+    """Ask and measure the answer. turns: the question, by default one in text."""
+    request, times = question(chain, seed, turns or conversation(seed)), SpeechTimes()
     async for event in stub.Generate(request, timeout=600):
-        heard.take(event)
-    heard.end(chain.samples)
-    return heard
+        times.take(event)
+    times.end(chain.samples)
+    return times
 
 
 # Transformers ----------------------------------------------------------------------------------------------------------------------
@@ -102,16 +102,16 @@ class Sequential:
         self._chain, self._reference = chain, chain.reference(folder)
         self.threads = min((1, 2), key=lambda threads: self._answer_s(0, conversation(0), ([], []), threads))
 
-    async def answer_s(self, seed: int, asked: Sequence[Turn]) -> float:
+    async def answer_s(self, seed: int, turns: Sequence[Turn]) -> float:
         """Seconds of an answer. A sound in the question is decoded before, outside the measured time."""
-        return self._answer_s(seed, asked, await self._reference.read(asked), self.threads)
+        return self._answer_s(seed, turns, await self._reference.read(turns), self.threads)
 
-    def _answer_s(self, seed: int, asked: Sequence[Turn], seen: Seen, threads: int) -> float:
-        """Seconds of an answer. seen: the media of the question, decoded."""
-        ids, inputs = self._reference.inputs(asked, seen)
+    def _answer_s(self, seed: int, turns: Sequence[Turn], media: Seen, threads: int) -> float:
+        """Seconds of an answer. media: of the question, decoded."""
+        ids, inputs = self._reference.inputs(turns, media)
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        begun = time.perf_counter()
+        begin_s = time.perf_counter()
         with torch.inference_mode():
             _, sound = self._reference.whole.generate(
                 input_ids=ids,
@@ -122,11 +122,11 @@ class Sequential:
                 thinker_do_sample=True,
                 **self._chain.asked(self._reference.whole.config),
             )
-        taken = time.perf_counter() - begun
+        duration_s = time.perf_counter() - begin_s
         torch.set_num_threads(1)
         # `generate` of Qwen2.5-Omni drops the last code unless it cannot be a code of its own.
         assert abs(sound.numel() - self._chain.samples) <= self._chain.samples // self._chain.frames + 1, sound.numel()
-        return taken
+        return duration_s
 
 
 async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
@@ -134,43 +134,43 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
         await measure_answer(stub, chain, 0)
-        mine, others = await in_turns(stub, chain, sequential, heard=False)
+        mine, others = await in_turns(stub, chain, sequential, is_sound=False)
         together_s, together = await at_once(stub, chain)
         theirs = median(others)
-        how = note_of(chain, sequential, theirs)
+        setup = note_of(chain, sequential, theirs)
         report.add(
             chain.figure("hf_e2e", theirs, "s", "", f"generate of Transformers on the faster of 1 and 2 threads: {sequential.threads}"),
-            chain.figure("ttfa", median([heard.first_s for heard in mine]), "s", "", "through the router"),
-            chain.figure("e2e", median([heard.total_s for heard in mine]), "s", "", "through the router"),
-            chain.figure("prebuffer_told", median([heard.waited_s for heard in mine]), "s", "", "what a player was told to wait"),
+            chain.figure("ttfa", median([times.first_s for times in mine]), "s", "", "through the router"),
+            chain.figure("e2e", median([times.total_s for times in mine]), "s", "", "through the router"),
+            chain.figure("prebuffer_told", median([times.waited_s for times in mine]), "s", "", "what a player was told to wait"),
             chain.figure("late_after_it", max(each.late_s for each in mine), "s", "", "the longest that who waited so had nothing to play"),
-            *over_transformers(chain, "", mine, others, how),
-            chain.figure("x_throughput_8", AT_ONCE * theirs / together_s, "x", ">= 4", f"{AT_ONCE} at once in {together_s:.1f} s; {how}"),
-            chain.figure("ttfa_8", median([heard.first_s for heard in together]), "s", "", f"of {AT_ONCE} at once, median"),
+            *over_transformers(chain, "", mine, others, setup),
+            chain.figure("x_throughput_8", AT_ONCE * theirs / together_s, "x", ">= 4", f"{AT_ONCE} at once in {together_s:.1f} s; {setup}"),
+            chain.figure("ttfa_8", median([times.first_s for times in together]), "s", "", f"of {AT_ONCE} at once, median"),
         )
-        mine, others = await in_turns(stub, chain, sequential, heard=True)
-        how = f"asked with {SOUND_S:g} s of sound alone; {note_of(chain, sequential, median(others))}"
-        report.add(*over_transformers(chain, "_sound", mine, others, how))
+        mine, others = await in_turns(stub, chain, sequential, is_sound=True)
+        setup = f"asked with {SOUND_S:g} s of sound alone; {note_of(chain, sequential, median(others))}"
+        report.add(*over_transformers(chain, "_sound", mine, others, setup))
 
 
 async def in_turns(
-    stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, heard: bool
+    stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, is_sound: bool
 ) -> tuple[list[SpeechTimes], list[float]]:
-    """Ask our chain and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. heard: ask with
+    """Ask our chain and Transformers in turn; returns our times, and the seconds of Transformers for the same answers. is_sound: ask with
     sound."""
     mine, others = list[SpeechTimes](), list[float]()
     for seed in range(1, 1 + ROUNDS):
-        asked = conversation(seed, heard=heard)
-        others.append(await sequential.answer_s(seed, asked))
-        mine.append(await measure_answer(stub, chain, seed, asked))
+        turns = conversation(seed, is_sound=is_sound)
+        others.append(await sequential.answer_s(seed, turns))
+        mine.append(await measure_answer(stub, chain, seed, turns))
     return mine, others
 
 
 async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
     """Ask for AT_ONCE answers at once; returns the seconds for all of them, and the times of each."""
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     together = await asyncio.gather(*(measure_answer(stub, chain, 100 + n) for n in range(AT_ONCE)))
-    return time.perf_counter() - begun, together
+    return time.perf_counter() - begin_s, together
 
 
 def note_of(chain: Chain, sequential: Sequential, theirs: float) -> str:
@@ -179,11 +179,11 @@ def note_of(chain: Chain, sequential: Sequential, theirs: float) -> str:
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
 
 
-def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], others: Sequence[float], how: str) -> Iterator[Figure]:
-    """Our times divided by `others`, seconds of a whole answer of Transformers. asked: end of the figures' names. how: their note."""
+def over_transformers(chain: Chain, suffix: str, mine: Sequence[SpeechTimes], others: Sequence[float], note: str) -> Iterator[Figure]:
+    """Our times divided by `others`, seconds of a whole answer of Transformers. suffix: end of the figures' names. note: their note."""
     pairs = list(zip(mine, others, strict=True))
-    yield chain.figure(f"ttfa_over_hf_e2e{asked}", median([a.first_s / b for a, b in pairs]), "", chain.goal, how)
-    yield chain.figure(f"e2e_over_hf_e2e{asked}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", how)
+    yield chain.figure(f"ttfa_over_hf_e2e{suffix}", median([a.first_s / b for a, b in pairs]), "", chain.goal, note)
+    yield chain.figure(f"e2e_over_hf_e2e{suffix}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", note)
 
 
 # The critical path -----------------------------------------------------------------------------------------------------------------
@@ -209,18 +209,18 @@ async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Repo
 
 async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Report) -> None:
     """Compare two Talkers and two Code2Wav, which share one Thinker, with one of each, in turn: AT_ONCE answers at once."""
-    ratios, firsts, spoken = list[float](), list[float](), Counter[str]()
+    ratios, firsts, answers_by_talker = list[float](), list[float](), Counter[str]()
     async with omni_stub(single.address("router")) as one, omni_stub(double.address("router")) as two:
         await asyncio.gather(at_once(one, chain), at_once(two, chain))
         for _ in range(ROUNDS):
-            (one_s, one_heard), (two_s, two_heard) = await at_once(one, chain), await at_once(two, chain)
+            (one_s, one_answers), (two_s, two_answers) = await at_once(one, chain), await at_once(two, chain)
             ratios.append(one_s / two_s)
-            firsts.append(median([heard.first_s for heard in two_heard]) / median([heard.first_s for heard in one_heard]))
-            spoken.update(heard.talker for heard in two_heard)
-    shares = " and ".join(str(count) for count in sorted(spoken.values()))
-    how = f"{AT_ONCE} at once; {shares} answers of the two; {os.cpu_count()} cores; median of {ROUNDS}"
-    report.add(chain.figure("x_two_talkers_8", median(ratios), "x", "", f"seconds with one Talker and Code2Wav over two of each; {how}"))
-    report.add(chain.figure("ttfa_two_over_one_talker_8", median(firsts), "x", "", f"the first sound with two of each over one; {how}"))
+            firsts.append(median([times.first_s for times in two_answers]) / median([times.first_s for times in one_answers]))
+            answers_by_talker.update(times.talker for times in two_answers)
+    shares = " and ".join(str(count) for count in sorted(answers_by_talker.values()))
+    setup = f"{AT_ONCE} at once; {shares} answers of the two; {os.cpu_count()} cores; median of {ROUNDS}"
+    report.add(chain.figure("x_two_talkers_8", median(ratios), "x", "", f"seconds with one Talker and Code2Wav over two of each; {setup}"))
+    report.add(chain.figure("ttfa_two_over_one_talker_8", median(firsts), "x", "", f"the first sound with two of each over one; {setup}"))
 
 
 def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> AbstractContextManager[Fleet]:
@@ -244,13 +244,13 @@ async def _measure(chain: Chain, report: Report, folder: Path) -> None:
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--family", choices=sorted(CHAINS), default="qwen2_5_omni", help="default: %(default)s")
-    given = parser.parse_args()
-    chain = CHAINS[given.family]
+    options = parser.parse_args()
+    chain = CHAINS[options.family]
     report = Report(f"pipeline{chain.suffix}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(chain, report, Path(folder)))
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

@@ -52,4 +52,4 @@ class CpuMeter:
 
     def spent(self) -> list[float]:
         """CPU seconds of each process since the meter was made."""
-        return [now - before for now, before in zip(self._now(), self._before, strict=True)]
+        return [now_s - before_s for now_s, before_s in zip(self._now(), self._before, strict=True)]

@@ -58,7 +58,7 @@ async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Laten
     message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="count")])
     thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=tokens, ignore_eos=True)
     async for event in stub.Generate(omni_pb2.GenerateRequest(seed=1, thinker=thinker), timeout=120):
-        now = time.monotonic()
+        now_s = time.monotonic()
         if not event.HasField("chunk"):
             continue
         into.messages += 1
@@ -66,8 +66,8 @@ async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Laten
             into.tokens += event.chunk.count
         elif stamped and event.chunk.HasField("audio") and event.chunk.count:
             limbs = np.frombuffer(event.chunk.audio.data, "<i2", 2 * formulas.LIMBS)
-            into.thinker.append(now - formulas.stamped_at(limbs[: formulas.LIMBS]))
-            into.code2wav.append(now - formulas.stamped_at(limbs[formulas.LIMBS :]))
+            into.thinker.append(now_s - formulas.stamped_at(limbs[: formulas.LIMBS]))
+            into.code2wav.append(now_s - formulas.stamped_at(limbs[formulas.LIMBS :]))
 
 
 async def measure(report: Report) -> None:
@@ -109,16 +109,16 @@ async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack, report: 
     for sessions, tokens in LOAD_TOKENS.items():
         latencies = Latencies()
         meter = CpuMeter([child.pid for child in stack.children])
-        begun = time.monotonic()
+        begin_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for _ in range(sessions):
                 group.create_task(ask(stub, tokens, latencies))
                 await asyncio.sleep(RAMP_S)
-        seconds = time.monotonic() - begun
-        spent = meter.spent()
-        parts = ", ".join(f"{child.name} {1e6 * cpu / latencies.tokens:.0f}" for child, cpu in zip(stack.children, spent, strict=True))
+        seconds = time.monotonic() - begin_s
+        cpu_s = meter.spent()
+        parts = ", ".join(f"{child.name} {1e6 * cpu / latencies.tokens:.0f}" for child, cpu in zip(stack.children, cpu_s, strict=True))
         note = f"{latencies.tokens / seconds:.0f} tokens/s; us: {parts}"
-        per_token = 1e6 * sum(spent) / latencies.tokens
+        per_token = 1e6 * sum(cpu_s) / latencies.tokens
         report.add(Figure(f"cpu_per_token_{sessions}_sessions", per_token, "us", "", note))
         count = f"{HANDLED_PER_TOKEN} messages of a token are sent or received by the four servers"
         report.add(Figure(f"cpu_per_message_{sessions}_sessions", per_token / HANDLED_PER_TOKEN, "us", "<= 120", count))
@@ -137,12 +137,12 @@ async def relaying(report: Report) -> None:
                 stub = omni_pb2_grpc.OmniServiceStub(channel)
                 meter = CpuMeter([child.pid for child in stack.children])
                 await ask(stub, 1, Latencies(), stamped=False)
-                spent = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
+                cpu_s = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
         finally:
             await stack.stop()
         bare = await floor(chunks, 1, interval_s)
-        cost = median([1e6 * spent[process] / chunks for process in ("thinker", "talker", "router")])
-        note = ", ".join(f"{process} {1e6 * spent[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
+        cost = median([1e6 * cpu_s[process] / chunks for process in ("thinker", "talker", "router")])
+        note = ", ".join(f"{process} {1e6 * cpu_s[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
         note = f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}"
         report.add(Figure(f"cpu_per_relay_{name}", cost, "us", "<= 120", note))
         report.add(Figure(f"cpu_per_relay_{name}_bare_grpc", 1e6 * bare.relay_cpu_s, "us", "", "bytes, nothing but gRPC"))

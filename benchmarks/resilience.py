@@ -149,8 +149,8 @@ def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> li
     resumed = [1e3 * loss.resumed_s for loss in losses]
     gaps = [1e3 * loss.gap_s for loss in losses]
     opened = median([1e3 * loss.reopened_s for loss in losses])
-    late = median([1e3 * loss.delay_s for loss in losses])
-    note = f"{len(losses)} kills; replacement open after {opened:.0f}; the chunk came {late:.0f} later than in the undisturbed answer"
+    delay_ms = median([1e3 * loss.delay_s for loss in losses])
+    note = f"{len(losses)} kills; replacement open after {opened:.0f}; the chunk came {delay_ms:.0f} later than in the undisturbed answer"
     return [
         Figure(f"{name}_first_resumed_chunk_p50", median(resumed), "ms", goal, note),
         Figure(f"{name}_first_resumed_chunk_p90", percentile(resumed, 90), "ms", "", f"longest {max(resumed):.0f}"),
@@ -186,16 +186,16 @@ def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequen
         return []
     noticed = [loss.noticed_s for loss in frozen]
     resumed = [loss.resumed_s for loss in frozen]
-    heard = [loss for loss in frozen if loss.gap_s > 0]
+    audible = [loss for loss in frozen if loss.gap_s > 0]
     covered = [loss for loss in frozen if loss.is_covered]
     beyond = [1e3 * (loss.gap_s - max(loss.sound_s - loss.held_s, 0.0)) for loss in frozen]
-    held = f"held at that moment: {', '.join(f'{loss.held_s:.2f}' for loss in frozen)} s"
+    note = f"{len(audible)} heard; held at that moment: {', '.join(f'{loss.held_s:.2f}' for loss in frozen)} s"
     return [
         Figure(
             f"{model.name}_{kind}_{way}_to_left_max", max(noticed), "s", "<= 1.5", f"{len(noticed)} times; median {median(noticed):.2f}"
         ),
         Figure(f"{model.name}_{kind}_{way}_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
-        Figure(f"{model.name}_{kind}_{way}_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms", "", f"{len(heard)} heard; {held}"),
+        Figure(f"{model.name}_{kind}_{way}_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms", "", note),
         Figure(f"{model.name}_{kind}_{way}_covered", 100 * len(covered) / len(frozen), "%", "", "of them, by the sound that was held"),
         Figure(
             f"{model.name}_{kind}_{way}_gap_beyond_uncovered", max(beyond), "ms", "", "of the gap, what the sound held does not explain"
@@ -205,13 +205,13 @@ def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequen
 
 async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredPipeline, kinds: Sequence[str], loop_s: float) -> None:
     """Measure the requests per second of a closed loop, with both replicas and while one is down, in turns."""
-    both = [await _requests_per_second(stub, model, loop_s)]
+    rates = [await _requests_per_second(stub, model, loop_s)]
     for kind in kinds:
         house.kill(f"{kind}-1")
         one = await _requests_per_second(stub, model, loop_s)
         await restore(house, stub)
-        both.append(await _requests_per_second(stub, model, loop_s))
-        with_two = median(both[-2:])
+        rates.append(await _requests_per_second(stub, model, loop_s))
+        with_two = median(rates[-2:])
         clients = f"{CLIENTS[model.name]} clients for {loop_s:g} s each; none failed"
         note = f"{one:.2f} requests/s with one, {with_two:.2f} with two (before and after); {clients}; load {os.getloadavg()[0]:.1f}"
         report.add(Figure(f"{model.name}_throughput_lost_without_a_{kind}", 100 * (1 - one / with_two), "%", "", note))
@@ -220,8 +220,8 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredP
 async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
     """Requests per second of clients that ask again as soon as they have an answer, for loop_s seconds. A request that is not over at the
     end counts as the part of its time before the end."""
-    begun = time.monotonic()
-    end = begun + loop_s
+    begin_s = time.monotonic()
+    end = begin_s + loop_s
 
     async def client(first: int) -> float:
         done, number = 0.0, first
@@ -245,18 +245,18 @@ def main() -> int:
         "--tokens", type=int, nargs="*", default=LENGTHS, help="lengths of the toy answers that are killed late; none: left out"
     )
     parser.add_argument("--late-kills", type=int, default=LATE_KILLS, help="of every kind and length")
-    given = parser.parse_args()
+    options = parser.parse_args()
     load = os.getloadavg()[0]
     report = Report("resilience")
     report.add(Figure("load_before", load, "", "", f"processes that wanted one of {os.cpu_count()} cores, in the minute before"))
-    kinds = given.kind or CHAIN
-    for name in given.model or MODELS:
+    kinds = options.kind or CHAIN
+    for name in options.model or MODELS:
         with report.part(name):
-            asyncio.run(measure(report, MODELS[name], kinds, given.kills, given.stops, given.loop))
-    if given.tokens:
+            asyncio.run(measure(report, MODELS[name], kinds, options.kills, options.stops, options.loop))
+    if options.tokens:
         with report.part("long answers"):
-            asyncio.run(measure_lengths(report, kinds, given.tokens, given.late_kills))
-    return report.finish(judge=not given.report)
+            asyncio.run(measure_lengths(report, kinds, options.tokens, options.late_kills))
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

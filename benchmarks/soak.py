@@ -49,14 +49,14 @@ THIRDS = 3
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES)
-    given = parser.parse_args()
+    options = parser.parse_args()
     report = Report("soak")
     with report.part("memory"), stack("smol") as (launcher, address, _):
         pids = {_kind(pid): pid for pid in with_children(launcher)[1:]}
         ready = {kind: anonymous_mib(pid) for kind, pid in pids.items()}
-        asked, seen = _soak(address, pids, 60 * given.minutes)
-        report.add(Figure("questions", asked, "", note=f"in {given.minutes:g} minutes, {ASKERS} at once"))
-        for kind, sizes in seen.items():
+        question_count, memory_mib = _soak(address, pids, 60 * options.minutes)
+        report.add(Figure("questions", question_count, "", note=f"in {options.minutes:g} minutes, {ASKERS} at once"))
+        for kind, sizes in memory_mib.items():
             third = len(sizes) // THIRDS
             middle, last = median(sizes[third:-third]), median(sizes[-third:])
             report.add(
@@ -64,7 +64,7 @@ def main() -> int:
                 Figure(f"{kind}_last", last, "MiB", note="median of the last third of the time"),
                 Figure(f"{kind}_last_over_middle", last / middle, "ratio", "<= 1.1"),
             )
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 def anonymous_mib(pid: int) -> float:
@@ -95,16 +95,16 @@ def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(ASKERS)]
     for thread in threads:
         thread.start()
-    seen: dict[str, list[float]] = {kind: [] for kind in pids}
+    memory_mib: dict[str, list[float]] = {kind: [] for kind in pids}
     while time.monotonic() < end and not failures:
         for kind, pid in pids.items():
-            seen[kind].append(anonymous_mib(pid))
+            memory_mib[kind].append(anonymous_mib(pid))
         time.sleep(LOOK_S)
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    return sum(counts), seen
+    return sum(counts), memory_mib
 
 
 def _ask_until(omni: Omni, chance: random.Random, is_time: Callable[[], bool], counts: list[int], number: int) -> None:

@@ -28,24 +28,24 @@ async def first_sound(report: Report, folder: Path) -> None:
     latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))
     end = int(ASKED_S * vae.config.sampling_rate)
     pieces = SoundPieces(lambda part: vae.decode(part).sample, Upsampling(vae.decoder))
-    first, asked, whole = list[float](), list[float](), list[float]()
+    head_s, part_s, all_s = list[float](), list[float](), list[float]()
     with torch.inference_mode():
         for _ in range(ROUNDS):
-            begun, made = time.process_time(), list[Any]()
+            begin_s, parts = time.process_time(), list[Any]()
             for piece in pieces.decoded(latents, 0, end):
-                if not made:
-                    first.append(time.process_time() - begun)
-                made.append(piece)
-            asked.append(time.process_time() - begun)
-            begun = time.process_time()
+                if not parts:
+                    head_s.append(time.process_time() - begin_s)
+                parts.append(piece)
+            part_s.append(time.process_time() - begin_s)
+            begin_s = time.process_time()
             expected = vae.decode(latents).sample[0, :, :end].clamp(-1, 1).T.numpy()
-            whole.append(time.process_time() - begun)
-    apart = float(np.abs(np.concatenate(made) - expected).max() / np.abs(expected).max())
+            all_s.append(time.process_time() - begin_s)
+    difference = float(np.abs(np.concatenate(parts) - expected).max() / np.abs(expected).max())
     report.add(
-        Figure("first_sound_over_decode", _ratio(first, asked), "", "<= 0.15", "of 10 s asked of 47 s: first samples over all of them"),
-        Figure("first_sound_over_whole_decode", _ratio(first, whole), "", "", "the same over the 47 s that the pipeline decodes for them"),
-        Figure("sound_asked_over_whole_decode", _ratio(asked, whole), "", "", "all of the 10 s over that"),
-        Figure("sound_apart", apart, "", "<= 0.000001", "of the largest sample, in parts from whole"),
+        Figure("first_sound_over_decode", _ratio(head_s, part_s), "", "<= 0.15", "of 10 s asked of 47 s: first samples over all of them"),
+        Figure("first_sound_over_whole_decode", _ratio(head_s, all_s), "", "", "the same over the 47 s that the pipeline decodes for them"),
+        Figure("sound_asked_over_whole_decode", _ratio(part_s, all_s), "", "", "all of the 10 s over that"),
+        Figure("sound_apart", difference, "", "<= 0.000001", "of the largest sample, in parts from whole"),
     )
 
 

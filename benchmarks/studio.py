@@ -59,7 +59,7 @@ class Calls:
 
     @property
     def each_s(self) -> list[float]:
-        return [ended - begun for begun, ended in zip(self.begun_s, self.ended_s, strict=True)]
+        return [end_s - begin_s for begin_s, end_s in zip(self.begun_s, self.ended_s, strict=True)]
 
     @property
     def between_s(self) -> list[float]:
@@ -72,10 +72,10 @@ def watch_calls(owner: object, method: str, clock: Clock = time.process_time) ->
     """Note when each call of a method of `owner` begins and ends, while the context is open."""
     calls, real = Calls(), getattr(owner, method)
 
-    def called(*arguments: Any, **named: Any) -> Any:
+    def called(*arguments: Any, **keywords: Any) -> Any:
         calls.begun_s.append(clock())
         try:
-            return real(*arguments, **named)
+            return real(*arguments, **keywords)
         finally:
             calls.ended_s.append(clock())
 
@@ -126,15 +126,15 @@ class Studio:
     async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> RequestTimes:
         """Send a request after `after_s` seconds, and note when its events happen."""
         await asyncio.sleep(after_s)
-        seen = RequestTimes(clock())
+        times = RequestTimes(clock())
         prepared = await self.model.prepare(request)
         async for piece in self.model.draw(prepared, no_inputs(), {IMAGE: 0, PROGRESS: 0}):
-            if isinstance(piece, Preview) and not seen.first_preview_s:
-                seen.first_preview_s = clock()
+            if isinstance(piece, Preview) and not times.first_preview_s:
+                times.first_preview_s = clock()
             if isinstance(piece, EncodedPicture):
-                seen.data = piece.data
-        seen.done_s = clock()
-        return seen
+                times.data = piece.data
+        times.done_s = clock()
+        return times
 
     async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[RequestTimes]:
         """Draw several requests at once, each sent `apart_s` seconds after the one before it."""
@@ -156,7 +156,7 @@ class DiffusersPipeline:
 
     def called(self, request: DrawRequest) -> tuple[float, Image]:
         """CPU seconds of a picture, and the picture, which is not encoded."""
-        begun = time.process_time()
+        begin_s = time.process_time()
         image = self._pipe(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt or None,
@@ -166,7 +166,7 @@ class DiffusersPipeline:
             generator=torch.Generator("cpu").manual_seed(request.seed),
             **{self._scale: request.guidance_scale},
         ).images[0]
-        return time.process_time() - begun, image
+        return time.process_time() - begin_s, image
 
     def step_s(self, request: DrawRequest) -> float:
         return median([self.called(request)[0] for _ in range(3)]) / request.steps

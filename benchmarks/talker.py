@@ -55,8 +55,8 @@ def words(seed: int, characters: int) -> str:
 
 
 def thinker_params(seed: int, characters: int = 80) -> stage_pb2.ThinkerParams:
-    drawn = stage_pb2.Sampling(temperature=1)
-    return stage_pb2.ThinkerParams(messages=messages(words(seed, characters)), sampling=drawn, max_tokens=TOKENS, ignore_eos=True)
+    sampling = stage_pb2.Sampling(temperature=1)
+    return stage_pb2.ThinkerParams(messages=messages(words(seed, characters)), sampling=sampling, max_tokens=TOKENS, ignore_eos=True)
 
 
 def talker_params(frames: int) -> stage_pb2.TalkerParams:
@@ -95,8 +95,8 @@ class StageAlone:
     async def think(self, seed: int) -> list[chunk_pb2.Chunk]:
         """Ask the Thinker for TOKENS tokens; returns their rows, as chunks for a Talker."""
         opening = open_of(self._said["thinker"], seed=seed, params=stage_pb2.StageParams(thinker=thinker_params(seed)))
-        heard = await run_once(self._stubs["thinker"], opening)
-        return [chunk for port in ROW_PORTS for chunk in heard.of(port)]
+        answer = await run_once(self._stubs["thinker"], opening)
+        return [chunk for port in ROW_PORTS for chunk in answer.of(port)]
 
     async def speak(self, rows: Sequence[chunk_pb2.Chunk], seed: int, frames: int) -> None:
         """Let the Talker speak `frames` frames of these rows, and check their number."""
@@ -104,25 +104,25 @@ class StageAlone:
         await caller.send(open=open_of(self._said["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
         await caller.opened()
         for chunk in rows:
-            await caller.until(lambda heard, chunk=chunk: heard.credits[chunk.port] > chunk.seq)  # type: ignore[misc]
+            await caller.until(lambda answer, chunk=chunk: answer.credits[chunk.port] > chunk.seq)  # type: ignore[misc]
             await caller.send(chunk=chunk)
-        heard = await caller.finish()
-        assert len(heard.codes()) == frames
+        answer = await caller.finish()
+        assert len(answer.codes()) == frames
 
 
 async def overlap(running: Fleet, report: Report) -> None:
     """Compare the chain with its two stages one after the other, with so many frames that speech takes about as long as the text."""
-    async with StageAlone(running) as alone, omni_stub(running.address("router")) as stub:
-        rows = await alone.think(0)
-        await alone.speak(rows, 0, TOKENS)
-        text_s, speech_s = await time_call(lambda: alone.think(1)), await time_call(lambda: alone.speak(rows, 1, TOKENS))
+    async with StageAlone(running) as stages, omni_stub(running.address("router")) as stub:
+        rows = await stages.think(0)
+        await stages.speak(rows, 0, TOKENS)
+        text_s, speech_s = await time_call(lambda: stages.think(1)), await time_call(lambda: stages.speak(rows, 1, TOKENS))
         frames = round(TOKENS * text_s / speech_s)
         ratios, texts, speeches, slowdowns = [], [], [], []
         for n in range(2, 2 + ROUNDS):
-            text_s = await time_call(lambda n=n: alone.think(n))  # type: ignore[misc]
-            speech_s = await time_call(lambda n=n: alone.speak(rows, n, frames))  # type: ignore[misc]
+            text_s = await time_call(lambda n=n: stages.think(n))  # type: ignore[misc]
+            speech_s = await time_call(lambda n=n: stages.speak(rows, n, frames))  # type: ignore[misc]
             chain_s = await time_call(lambda n=n: whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
-            both_s = await time_call(lambda n=n: asyncio.gather(alone.think(n + 100), alone.speak(rows, n, frames)))  # type: ignore[misc]
+            both_s = await time_call(lambda n=n: asyncio.gather(stages.think(n + 100), stages.speak(rows, n, frames)))  # type: ignore[misc]
             ratios.append(chain_s / (text_s + speech_s))
             slowdowns.append(both_s / max(text_s, speech_s))
             texts.append(text_s)
@@ -172,12 +172,12 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
     await first_code_s(running, 99)
     ratios, paths = [], []
     for n in range(100, 100 + 2 * ROUNDS):
-        asked = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
-        text = SequenceRequest(Prompt.of_tokens((await thinker.prepare(asked)).prompt_ids), n, TOKENS, taps_from=0)
+        request = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
+        text = SequenceRequest(Prompt.of_tokens((await thinker.prepare(request)).prompt_ids), n, TOKENS, taps_from=0)
         rows = torch.randn(len(text.prompt) + 2, talker.config.row_size).to(talker.engine.spec.dtype)
         with torch.inference_mode():
             path_s = computed_s(thinker.engine, text, steps=2)
-            path_s += computed_s(talker.engine, speech_of(talker.config, len(rows), n), steps=1, given=rows)
+            path_s += computed_s(talker.engine, speech_of(talker.config, len(rows), n), steps=1, vectors=rows)
         ratios.append(await first_code_s(running, n) / path_s)
         paths.append(path_s)
     await asyncio.gather(thinker.close(), talker.close())
@@ -191,22 +191,22 @@ def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
     codec = config.codec
     items = np.full((rows, 1), config.nothing, np.int64)
     items[-2:, 0] = codec.pad, codec.bos
-    seen = frozenset({codec.mask, codec.pad, codec.bos})
-    return SequenceRequest(Prompt(items, given_later=True), seed, FRAMES, SPOKEN, banned=frozenset({codec.bos}), seen=seen, appended=True)
+    ids = frozenset({codec.mask, codec.pad, codec.bos})
+    return SequenceRequest(Prompt(items, given_later=True), seed, FRAMES, SPOKEN, banned=frozenset({codec.bos}), seen=ids, appended=True)
 
 
-def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> float:
-    """Seconds to read a prompt and to make `steps` steps after it, in all. given: as in `steps_s`."""
-    return sum(steps_s(engine, request, steps, given))
+def computed_s(engine: Engine, request: SequenceRequest, steps: int, vectors: torch.Tensor | None = None) -> float:
+    """Seconds to read a prompt and to make `steps` steps after it, in all. vectors: as in `steps_s`."""
+    return sum(steps_s(engine, request, steps, vectors))
 
 
-def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> list[float]:
-    """Seconds to read a prompt, then the seconds of each of `steps` steps after it. given: the vectors of the prompt's rows, [rows, width],
-    the last of which serves for the row of each step too."""
+def steps_s(engine: Engine, request: SequenceRequest, steps: int, vectors: torch.Tensor | None = None) -> list[float]:
+    """Seconds to read a prompt, then the seconds of each of `steps` steps after it. vectors: of the prompt's rows, [rows, width], the last
+    of which serves for the row of each step too."""
     sequence = by_hand.begin(engine, request, len(request.prompt) + steps)
-    if given is not None:
-        sequence.give(Given(0, given))
-        sequence.append(given[-1:], end=True)
+    if vectors is not None:
+        sequence.give(Given(0, vectors))
+        sequence.append(vectors[-1:], end=True)
     clock = [time.perf_counter()]
     for first in range(0, len(request.prompt), 512):
         end = min(first + 512, len(request.prompt))
@@ -238,8 +238,8 @@ class MeasuredSpeech:
         """Speak; returns the number of codes."""
         codes = 0
         async with aclosing(self._talker.speak(await self._talker.prepare(self._request), self._line.inputs(), {"codes": 0})) as frames:
-            async for made in frames:
-                codes += len(made.rows)
+            async for piece in frames:
+                codes += len(piece.rows)
         return codes
 
 
@@ -257,19 +257,19 @@ async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
     await rate(talker, [0])
     for n in range(ROUNDS):
         seeds = range(100 * n + 1, 100 * n + 1 + SPEAKERS)
-        alone = [await rate(talker, [seed]) for seed in seeds]
+        alone_rates = [await rate(talker, [seed]) for seed in seeds]
         ready = await rate(talker, seeds)
-        together.append(ready / median(alone))
+        together.append(ready / median(alone_rates))
         waiting = [asyncio.ensure_future(MeasuredSpeech(talker, seed + 50, 1).speak()) for seed in seeds]
         await until(lambda: talker.engine.stats().starved == SPEAKERS)
         starved.append(await rate(talker, seeds) / ready)
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-    how = f"{talker.info.settings['dtype']}, one thread, 100m; median of {ROUNDS}"
+    setup = f"{talker.info.settings['dtype']}, one thread, 100m; median of {ROUNDS}"
     report.add(
-        Figure("x_talkers_8", median(together), "x", ">= 4", f"codes a second of {SPEAKERS} at once over one by one; {how}"),
-        Figure("x_starved_50", median(starved), "", ">= 0.95", f"the same beside {SPEAKERS} that starve, over without them; {how}"),
+        Figure("x_talkers_8", median(together), "x", ">= 4", f"codes a second of {SPEAKERS} at once over one by one; {setup}"),
+        Figure("x_starved_50", median(starved), "", ">= 0.95", f"the same beside {SPEAKERS} that starve, over without them; {setup}"),
     )
 
 
@@ -297,12 +297,12 @@ async def _measure(report: Report, folder: Path) -> None:
 
 
 def main() -> int:
-    given = arguments(__doc__).parse_args()
+    options = arguments(__doc__).parse_args()
     report = Report("talker")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_measure(report, Path(folder)))
-    return report.finish(judge=not given.report)
+    return report.finish(judge=not options.report)
 
 
 if __name__ == "__main__":

@@ -64,17 +64,17 @@ async def _speed(model: SmolThinker, report: Report) -> None:
     for turn in range(ROUNDS):
         for concurrent, measured in rates.items():
             measured.append(await rate(model, concurrent, 100 * turn))
-    alone = [await answer(model, 1000 + index) for index in range(ROUNDS)]
+    answers = [await answer(model, 1000 + index) for index in range(ROUNDS)]
     note = f"median of {ROUNDS}, {ANSWER_TOKENS} tokens each, prompts included, one thread"
-    first = median([one.first_s for one in alone])
+    first = median([one.first_s for one in answers])
     report.add(Figure("thinker_ttft_alone", first, "s", "<= 0.12", "first token; the system prompt is kept from before"))
-    report.add(Figure("thinker_token_alone", _token_ms(alone), "ms", "<= 25", "between tokens of one request"))
+    report.add(Figure("thinker_token_alone", _token_ms(answers), "ms", "<= 25", "between tokens of one request"))
     single = median(rates[1])
     for concurrent, goal in CONCURRENT.items():
         speed = median(rates[concurrent])
         report.add(Figure(f"thinker_tokens_per_s_{concurrent}", speed, "tokens/s", "", note))
         if concurrent > 1:
-            ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
+            ratio = median([many_rate / one_rate for many_rate, one_rate in zip(rates[concurrent], rates[1], strict=True)])
             report.add(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report.add(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))

@@ -70,8 +70,8 @@ def _asks(report: Report) -> None:
             Figure("bare_start_over_smol", median([*bare, seconds]) / median(smol), "ratio", "<= 1.3", "starts in turns"),
         )
         with tempfile.TemporaryDirectory() as folder:
-            drawn = _median_of(("draw", "a red circle on a blue background", "--out", str(Path(folder, "drawn.png"))), address)
-        report.add(Figure("draw_beside", drawn, "s", note="omnistage draw, a running stack found: its whole time"))
+            draw_s = _median_of(("draw", "a red circle on a blue background", "--out", str(Path(folder, "drawn.png"))), address)
+        report.add(Figure("draw_beside", draw_s, "s", note="omnistage draw, a running stack found: its whole time"))
         first, second = median(firsts), _question_s(address)
         report.add(
             Figure("first_ask", first, "s", note=f"omnistage ask --text-only with a stack of its own, median of {ASKS}"),
@@ -85,12 +85,12 @@ def _asks(report: Report) -> None:
             Figure("second_token_over_first", second / first, "ratio"),
         )
         processes = with_children(pid)
-        counted = idle.measure(processes, SETTLE_S, IDLE_S)
+        wakeups = idle.measure(processes, SETTLE_S, IDLE_S)
         note = f"{len(processes)} processes, {SETTLE_S:g} s after answers, for {IDLE_S:g} s"
         report.add(
-            Figure("idle_wakeups", counted.stack, "1/s", note=note),
-            Figure("bare_wakeups", counted.bare, "1/s", note="as many processes with grpc.aio alone, at the same time"),
-            Figure("idle_wakeups_over_bare", counted.stack / counted.bare, "ratio", "<= 2"),
+            Figure("idle_wakeups", wakeups.stack, "1/s", note=note),
+            Figure("bare_wakeups", wakeups.bare, "1/s", note="as many processes with grpc.aio alone, at the same time"),
+            Figure("idle_wakeups_over_bare", wakeups.stack / wakeups.bare, "ratio", "<= 2"),
         )
 
 
@@ -130,7 +130,7 @@ def _median_of(words: Sequence[str], address: str) -> float:
 def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
     """Start a stack of these or the default pipelines; yields the id of its process, the router's address, and seconds until it served."""
     reading, writing = os.pipe()
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(writing)]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(words, pass_fds=(writing,), stdout=output, stderr=output, env=_environment("none"))
@@ -138,12 +138,12 @@ def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
             os.close(writing)
             with os.fdopen(reading) as pipe:
                 line = pipe.readline() if select.select([pipe], [], [], LIMIT_S)[0] else ""
-            seconds = time.monotonic() - begun
-            found = json.loads(line) if line else {}
-            if "address" not in found:
+            seconds = time.monotonic() - begin_s
+            message = json.loads(line) if line else {}
+            if "address" not in message:
                 output.seek(0)
-                raise RuntimeError(f"the stack did not start: {found.get('error', '')} {output.read().decode(errors='replace')}")
-            yield process.pid, str(found["address"]), seconds
+                raise RuntimeError(f"the stack did not start: {message.get('error', '')} {output.read().decode(errors='replace')}")
+            yield process.pid, str(message["address"]), seconds
         finally:
             process.terminate()
             process.wait(LIMIT_S)
@@ -151,11 +151,11 @@ def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
 
 def _run(*words: str, router: str = "none") -> float:
     """Seconds of an omnistage command. router: address of the running router that it finds, or "none". Raises RuntimeError."""
-    begun = time.monotonic()
+    begin_s = time.monotonic()
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=LIMIT_S, env=_environment(router), check=False)
     if done.returncode:
         raise RuntimeError(f"omnistage {' '.join(words)} ended with {done.returncode}: {done.stderr}")
-    return time.monotonic() - begun
+    return time.monotonic() - begin_s
 
 
 def _environment(router: str) -> dict[str, str]:

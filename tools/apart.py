@@ -29,10 +29,10 @@ def folder_of(name: str, python: str = sys.executable) -> Path:
         return folder
     folder.parent.mkdir(exist_ok=True)
     # If two processes do this at once, each fills a folder of its own, and one folder gets the name.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}-") as made:
-        pip(python, *HASHED, "--quiet", "--no-compile", f"--target={made}/packages", f"--requirement={REQUIREMENTS / name}.txt")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}-") as temporary_folder:
+        pip(python, *HASHED, "--quiet", "--no-compile", f"--target={temporary_folder}/packages", f"--requirement={REQUIREMENTS / name}.txt")
         try:
-            Path(made, "packages").rename(folder)
+            Path(temporary_folder, "packages").rename(folder)
         except OSError as error:
             if not folder.exists():
                 raise SetupError(f"{folder} cannot be made: {error}") from error

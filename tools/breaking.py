@@ -26,8 +26,8 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 def last_version() -> str | None:
     """The commit of the last version; None if this clone does not have it."""
-    known = git("rev-parse", "--verify", "--quiet", f"{LAST_VERSION}:protos").returncode == 0
-    return LAST_VERSION if known else None
+    is_known = git("rev-parse", "--verify", "--quiet", f"{LAST_VERSION}:protos").returncode == 0
+    return LAST_VERSION if is_known else None
 
 
 def main() -> int:

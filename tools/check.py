@@ -46,10 +46,10 @@ def main() -> int:
     parser.add_argument("--without-tests", action="store_true", help="without the house rules, which are tests: `make test` runs them too")
     without_tests = parser.parse_args().without_tests
     failed = []
-    chosen = {name: command for name, command in checks().items() if not (without_tests and "pytest" in command)}
+    commands = {name: command for name, command in checks().items() if not (without_tests and "pytest" in command)}
     # Two at a time, because only mypy and the house rules take long: a minute of one core each.
     with ThreadPoolExecutor(2) as lanes:
-        for name, (status, printed, took_s) in zip(chosen, lanes.map(run, chosen.values()), strict=True):
+        for name, (status, printed, took_s) in zip(commands, lanes.map(run, commands.values()), strict=True):
             print(f"{'FAIL' if status else 'ok  '} {name:<14} {took_s:5.1f} s", flush=True)
             if status:
                 failed.append(name)

@@ -79,9 +79,9 @@ def stored_costs(root: Path) -> Costs:
         return {}
 
 
-def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
-    """The table as JSON, a line for each file, so that a diff shows each change. whole: add the key WHOLE."""
-    rows: dict[str, object] = {WHOLE: True} if whole else {}
+def text_of(costs: Mapping[str, Cost], *, is_whole: bool = False) -> str:
+    """The table as JSON, a line for each file, so that a diff shows each change. is_whole: add the key WHOLE."""
+    rows: dict[str, object] = {WHOLE: True} if is_whole else {}
     rows |= {file: _row(cost) for file, cost in sorted(costs.items())}
     lines = [f"{json.dumps(file)}: {json.dumps(row)}" for file, row in rows.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -85,17 +85,17 @@ def get_expected(address: str) -> Expected:
     return Expected(answer.text, to_pcm16(answer.audio.samples), answer.audio.sample_rate)
 
 
-def check_answer(example: Example, address: str, wanted: Expected) -> None:
-    """Run the example; expect the wanted text on standard output and the wanted samples in answer.wav. Raises Mismatch."""
+def check_answer(example: Example, address: str, expected: Expected) -> None:
+    """Run the example; expect the text on standard output and the samples in answer.wav. Raises Mismatch."""
     status, out, err = example.run(address, str(SEED))
     _is((status, err), (0, ""), "exit status and standard error")
-    _is(out, wanted.text + "\n", "text")
+    _is(out, expected.text + "\n", "text")
     with wave.open(str(example.folder / "answer.wav")) as file:
         form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
         samples = file.readframes(file.getnframes())
-    _is(form, (wanted.sample_rate_hz, 2, 1), "sample rate, bytes a sample, channels")
-    _is(len(samples), len(wanted.samples), "bytes of samples in answer.wav")
-    different = np.flatnonzero(np.frombuffer(samples, "<i2") != np.frombuffer(wanted.samples, "<i2"))
+    _is(form, (expected.sample_rate_hz, 2, 1), "sample rate, bytes a sample, channels")
+    _is(len(samples), len(expected.samples), "bytes of samples in answer.wav")
+    different = np.flatnonzero(np.frombuffer(samples, "<i2") != np.frombuffer(expected.samples, "<i2"))
     _is(different.tolist()[:8], [], "samples that are others")
 
 
@@ -156,10 +156,10 @@ def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def _is(found: object, wanted: object, what: str) -> None:
-    """Raise Mismatch unless `found` equals `wanted`. what: names the compared thing in the error."""
-    if found != wanted:
-        raise Mismatch(f"{what}: {found!r}, expected {wanted!r}")
+def _is(value: object, expected: object, subject: str) -> None:
+    """Raise Mismatch unless `value` equals `expected`. subject: names the compared thing in the error."""
+    if value != expected:
+        raise Mismatch(f"{subject}: {value!r}, expected {expected!r}")
 
 
 def _matches(err: str, pattern: str) -> str:
@@ -197,19 +197,19 @@ def main() -> int:
             Omni(pipeline=options.pipeline) as omni,
             Omni(pipeline=str(slow_pipeline(Path(folder))), max_sessions=1) as slow,
         ):
-            wanted = get_expected(omni.address)
+            expected = get_expected(omni.address)
             for name, command in commands.items():
                 example = Example(command, Path(folder, name))
                 example.folder.mkdir()
                 try:
-                    check_answer(example, omni.address, wanted)
+                    check_answer(example, omni.address, expected)
                     check_unknown(example, omni.address)
                     delay = check_full_and_cancelled(example, slow.address)
                 except Mismatch as error:
                     failed.append(name)
                     print(f"FAIL {name:<5} {error}", flush=True)
                     continue
-                result = f"the text and the {len(wanted.samples) // 2} samples of the Python client"
+                result = f"the text and the {len(expected.samples) // 2} samples of the Python client"
                 print(f"ok   {name:<5} {result}; UNKNOWN_MODEL, OVERLOADED with {delay} s, Ctrl-C", flush=True)
     print(f"examples: {len(failed)} failed ({', '.join(failed)})" if failed else "examples: all good")
     return 1 if failed else 0

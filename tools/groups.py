@@ -35,11 +35,11 @@ def _read(root: Path) -> dict[str, Any]:
 
 def _expand(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> list[str]:
     """The requirements of an extra, with those of the extras that it names. project: canonical name of this project."""
-    found: list[str] = []
+    requirements: list[str] = []
     for line in extras[extra]:
         requirement = Requirement(line)
         if canonicalize_name(requirement.name) == project:
-            found += [one for other in sorted(requirement.extras) for one in _expand(other, extras, project)]
+            requirements += [one for other in sorted(requirement.extras) for one in _expand(other, extras, project)]
         elif canonicalize_name(requirement.name) != OWN:
-            found.append(line)
-    return found
+            requirements.append(line)
+    return requirements

@@ -164,8 +164,8 @@ def install_modules(package: bytes, folder: Path) -> None:
         if done.exists() and done.read_bytes() == package and (folder / "node_modules").is_dir():
             return
         (folder / "package.json").write_bytes(package)
-        quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--prefer-offline"]
-        _run(["npm", "install", f"--prefix={folder}", *quiet], os.environ, INSTALL_TIMEOUT_S)
+        options = ["--no-package-lock", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--prefer-offline"]
+        _run(["npm", "install", f"--prefix={folder}", *options], os.environ, INSTALL_TIMEOUT_S)
         done.write_bytes(package)
 
 

@@ -276,8 +276,8 @@ a shorter line can wait.
 
 def page() -> str:
     """The text of docs/limits.md."""
-    counts = "".join(f"| `{field}` | {most:,} |\n" for field, most in limits.COUNTS.items())
-    sizes = "".join(f"| `{field}` | {_size(most)} |\n" for field, most in limits.BYTES.items())
+    counts = "".join(f"| `{field}` | {limit:,} |\n" for field, limit in limits.COUNTS.items())
+    sizes = "".join(f"| `{field}` | {_size(limit)} |\n" for field, limit in limits.BYTES.items())
     return HEAD + counts + BYTES_HEAD + sizes + MEDIA
 
 

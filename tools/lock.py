@@ -99,12 +99,12 @@ def lock(root: Path, *, upgrade: bool) -> None:
     versions = root / "constraints.txt"
     packages = resolve([one for roots in roots_of.values() for one in roots], None if upgrade else versions)
     closures = {name: follow(roots, packages) for name, roots in roots_of.items()}
-    needed: Closure = {}
+    needs: Closure = {}
     for closure in closures.values():
         for name, pythons in closure.items():
-            needed.setdefault(name, set()).update(pythons)
-    hashes = find_hashes({packages[name].name: (packages[name].version, pythons) for name, pythons in needed.items() if name != "torch"})
-    lines = [f"{packages[name].name}=={packages[name].version.partition('+')[0]}\n" for name in sorted(needed)]
+            needs.setdefault(name, set()).update(pythons)
+    hashes = find_hashes({packages[name].name: (packages[name].version, pythons) for name, pythons in needs.items() if name != "torch"})
+    lines = [f"{packages[name].name}=={packages[name].version.partition('+')[0]}\n" for name in sorted(needs)]
     versions.write_text(VERSIONS + "".join(lines), encoding="utf-8")
     folder = root / "requirements"
     folder.mkdir(exist_ok=True)
@@ -113,14 +113,14 @@ def lock(root: Path, *, upgrade: bool) -> None:
         # A list leaves out what is installed anyway: the core for every extra, and `models` for CUDA's libraries. No list has torch.
         already_installed = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
         names = sorted(closure.keys() - {"torch"} - already_installed)
-        text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
+        text = "".join(entry(packages[name], needs[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
     for group, pinned in pin_apart(root, roots_of["core"]).items():
         (folder / f"{group}.txt").write_text(heading(group) + pinned, encoding="utf-8")
-    if "torch" in needed:
+    if "torch" in needs:
         table = folder / TABLE.name
-        known = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
-        table.write_text(json.dumps(torch_table(known), indent=2) + "\n", encoding="utf-8")
+        last_table = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
+        table.write_text(json.dumps(torch_table(last_table), indent=2) + "\n", encoding="utf-8")
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
@@ -149,10 +149,10 @@ def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
 def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
     """The oldest version that fits a requirement, has a wheel for this Python and was not yanked. Raises LockError if there is none."""
     links = {one.version: one.link for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked}
-    fitting = sorted(version for version in links if requirement.specifier.contains(str(version)))
-    if not fitting:
+    versions = sorted(version for version in links if requirement.specifier.contains(str(version)))
+    if not versions:
         raise LockError(f"no version of {requirement} has a wheel for Python {python} on Linux x86-64.")
-    return str(fitting[0])
+    return str(versions[0])
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
@@ -162,14 +162,14 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedP
     pip follows only the markers of the Python that it runs on. The additional needs of another Python are asked for in a further round, as
     if they stood in `roots`, until nothing is missing. Raises LockError if that does not end.
     """
-    wanted = list(roots)
+    requirements = list(roots)
     for _ in range(ROUNDS):
-        packages = _dry_run(wanted, constraints)
-        lacking = sorted({one for python in PYTHONS for one in find_unmet(wanted, packages, python)})
-        if not lacking:
+        packages = _dry_run(requirements, constraints)
+        unmet = sorted({one for python in PYTHONS for one in find_unmet(requirements, packages, python)})
+        if not unmet:
             return packages
-        wanted += lacking
-    raise LockError(f"no versions fit Python {', '.join(PYTHONS)} at once: {', '.join(lacking)} is asked for and does not get in.")
+        requirements += unmet
+    raise LockError(f"no versions fit Python {', '.join(PYTHONS)} at once: {', '.join(unmet)} is asked for and does not get in.")
 
 
 def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
@@ -178,9 +178,9 @@ def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Locked
         words = [f"--constraint={constraints}"] if constraints and constraints.exists() else []
         stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
         words += [*map(str, stand_ins), *(one for one in roots if not stand_ins or Requirement(one).name != "torch")]
-        chosen = _report(words)
+        metadata = _report(words)
     return {
-        canonicalize_name(one["name"]): LockedPackage(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen
+        canonicalize_name(one["name"]): LockedPackage(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in metadata
     }
 
 
@@ -231,13 +231,13 @@ def follow(roots: Iterable[str], packages: Mapping[str, LockedPackage]) -> Closu
 
 def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[str]:
     """Requirements that count on this Python, from `roots` down, and that `packages` lacks or has in a version that does not fit."""
-    found = []
+    unmet = []
     for requirement in _walk(roots, packages, python):
         package = packages.get(canonicalize_name(requirement.name))
         if package is None or not requirement.specifier.contains(package.version, prereleases=True):
             requirement.marker = None
-            found.append(str(requirement))
-    return found
+            unmet.append(str(requirement))
+    return unmet
 
 
 def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[Requirement]:
@@ -254,27 +254,27 @@ def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: s
         "sys_platform": "linux",
     }
     waiting = [(Requirement(one), "") for one in roots]
-    seen: set[tuple[str, str]] = set()
-    found = []
+    visited_extras: set[tuple[str, str]] = set()
+    requirements = []
     while waiting:
         requirement, extra = waiting.pop()
         if requirement.marker is not None and not requirement.marker.evaluate({**environment, "extra": extra}):
             continue
-        found.append(requirement)
+        requirements.append(requirement)
         package = packages.get(canonicalize_name(requirement.name))
-        for wanted in ("", *requirement.extras):
-            if package is not None and (package.name, wanted) not in seen:
-                seen.add((package.name, wanted))
-                waiting += [(Requirement(one), wanted) for one in package.needs]
-    return found
+        for extra_name in ("", *requirement.extras):
+            if package is not None and (package.name, extra_name) not in visited_extras:
+                visited_extras.add((package.name, extra_name))
+                waiting += [(Requirement(one), extra_name) for one in package.needs]
+    return requirements
 
 
-def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[str]]:
-    """SHA-256 of the wheels of each package, by name. wanted: by name, the version and the Pythons that need it. Raises LockError."""
-    found: dict[str, dict[str, str]] = {name: {} for name in wanted}
+def find_hashes(versions: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[str]]:
+    """SHA-256 of the wheels of each package, by name. versions: by name, the version and the Pythons that need it. Raises LockError."""
+    digests_by_name: dict[str, dict[str, str]] = {name: {} for name in versions}
     for python in PYTHONS:
         finder = make_finder(python)
-        for name, (version, pythons) in wanted.items():
+        for name, (version, pythons) in versions.items():
             wheels = wheels_of(finder, name, version)
             if python in pythons and not wheels:
                 raise LockError(
@@ -284,9 +284,9 @@ def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[st
                 digest = sha256_of(link)
                 if digest is None:
                     raise LockError(f"the source of {link.filename} tells no SHA-256 of it.")
-                if found[name].setdefault(link.filename, digest) != digest:
+                if digests_by_name[name].setdefault(link.filename, digest) != digest:
                     raise LockError(f"two of pip's sources have different files named {link.filename}.")
-    return {name: sorted(set(digests.values())) for name, digests in found.items()}
+    return {name: sorted(set(digests.values())) for name, digests in digests_by_name.items()}
 
 
 def make_finder(python: str, *options: str) -> PackageFinder:
@@ -314,14 +314,14 @@ def sha256_of(link: Link) -> str | None:
     return None
 
 
-def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
+def torch_table(last_table: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
     """Hashes of torch by build and Python: of the CPU build, and of the build without a label, which is made for CUDA.
 
-    known: the last table. Its hashes stay for a build that cannot be reached from here; an empty list means that no hash is known.
+    last_table: its hashes stay for a build that cannot be reached from here; an empty list means that no hash is known.
     """
     table = {}
     for build in (TORCH, TORCH_CUDA):
-        table[build] = {python: list(known.get(build, {}).get(python, [])) for python in PYTHONS}
+        table[build] = {python: list(last_table.get(build, {}).get(python, [])) for python in PYTHONS}
         for python in PYTHONS:
             for finder in (make_finder(python), make_finder(python, "--index-url", TORCH_INDEX_URL, "--retries", "0")):
                 digests = {digest for link in wheels_of(finder, "torch", build) if (digest := sha256_of(link))}

@@ -83,8 +83,8 @@ def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> ChoiceOfT
     come first, then the cheapest. Tests that changed themselves always run."""
     choice = ChoiceOfTests(costs)
     for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
-        fitting = choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out
-        (choice.long if choice.is_long(one) else fitting).append(one)
+        group = choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out
+        (choice.long if choice.is_long(one) else group).append(one)
     return choice
 
 
@@ -126,10 +126,10 @@ def all_files(root: Path) -> set[str]:
 
 
 def report(
-    base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: ChoiceOfTests, known: Collection[Reached]
+    base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: ChoiceOfTests, all_tests: Collection[Reached]
 ) -> list[str]:
     """Lines for people. changed: files that differ from the commit `base`. reached_by: by changed file, how many files of tests it reaches.
-    known: all files of tests."""
+    all_tests: all such files."""
     if not changed:
         return [f"nothing changed since {base[:12]}"]
     lines = [f"changed since {base[:12]}: {_list_names(sorted(changed))}"]
@@ -138,18 +138,18 @@ def report(
     if lonely := sorted(file for file in changed if not reached_by.get(file)):
         lines.append(f"no test reaches: {_list_names(lonely)}")
     lines.append(
-        f"chosen: {len(choice.chosen)} of {len(known)} files, {choice.tests(choice.chosen)} of {choice.tests(known)} tests, "
+        f"chosen: {len(choice.chosen)} of {len(all_tests)} files, {choice.tests(choice.chosen)} of {choice.tests(all_tests)} tests, "
         f"about {choice.seconds(choice.chosen):.0f} s"
     )
     for distance, group in groupby(choice.chosen, key=lambda one: one.distance):
         files = [*group]
-        how = "changed themselves, and run whatever they cost" if distance == 0 else f"{distance} away"
-        lines.append(f"  {how}: {_list_names([one.test for one in files])}, {choice.seconds(files):.0f} s")
+        distance_text = "changed themselves, and run whatever they cost" if distance == 0 else f"{distance} away"
+        lines.append(f"  {distance_text}: {_list_names([one.test for one in files])}, {choice.seconds(files):.0f} s")
     if choice.left_out:
-        named = [f"{one.test} ({one.distance})" for one in choice.left_out]
+        names = [f"{one.test} ({one.distance})" for one in choice.left_out]
         lines.append(
-            f"left out: {len(named)} files, {choice.tests(choice.left_out)} tests, about {choice.seconds(choice.left_out):.0f} s; "
-            f"the nearest: {_list_names(named)}"
+            f"left out: {len(names)} files, {choice.tests(choice.left_out)} tests, about {choice.seconds(choice.left_out):.0f} s; "
+            f"the nearest: {_list_names(names)}"
         )
     if changed_long := [one.test for one in choice.long if one.distance == 0]:
         lines.append(f'changed, with long tests alone: make test-long ARGS="{" ".join(changed_long)}"')
@@ -158,8 +158,8 @@ def report(
 
 def _list_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    hidden_count = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
 def main() -> int:
@@ -170,7 +170,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         base = arguments.base or base_of(ROOT)
-        there, gone = changed_since(ROOT, base)
+        present, gone = changed_since(ROOT, base)
         files = all_files(ROOT)
         edges = graph(ROOT, files, gone)
         costs = stored_costs(ROOT)
@@ -180,11 +180,11 @@ def main() -> int:
     except SyntaxError as error:
         print(f"test-near: {error.filename}, line {error.lineno}: {error.msg}", file=sys.stderr)
         return 1
-    changed = {*there, *gone}
-    known = [Reached(file, 0) for file in files if is_test(file)]
+    changed = {*present, *gone}
+    all_tests = [Reached(file, 0) for file in files if is_test(file)]
     choice = choose([one for one in edges.find_reached(changed) if one.test not in gone], costs)
     reached_by = {file: len(edges.find_reached([file])) for file in changed}
-    print("\n".join(report(base, changed, reached_by, choice, known)), file=sys.stderr)
+    print("\n".join(report(base, changed, reached_by, choice, all_tests)), file=sys.stderr)
     if arguments.show:
         for one in choice.chosen:
             print(f"{one.distance} {one.test}: {' > '.join(one.path)}", file=sys.stderr)

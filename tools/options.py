@@ -53,12 +53,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     page = PAGE.read_text(encoding="utf-8")
-    made = fresh(page)
+    fresh_page = fresh(page)
     if parser.parse_args().check:
-        if page != made:
+        if page != fresh_page:
             print("docs/client.md is stale. Run: python tools/options.py")
-        return int(page != made)
-    PAGE.write_text(made, encoding="utf-8")
+        return int(page != fresh_page)
+    PAGE.write_text(fresh_page, encoding="utf-8")
     return 0
 
 

@@ -282,10 +282,10 @@ class _Builder:
         """The file that a literal names, as a list of at most one: by its path from the root, beside the file with the literal, or as the
         only one of that name. Tests are left out, because nothing reads them."""
         name = word.removeprefix("./")
-        beside = str(PurePosixPath(file).parent / name)
+        sibling = str(PurePosixPath(file).parent / name)
         alike = [one for one in self._by_name.get(PurePosixPath(name).name, ()) if f"/{one}".endswith(f"/{name}")]
-        found = [one for one in (name, beside) if one in self._graph.files] or (alike if len(alike) == 1 else [])
-        return [one for one in found[:1] if not is_test(one) and one != ORDER]
+        matches = [one for one in (name, sibling) if one in self._graph.files] or (alike if len(alike) == 1 else [])
+        return [one for one in matches[:1] if not is_test(one) and one != ORDER]
 
     def _edges(self, reader: str, targets: Iterable[str]) -> None:
         for target in targets:

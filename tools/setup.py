@@ -96,11 +96,11 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     can be had, before anything has changed."""
     lists_of(extras)
     python, digest, stamp, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
-    chosen = None
+    torch_choice = None
     if "models" in extras and not (usable and torch_build.can_stay(python, stamp, device, require_hash=require_torch_hash)):
         usable = usable and not torch_build.find_installed(python)
         with python_with_pip(python if usable else sys.executable) as with_pip:
-            chosen = torch_build.choose(with_pip, device, require_hash=require_torch_hash)
+            torch_choice = torch_build.choose(with_pip, device, require_hash=require_torch_hash)
     elif usable and stamp.get("device", device) == device and stamp.get("digest") == digest and set(extras) <= set(stamp["extras"]):
         return
     if not usable:
@@ -111,8 +111,8 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     write_stamp(venv, about)
     with step("build tools"):
         install_hashed(python, [list_of("build")])
-    if chosen:
-        about["torch"] = {"build": chosen.build, "sha256": torch_build.install(python, chosen)}
+    if torch_choice:
+        about["torch"] = {"build": torch_choice.build, "sha256": torch_build.install(python, torch_choice)}
         write_stamp(venv, about)
     build = torch_build.find_installed(python)
     with step(f"what omnistage [{', '.join(extras) or 'core'}] needs"):
@@ -141,8 +141,8 @@ def python_with_pip(python: str) -> Iterator[str]:
 
 def lists_of(extras: tuple[str, ...], build: str = "") -> list[Path]:
     """The lists to install for the extras, together with a build of torch. Raises SetupError for an extra that does not exist."""
-    more = (CUDA_LIST,) if build == torch_build.TORCH_CUDA and "models" in extras else ()
-    return [list_of(name) for name in ("core", *extras, *more)]
+    cuda_lists = (CUDA_LIST,) if build == torch_build.TORCH_CUDA and "models" in extras else ()
+    return [list_of(name) for name in ("core", *extras, *cuda_lists)]
 
 
 def inputs_digest(editable: bool) -> str:
@@ -205,10 +205,10 @@ def check_complete(python: str) -> None:
 def refuse_cuda(python: str) -> None:
     """Raise SetupError if a CUDA package was installed."""
     probe = "import importlib.metadata as m; print(*{d.name.replace('_', '-').lower() for d in m.distributions()})"
-    found = [name for name in run([python, "-c", probe]).split() if name.startswith("nvidia-")]
-    if found:
+    cuda_packages = [name for name in run([python, "-c", probe]).split() if name.startswith("nvidia-")]
+    if cuda_packages:
         raise SetupError(
-            f"CUDA packages got into the environment ({', '.join(sorted(found))}): a dependency has pulled in another torch than "
+            f"CUDA packages got into the environment ({', '.join(sorted(cuda_packages))}): a dependency has pulled in another torch than "
             f"{torch_build.TORCH}.\nRemove the environment (rm -r .venv) and set it up again."
         )
 

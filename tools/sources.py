@@ -238,14 +238,14 @@ class _Reader:
     def _path(self, node: ast.BinOp) -> Iterable[ast.AST]:
         """Note the path that `/` puts together: `ROOT / "docs" / "models.md"` names docs/models.md."""
         parts: list[str] = []
-        left: ast.expr = node
-        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div) and (part := text_of(left.right)) is not None:
+        operand: ast.expr = node
+        while isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Div) and (part := text_of(operand.right)) is not None:
             parts.insert(0, part)
-            left = left.left
+            operand = operand.left
         if not parts:
             return [node.left, node.right]
         self._literal("/".join(parts))
-        return [left]
+        return [operand]
 
     def _command(self, elements: Sequence[ast.expr]) -> None:
         """Note the programs that these elements start, if they are a command."""

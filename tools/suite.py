@@ -162,7 +162,7 @@ class Suite:
 
     def run(self) -> RunResult:
         """Run all parts: two of them at the same time, then the serial one."""
-        ended = RunResult(has_run=False)
+        result = RunResult(has_run=False)
         begin_s = _used_s()
         with (self.folder / "first.log").open("w+b") as log:
             # The output of the first part is shown only after the run, because it would mix with the second part's output.
@@ -175,15 +175,15 @@ class Suite:
                 log.seek(0)
                 shutil.copyfileobj(log, sys.stdout.buffer)
                 sys.stdout.flush()
-        ended.add(self._read_outcomes(second, statuses[second]))
-        ended.add(self._read_outcomes(first, statuses[first]))
-        with self._start(SERIAL, words) as alone:
-            ended.add(self._read_outcomes(SERIAL, self._wait({SERIAL: alone})[SERIAL]))
-        rest_s = _used_s() - begin_s - sum(cost.cpu_s for cost in ended.costs.values())
-        ended.costs[RUN] = Cost(rest_s)
-        for cost in ended.costs.values():
+        result.add(self._read_outcomes(second, statuses[second]))
+        result.add(self._read_outcomes(first, statuses[first]))
+        with self._start(SERIAL, words) as process:
+            result.add(self._read_outcomes(SERIAL, self._wait({SERIAL: process})[SERIAL]))
+        rest_s = _used_s() - begin_s - sum(cost.cpu_s for cost in result.costs.values())
+        result.costs[RUN] = Cost(rest_s)
+        for cost in result.costs.values():
             cost.form = cost.form if cost.form == PART else self._form
-        return ended
+        return result
 
     def _division(self) -> list[str]:
         """Words for pytest that divide the tests among the parts. A run of named tests takes them as they are."""
@@ -199,8 +199,8 @@ class Suite:
     def run_again(self, tests: Iterable[str]) -> RunResult:
         """Run these tests alone, one after the other."""
         part = SuitePart("again", None, tuple(tests))
-        with self._start(part) as again:
-            return self._read_outcomes(part, self._wait({part: again})[part])
+        with self._start(part) as process:
+            return self._read_outcomes(part, self._wait({part: process})[part])
 
     def _start(self, part: SuitePart, words: Sequence[str] = (), log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         """Start pytest for one part. words: further ones for it. log: gets the output; None: it is shown."""
@@ -310,29 +310,29 @@ def _used_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def judge(suite: Suite, ended: RunResult, *, again: bool) -> int:
-    """Run the failed tests a second time if `again`, print how the run ended, and return the exit status."""
-    failed, flaky = ended.failed, {}
-    if not ended.has_run:
+def judge(suite: Suite, result: RunResult, *, has_rerun: bool) -> int:
+    """Run the failed tests a second time if `has_rerun`, print how the run ended, and return the exit status."""
+    failed, flaky = result.failed, {}
+    if not result.has_run:
         print("no test ran: none is chosen by these words, or all are long (make test-long)")
-    if failed and again and not ended.incomplete_parts and defects(failed) <= MAX_RERUN:
+    if failed and has_rerun and not result.incomplete_parts and defects(failed) <= MAX_RERUN:
         print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
-        known = [test for test in failed if (suite.root / test.partition("::")[0]).is_file()]
-        second = suite.run_again(known) if known else RunResult()
-        ended.incomplete_parts += second.incomplete_parts
+        tests = [test for test in failed if (suite.root / test.partition("::")[0]).is_file()]
+        second = suite.run_again(tests) if tests else RunResult()
+        result.incomplete_parts += second.incomplete_parts
         if not second.incomplete_parts:
             flaky = {test: failure for test, failure in failed.items() if test in second.passed and failure.when != CRASHED}
             failed = {test: failure for test, failure in failed.items() if test not in flaky}
     for test, failure in flaky.items():
         print(f"flaky: {test}, seed {suite.seed}, {message_text(failure.message)}")
-    for test, failure in failed.items() if ended.incomplete_parts else ():
+    for test, failure in failed.items() if result.incomplete_parts else ():
         print(f"failed: {test}, {message_text(failure.message)}")
-    for part in ended.incomplete_parts:
+    for part in result.incomplete_parts:
         print(f"broken: {part}")
     if defects(flaky) > MAX_FLAKY:
         print(f"failed: more than {MAX_FLAKY} were flaky")
-    print(f"{len(ended.passed) + len(flaky)} passed, {len(failed)} failed", flush=True)
-    return 1 if failed or ended.incomplete_parts or not ended.has_run or defects(flaky) > MAX_FLAKY else 0
+    print(f"{len(result.passed) + len(flaky)} passed, {len(failed)} failed", flush=True)
+    return 1 if failed or result.incomplete_parts or not result.has_run or defects(flaky) > MAX_FLAKY else 0
 
 
 def main() -> int:
@@ -344,16 +344,16 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the tree whose tests are run")
     options, pytest_args = parser.parse_known_args()
     # The run measures what each file costs. With further options files run in part, and cost less.
-    whole = not options.marks and not pytest_args and "PYTEST_ADDOPTS" not in os.environ
+    is_whole = not options.marks and not pytest_args and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, pytest_args)
     suite.begin()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        ended = suite.run()
+        result = suite.run()
     except KeyboardInterrupt:
         return 130
-    status = judge(suite, ended, again=options.again)
-    (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole and not status), encoding="utf-8")
+    status = judge(suite, result, has_rerun=options.again)
+    (suite.folder / LAST.name).write_text(text_of(result.costs, is_whole=is_whole and not status), encoding="utf-8")
     if not status:  # The files of a failed run show why it failed.
         suite.tidy()
     return status

@@ -109,28 +109,28 @@ def install(python: str, torch: Torch) -> str:
     line = " ".join([f"torch==={torch.build}", *(f"--hash=sha256:{one}" for one in torch.hashes)])
     options = HASHED if torch.hashes else ("--no-deps", "--only-binary=:all:")
     with step(f"torch {torch.build} ({SIZES[torch.build]})"), tempfile.TemporaryDirectory() as folder:
-        wanted, report = Path(folder) / "torch.txt", Path(folder) / "report.json"
-        wanted.write_text(line + "\n", encoding="utf-8")
+        requirement_file, report = Path(folder) / "torch.txt", Path(folder) / "report.json"
+        requirement_file.write_text(line + "\n", encoding="utf-8")
         place = (f"--index-url={torch.index}",) if torch.index else ()
-        pip(python, *options, f"--report={report}", f"--requirement={wanted}", *place)
-        (came,) = json.loads(report.read_text(encoding="utf-8"))["install"]
-        return str(came["download_info"]["archive_info"]["hashes"]["sha256"])
+        pip(python, *options, f"--report={report}", f"--requirement={requirement_file}", *place)
+        (package,) = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return str(package["download_info"]["archive_info"]["hashes"]["sha256"])
 
 
-def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash: bool = False) -> bool:
+def can_stay(python: str, venv_stamp: Mapping[str, Any], device: str, *, require_hash: bool = False) -> bool:
     """Whether the torch that is installed for `python` is right for the device: it is the best build, or the one that was chosen for this
     device.
 
-    made: the stamp of the environment. If the hash of its wheel is not in the table, it is not right; if the wheel or the table has no
-    hash, it may stay unless `require_hash`.
+    venv_stamp: of the environment. If the hash of its wheel is not in the table, it is not right; if the wheel or the table has no hash, it
+    may stay unless `require_hash`.
     """
-    build, stamp = find_installed(python), made.get("torch") or {}
+    build, stamp = find_installed(python), venv_stamp.get("torch") or {}
     sha256 = stamp.get("sha256", "") if stamp.get("build") == build else ""
-    chosen = made.get("device") == device and stamp.get("build") == build
-    known = known_hashes(build, version_of(python))
-    if sha256 not in known and (require_hash or (sha256 and known)):
+    is_chosen = venv_stamp.get("device") == device and stamp.get("build") == build
+    hashes = known_hashes(build, version_of(python))
+    if sha256 not in hashes and (require_hash or (sha256 and hashes)):
         return False
-    return build == BUILDS[device][0] or (chosen and build in BUILDS[device])
+    return build == BUILDS[device][0] or (is_chosen and build in BUILDS[device])
 
 
 def find_installed(python: str) -> str:

@@ -404,7 +404,7 @@ def test_the_table_of_the_repository_has_all_files_of_tests_but_a_few_new_ones_a
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table = {"b.py": Cost(2.25, 1.0, 2, 0), "a.py": Cost(10.0, 20.0, 5, 3)}
-    (tmp_path / "costs.json").write_text(costs.text_of(table, whole=True))
+    (tmp_path / "costs.json").write_text(costs.text_of(table, is_whole=True))
     assert costs.read(tmp_path / "costs.json") == {"a.py": Cost(10.0, 20.0, 5, 3), "b.py": Cost(2.2, 1.0, 2, 0)}
     assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE] is True
     lines = costs.table_text(table).splitlines()
@@ -427,7 +427,7 @@ def test_only_a_whole_run_becomes_the_table(tmp_path: Path, monkeypatch: pytest.
     costs.LAST.write_text(costs.text_of({here: Cost(3.0)}))
     with pytest.raises(costs.CostsError, match="make test"):
         costs.write()
-    costs.LAST.write_text(costs.text_of({here: Cost(3.0), other: Cost(0.1, form="part")}, whole=True))
+    costs.LAST.write_text(costs.text_of({here: Cost(3.0), other: Cost(0.1, form="part")}, is_whole=True))
     costs.write()
     assert costs.read(costs.TABLE) == {here: Cost(3.0), other: Cost(9.0)}
 

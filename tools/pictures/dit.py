@@ -117,13 +117,13 @@ class PainterNet(nn.Module):
         texts = [self.tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False) for text in captions]
         tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
         hidden = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True).hidden_states[-2]
-        return [rows[kept.bool()] for rows, kept in zip(hidden, tokens.attention_mask, strict=True)]
+        return [rows[token_mask.bool()] for rows, token_mask in zip(hidden, tokens.attention_mask, strict=True)]
 
     def velocity(self, latents: Tensor, sigmas: Tensor, embeddings: list[Tensor]) -> Tensor:
         """The predicted velocity from picture to noise, [n, channels, 16, 16]. latents: noisy, of the same shape. sigmas: [n], their noise
         levels in 0..1. embeddings: of n captions."""
-        made = self.transformer(list(latents[:, :, None]), 1 - sigmas, embeddings, return_dict=False)[0]
-        return -torch.stack(made)[:, :, 0].float()
+        velocities = self.transformer(list(latents[:, :, None]), 1 - sigmas, embeddings, return_dict=False)[0]
+        return -torch.stack(velocities)[:, :, 0].float()
 
 
 def draw_encoded(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scene], Tensor, Tensor]:
@@ -164,22 +164,22 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
     optimizer = torch.optim.AdamW(painter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     began, step, last, saved, losses = time.process_time(), 0, 0.0, 0.0, []
-    for chosen in batches(rng, len(scenes), size):
+    for numbers in batches(rng, len(scenes), size):
         done = (time.process_time() - began) / 60 / minutes
         if done >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
-        captions = ["" if rng.random() < NULL else caption(rng, scenes[number]) for number in chosen]
-        clean, weight = latents[chosen], weights[chosen]
-        level = torch.sigmoid(torch.randn(len(chosen)))
-        level = torch.where(torch.rand(len(chosen)) < 0.3, torch.rand(len(chosen)), level)
+        captions = ["" if rng.random() < NULL else caption(rng, scenes[number]) for number in numbers]
+        clean, weight = latents[numbers], weights[numbers]
+        level = torch.sigmoid(torch.randn(len(numbers)))
+        level = torch.where(torch.rand(len(numbers)) < 0.3, torch.rand(len(numbers)), level)
         level = SHIFT * level / (1 + (SHIFT - 1) * level)
         noise = torch.randn_like(clean)
         mixed = clean + level[:, None, None, None] * (noise - clean)
         with torch.autocast("cpu", torch.bfloat16):
-            made = painter.velocity(mixed, level, painter.embeddings(captions))
-        loss = (weight * (made - (noise - clean)).square()).mean() / weight.mean()
+            velocity = painter.velocity(mixed, level, painter.embeddings(captions))
+        loss = (weight * (velocity - (noise - clean)).square()).mean() / weight.mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(painter.parameters(), 1.0)

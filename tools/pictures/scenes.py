@@ -163,30 +163,30 @@ def caption(rng: random.Random, scene: Scene) -> str:
 
 def _words(rng: random.Random, scene: Scene) -> str:
     """A description in small letters, without a full stop. Usual properties may be left out, but only of one shape."""
-    alone = len(scene.things) == 1
+    is_alone = len(scene.things) == 1
     silent_background = scene.background == "white" and rng.random() < 0.4
-    things = [_thing(rng, thing, alone) for thing in scene.things]
-    what = _pair(rng, scene, things) if len(things) == 2 else things[0]
+    things = [_thing(rng, thing, is_alone) for thing in scene.things]
+    phrase = _pair(rng, scene, things) if len(things) == 2 else things[0]
     if rng.random() < 0.15:
-        what = _bare(what).replace(" and an ", " and ").replace(" and a ", " and ")
+        phrase = _bare(phrase).replace(" and an ", " and ").replace(" and a ", " and ")
     if silent_background:
-        return _start(rng, what)
-    return _on(rng, what, _colour(rng, scene.background))
+        return _start(rng, phrase)
+    return _on(rng, phrase, _colour(rng, scene.background))
 
 
-def _on(rng: random.Random, what: str, colour: str) -> str:
+def _on(rng: random.Random, phrase: str, colour: str) -> str:
     """Add the background to the words for the shapes. colour: the word for the background."""
     ground = _article(f"{colour} {rng.choice(('background', 'background', 'background', 'canvas', 'ground'))}")
     comma = rng.choice(("", ","))
     forms = (
-        lambda: _start(rng, f"{what} on {ground}"),
-        lambda: _start(rng, f"{what} {rng.choice(('against', 'with', 'over', 'in front of'))} {ground}"),
-        lambda: f"{ground} with {what}",
-        lambda: f"{_bare(what)}, {colour} background",
-        lambda: f"{colour} background, {what}",
-        lambda: f"on {ground}{comma} {what}",
-        lambda: _start(rng, f"{what}{comma} {rng.choice(('on', 'on', 'in front of', 'against'))} {colour}"),
-        lambda: f"on {colour}{comma} {what}",
+        lambda: _start(rng, f"{phrase} on {ground}"),
+        lambda: _start(rng, f"{phrase} {rng.choice(('against', 'with', 'over', 'in front of'))} {ground}"),
+        lambda: f"{ground} with {phrase}",
+        lambda: f"{_bare(phrase)}, {colour} background",
+        lambda: f"{colour} background, {phrase}",
+        lambda: f"on {ground}{comma} {phrase}",
+        lambda: _start(rng, f"{phrase}{comma} {rng.choice(('on', 'on', 'in front of', 'against'))} {colour}"),
+        lambda: f"on {colour}{comma} {phrase}",
     )
     return rng.choice(forms)()
 
@@ -196,23 +196,23 @@ def _colour(rng: random.Random, colour: str) -> str:
     return OTHER_COLOUR_WORDS[colour] if colour in OTHER_COLOUR_WORDS and rng.random() < 0.2 else colour
 
 
-def _start(rng: random.Random, what: str) -> str:
+def _start(rng: random.Random, phrase: str) -> str:
     """The words with a random beginning, such as "draw ", or none."""
-    return rng.choice(_STARTS) + what
+    return rng.choice(_STARTS) + phrase
 
 
 def _article(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
-    """Words for a shape. alone: it is the only one, so the middle need not be named."""
+def _thing(rng: random.Random, thing: Thing, is_alone: bool) -> str:
+    """Words for a shape. is_alone: it is the only one, so the middle need not be named."""
     words = [rng.choice(_SIZE_WORDS[thing.size]), _colour(rng, thing.colour), rng.choice(KIND_WORDS[thing.kind])]
     name = _article(" ".join(filter(None, words)))
-    if alone and thing.place == "middle" and rng.random() < 0.5:
+    if is_alone and thing.place == "middle" and rng.random() < 0.5:
         return name
     place = _place(rng, thing.place)
-    if alone and rng.random() < 0.1:
+    if is_alone and rng.random() < 0.1:
         return f"{place}{rng.choice(('', ','))} {name}"
     return f"{name} {place}"
 
@@ -249,9 +249,9 @@ def _kinds(things: list[str]) -> list[tuple[str, str]]:
     return [(thing, next(word for word in thing.split() if word in words)) for thing in things]
 
 
-def _bare(what: str) -> str:
+def _bare(phrase: str) -> str:
     """The words without their article."""
-    return what.removeprefix("an ").removeprefix("a ")
+    return phrase.removeprefix("an ").removeprefix("a ")
 
 
 # In pixels -------------------------------------------------------------------------------------------------------------------------

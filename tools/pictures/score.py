@@ -46,8 +46,8 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
     y, x = np.mgrid[:SIDE, :SIDE]
     far = np.stack([np.hypot(x - thing.centre[0], y - thing.centre[1]) for thing in scene.things])
     owner = far.argmin(0)
-    found = [_judge_thing(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
-    place, colour, kind, size = (list(each) for each in zip(*found, strict=True))
+    judgements = [_judge_thing(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
+    place, colour, kind, size = (list(each) for each in zip(*judgements, strict=True))
     return RightParts(names[background] == scene.background, place, colour, kind, size)
 
 
@@ -58,8 +58,8 @@ def _judge_thing(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: lis
     if shape.sum() < SMALLEST:
         return False, False, False, False
     rows, columns = np.nonzero(shape)
-    top, bottom, left, right = rows.min(), rows.max(), columns.min(), columns.max()
-    centre, radius = ((left + right) / 2, (top + bottom) / 2), max(right - left, bottom - top) / 2
+    top_y, bottom_y, left_x, right_x = rows.min(), rows.max(), columns.min(), columns.max()
+    centre, radius = ((left_x + right_x) / 2, (top_y + bottom_y) / 2), max(right_x - left_x, bottom_y - top_y) / 2
     place = min(PLACES, key=lambda name: float(np.hypot(PLACES[name][0] - centre[0], PLACES[name][1] - centre[1])))
     colour = names[int(np.bincount(nearest[shape], minlength=len(names)).argmax())]
     size = min(RADII, key=lambda name: abs(RADII[name] - radius))
@@ -76,8 +76,8 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
         for scale in (0.9, 1.0, 1.1):
             x, y = PLACES[thing.place]
             other = replace(thing, kind=kind, dx=centre[0] - x, dy=centre[1] - y, scale=scale * radius / RADII[thing.size])
-            drawn = mask(Scene("white", (other,))) > 0.5
-            best = max(best, float((drawn & shape).sum() / (drawn | shape).sum()))
+            kind_mask = mask(Scene("white", (other,))) > 0.5
+            best = max(best, float((kind_mask & shape).sum() / (kind_mask | shape).sum()))
         return best
 
     return max(KINDS, key=overlap)
@@ -86,23 +86,23 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
     """`count` held-out scenes with `things` shapes, each shape exactly in its place and size; and a caption for each scene."""
     rng = random.Random(seed)
-    chosen = list[tuple[Scene, str]]()
-    while len(chosen) < count:
+    pairs = list[tuple[Scene, str]]()
+    while len(pairs) < count:
         scene = draw_scene(rng, held_out=True)
         if len(scene.things) == things:
             scene = replace(scene, things=tuple(replace(thing, dx=0.0, dy=0.0, scale=1.0) for thing in scene.things))
-            chosen.append((scene, caption(rng, scene)))
-    return chosen
+            pairs.append((scene, caption(rng, scene)))
+    return pairs
 
 
-def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
-    """The share of right parts over all pictures, 0 to 1, by name of the part. draw: makes the pixels for a caption and a seed. asked: the
+def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], pairs: Sequence[tuple[Scene, str]]) -> dict[str, float]:
+    """The share of right parts over all pictures, 0 to 1, by name of the part. draw: makes the pixels for a caption and a seed. pairs: the
     scenes and their captions."""
     right, all_of = Counter[str](), Counter[str]()
-    for number, (scene, words) in enumerate(asked):
-        seen = look_at(draw(words, number), scene)
+    for number, (scene, words) in enumerate(pairs):
+        parts = look_at(draw(words, number), scene)
         for name in ("background", "place", "colour", "kind", "size"):
-            values = [seen.background] if name == "background" else getattr(seen, name)
+            values = [parts.background] if name == "background" else getattr(parts, name)
             right[name] += sum(values)
             all_of[name] += len(values)
     return {name: round(right[name] / all_of[name], 3) for name in all_of}
@@ -125,22 +125,22 @@ def main() -> None:
     pipe = ZImagePipeline.from_pretrained(options.folder, local_files_only=True, use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
     for guidance in options.guidance:
-        drawn = list[NDArray[np.uint8]]()
+        pictures = list[NDArray[np.uint8]]()
 
-        def draw(words: str, seed: int, guidance: float = guidance, drawn: list[NDArray[np.uint8]] = drawn) -> NDArray[np.uint8]:
+        def draw(words: str, seed: int, guidance: float = guidance, pictures: list[NDArray[np.uint8]] = pictures) -> NDArray[np.uint8]:
             noise = torch.Generator().manual_seed(seed)
             picture = pipe(
                 words, height=SIDE, width=SIDE, num_inference_steps=options.steps, guidance_scale=guidance, generator=noise
             ).images[0]
-            drawn.append(np.asarray(picture))
-            return drawn[-1]
+            pictures.append(np.asarray(picture))
+            return pictures[-1]
 
         one, two = (score_pictures(draw, scenes(options.count, things, 7)) for things in (1, 2))
         print(json.dumps({"guidance": guidance, "one": one, "two": two}), flush=True)
         if options.sheet:
             from PIL import Image
 
-            tiles = [*drawn[:12], *drawn[options.count : options.count + 12]]
+            tiles = [*pictures[:12], *pictures[options.count : options.count + 12]]
             sheet = np.concatenate([np.concatenate(tiles[first : first + 6], 1) for first in range(0, 24, 6)], 0)
             Image.fromarray(sheet).save(options.sheet.with_stem(f"{options.sheet.stem}-{guidance:g}"))
 

@@ -54,8 +54,8 @@ def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor
     scenes = [draw_scene(rng) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
-    near = functional.max_pool2d(shapes, 7, 1, 3) - -functional.max_pool2d(-shapes, 7, 1, 3)
-    weights = 1 + EDGE_WEIGHT * near
+    edges = functional.max_pool2d(shapes, 7, 1, 3) - -functional.max_pool2d(-shapes, 7, 1, 3)
+    weights = 1 + EDGE_WEIGHT * edges
     if not crop:
         return pictures, weights
     places = []
@@ -87,8 +87,8 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
         pictures = pictures.to(memory_format=torch.channels_last)
         with torch.autocast("cpu", torch.bfloat16, enabled=done < EXACT_FROM):
             codes = vae.encoder(pictures).float()[:, :CHANNELS]
-            made = vae.decoder(codes + NOISE * torch.randn_like(codes)).float()
-        wrong = made - pictures
+            reconstructions = vae.decoder(codes + NOISE * torch.randn_like(codes)).float()
+        wrong = reconstructions - pictures
         spread = codes.transpose(0, 1).flatten(1)
         loss = (weights * (wrong.square() + 0.2 * wrong.abs())).mean()
         loss = loss + 0.02 * (spread.mean(1).square() + (spread.std(1) - 1).square()).mean() + 1e-3 * codes.square().mean()

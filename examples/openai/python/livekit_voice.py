@@ -24,8 +24,8 @@ async def answer(url: str, model: str, question: str) -> bytes:
             async for chunk in chunks:
                 text += (chunk.delta.content if chunk.delta else None) or ""
         print(text)
-        async with speech.synthesize(text) as spoken:
-            frame = await spoken.collect()
+        async with speech.synthesize(text) as stream:
+            frame = await stream.collect()
         await llm.aclose()
         await speech.aclose()
         return bytes(frame.to_wav_bytes())
