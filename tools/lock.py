@@ -317,8 +317,7 @@ def sha256_of(link: Link) -> str | None:
 def torch_table(last_table: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
     """Hashes of torch by build and Python: of the CPU build, and of the build without a label, which is made for CUDA.
 
-    last_table: its hashes stay for a build that cannot be reached from here; an empty list means that no hash is known.
-    """
+    last_table: its hashes stay for a build that cannot be reached from here; an empty list means that no hash is known."""
     table = {}
     for build in (TORCH, TORCH_CUDA):
         table[build] = {python: list(last_table.get(build, {}).get(python, [])) for python in PYTHONS}

@@ -122,8 +122,7 @@ def can_stay(python: str, venv_stamp: Mapping[str, Any], device: str, *, require
     device.
 
     venv_stamp: of the environment. If the hash of its wheel is not in the table, it is not right; if the wheel or the table has no hash, it
-    may stay unless `require_hash`.
-    """
+    may stay unless `require_hash`."""
     build, stamp = find_installed(python), venv_stamp.get("torch") or {}
     sha256 = stamp.get("sha256", "") if stamp.get("build") == build else ""
     is_chosen = venv_stamp.get("device") == device and stamp.get("build") == build

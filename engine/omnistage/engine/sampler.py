@@ -226,7 +226,9 @@ def _addends(device: torch.device) -> torch.Tensor:
 
 def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], items: list[DrawnToken | None]) -> None:
     """Replace, in `items`, the tokens of the rows that want logprobs by tokens with their logprob and the likeliest tokens."""
-    selected = [(place, row, token) for place, (row, token) in enumerate(zip(rows, items, strict=True)) if row.logprobs and token is not None]
+    selected = [
+        (place, row, token) for place, (row, token) in enumerate(zip(rows, items, strict=True)) if row.logprobs and token is not None
+    ]
     if not selected:
         return
     raw = logits[to_device(torch.tensor([place for place, _, _ in selected]), logits.device)].double()

@@ -227,9 +227,9 @@ class Scheduler:
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, kept_pages: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether there are a place for this sequence and enough pages for its known rows and those of the staying sequences. kept_pages: number
-        of kept pages that the sequence holds. leaving: sequences whose pages count as free. A preempted sequence must leave a further page
-        to each staying sequence, or it would soon be preempted again."""
+        """Whether there are a place for this sequence and enough pages for its known rows and those of the staying sequences. kept_pages:
+        number of kept pages that the sequence holds. leaving: sequences whose pages count as free. A preempted sequence must leave a
+        further page to each staying sequence, or it would soon be preempted again."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         new_pages = pages_for(sequence.known) - kept_pages

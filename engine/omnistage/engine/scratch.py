@@ -43,8 +43,8 @@ class Scratch:
         self._pieces: dict[str, torch.Tensor] = {}
 
     def take(self, use: str, shape: Sequence[int], model: torch.Tensor) -> torch.Tensor:
-        """A tensor of this shape, with the dtype and device of `model` and undefined contents. It is valid until the next call with the same
-        `use`."""
+        """A tensor of this shape, with the dtype and device of `model` and undefined contents. It is valid until the next call with the
+        same `use`."""
         size = 1
         for length in shape:
             size *= length

@@ -13,8 +13,8 @@ STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
 def fields_of(text_field: str, others: Mapping[str, str]) -> dict[str, str]:
-    """The interface's name of each field that an error of the library may name, by the library's name. text_field: the interface's name of the
-    field with the text that is spoken, answered or drawn. others: the interface's name of each further field whose name differs."""
+    """The interface's name of each field that an error of the library may name, by the library's name. text_field: the interface's name of
+    the field with the text that is spoken, answered or drawn. others: the interface's name of each further field whose name differs."""
     others = {**dict.fromkeys(SAID, text_field), "pipeline": "model", "outputs": "model", **others}
     options = dict.fromkeys((*TOP, *MEDIA, *THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV, *DIFFUSION, *others))
     fields = {name: others.get(name, name) for name in options}

@@ -29,8 +29,8 @@ Turn = dict[str, Any]
 
 
 async def turns_of(messages: Sequence[Mapping[str, Any]], transcript_of: Said, fetch: Fetch, *, use_audio: bool = False) -> list[Turn]:
-    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether films are heard whose parts do
-    not say. Raises ApiError, BadRequestError."""
+    """The turns for these messages. The media at web URLs are fetched. transcript_of: see `Said`. use_audio: whether films are heard whose
+    parts do not say. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", transcript_of) for i, message in enumerate(messages)]
     if use_audio:
         turns = [_with_heard_films(turn, f"messages[{i}]") for i, turn in enumerate(turns)]

@@ -85,10 +85,9 @@ def check_can_listen(address: str, option: str, *, is_reserved: bool = False) ->
     """Bind to a checked address for a moment. Raises StartError, which says why the server cannot listen, and names `option` as the one to
     change.
 
-    is_reserved: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a second
-    listener of that user bind too, so this function looks for a listener by connecting to it. Another process can still take the port
-    between this check and the real bind; the check finds mistakes before minutes of loading.
-    """
+    is_reserved: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a
+    second listener of that user bind too, so this function looks for a listener by connecting to it. Another process can still take the
+    port between this check and the real bind; the check finds mistakes before minutes of loading."""
     host, port = host_and_port(address)
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -90,7 +90,8 @@ class GrpcListener:
 
 
 def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, is_reserved: bool = False) -> str:
-    """Take the port of HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. is_reserved: as in `check_can_listen`. Raises StartError."""
+    """Take the port of HOST:PORT; port 0 takes a free one. Returns its HOST:PORT. is_reserved: as in `check_can_listen`. Raises
+    StartError."""
     host, _, port_text = address.rpartition(":")
     if is_reserved:
         check_can_listen(address, "--address", is_reserved=True)  # With SO_REUSEPORT a second listener is no error.

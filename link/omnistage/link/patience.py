@@ -20,8 +20,8 @@ class Patience:
     def __init__(
         self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], process_fields: Callable[[], Mapping[str, object]]
     ) -> None:
-        """stage: its name, for the log. is_alone: returns whether there is no other replica to go to. process_fields: returns the state of the
-        replica's process, as fields for a log line."""
+        """stage: its name, for the log. is_alone: returns whether there is no other replica to go to. process_fields: returns the state of
+        the replica's process, as fields for a log line."""
         self._stage = stage
         self._address = address
         self._deadline = deadline

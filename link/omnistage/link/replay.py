@@ -135,8 +135,8 @@ class InputLog:
         return False
 
     def restart(self, first_needed: int) -> None:
-        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `first_needed`, or with the first kept
-        item if that is later. Raises ReplayExpired."""
+        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `first_needed`, or with the first
+        kept item if that is later. Raises ReplayExpired."""
         self._start = max(first_needed, self._kept)
         if self._start < self.first:
             raise ReplayExpired(self.port, self._start, self.first)

@@ -51,7 +51,9 @@ def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, P
         pool = dict(pipelines)
     if len(pool) > 1:
         kinds, media_kinds = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {name: _lacks(pipeline, kinds, media_kinds, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()}
+        lacks = {
+            name: _lacks(pipeline, kinds, media_kinds, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in pool.items()
+        }
         able = [pipelines[name] for name, lack in lacks.items() if not lack]
         if not able and _only_drawing_is_meant(request, pool.values()):
             able = [pipeline for pipeline in pool.values() if not _lacks(pipeline, ["diffusion"], media_kinds, request.outputs)]

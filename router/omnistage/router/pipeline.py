@@ -226,4 +226,6 @@ def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[sta
         for field in ("payload", "rate_millihertz", "width", "element_type"):
             produced_value, accepted_value = getattr(out, field), getattr(into, field)
             if not (converts(produced_value, accepted_value) if field == "element_type" else produced_value == accepted_value):
-                raise PipelineError(f"{name}: edge {before}.{port} > {after.kind}.{port}: {field} is {produced_value} and must be {accepted_value}")
+                raise PipelineError(
+                    f"{name}: edge {before}.{port} > {after.kind}.{port}: {field} is {produced_value} and must be {accepted_value}"
+                )

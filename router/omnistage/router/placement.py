@@ -176,11 +176,10 @@ class Placement:
         """Addresses of replicas for a session, best first; the session counts for the first address. Raises STAGE_LOST if no replica takes
         sessions now.
 
-        boot_id: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes first
-        while it has at most n + n / 4 + 1 sessions, where n is the fewest of any replica: a copy between hosts costs about as much, and a
-        larger preference would let machines idle. revision: required revision, for a session that goes on; empty: any. Suspect replicas
-        come last.
-        """
+        boot_id: boot id of the host of the stage before; empty: the host where the first stage should be. A replica on that host comes
+        first while it has at most n + n / 4 + 1 sessions, where n is the fewest of any replica: a copy between hosts costs about as much,
+        and a larger preference would let machines idle. revision: required revision, for a session that goes on; empty: any. Suspect
+        replicas come last."""
         serving = self._serving(kind, revision)
         host = boot_id or self._boot_id
         min_sessions = min((replica.busy for replica in serving if not replica.suspect), default=0)
@@ -259,7 +258,9 @@ class Placement:
         pinned, description = self._pinned.get(replica.kind), replica.description
         if description is None or pinned is None:
             return description is not None
-        return (description.model, description.accepts) == (pinned.model, pinned.accepts) and all(port in description.produces for port in pinned.produces)
+        return (description.model, description.accepts) == (pinned.model, pinned.accepts) and all(
+            port in description.produces for port in pinned.produces
+        )
 
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
@@ -367,7 +368,9 @@ class Placement:
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
             process_fields = replica.process.known() if replica.silent else {}
-            log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **process_fields)
+            log.info(
+                "replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **process_fields
+            )
             self._set_state(replica, state)
         replica.suspect = replica.refused = replica.silent = False
         replica.process.heard()
@@ -411,8 +414,8 @@ class Placement:
             await asyncio.sleep(self._lookup_period_s)
 
     def _list(self, kind: str, name: Name, addresses: Sequence[str]) -> list[PlacedReplica]:
-        """Note the addresses `addresses` for a name; returns the new replicas. A replica that the name no longer lists gets no new session, and
-        is watched until it is lost."""
+        """Note the addresses `addresses` for a name; returns the new replicas. A replica that the name no longer lists gets no new session,
+        and is watched until it is lost."""
         replicas = self._replicas[kind]
         known_addresses = {replica.address for replica in replicas}
         for replica in replicas:

@@ -47,8 +47,8 @@ class Owner:
                 os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
 
     def listen(self, on_pipeline: Callable[[str], object], on_end: Callable[[], object]) -> None:
-        """Listen to the lifeline on the running loop. on_pipeline: called with the name of each pipeline that the owner asks for.
-        on_end: called once, when the owner has ended."""
+        """Listen to the lifeline on the running loop. on_pipeline: called with the name of each pipeline that the owner asks for. on_end:
+        called once, when the owner has ended."""
         if self.is_private:
             asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, on_pipeline, on_end)
 

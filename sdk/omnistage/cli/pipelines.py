@@ -206,8 +206,8 @@ def _pipeline_that_fits(folder: Path, source: str, text: str, choice: Choice) ->
 def _pipeline_of(folder: Path, text: str, choice: Choice) -> str:
     """The name of the shipped pipeline for a checkpoint in `folder`. Candidates are the pipelines of its family whose models it has. The
     one with the family's name is chosen, unless it cannot do what is asked and exactly one other can. If outputs are asked for, only the
-    pipelines that can give them with the fewest stages are candidates. Raises StackError if there is none, or several might be meant.
-    text: the checkpoint as typed."""
+    pipelines that can give them with the fewest stages are candidates. Raises StackError if there is none, or several might be meant. text:
+    the checkpoint as typed."""
     try:
         family = recognise(folder, called=text)
     except LoadError as error:

@@ -49,8 +49,8 @@ def explain_calls(method: F) -> F:
 
 
 def _refusal(name: str, signature: inspect.Signature, positionals: Sequence[Any], keywords: Mapping[str, Any]) -> TypeError | None:
-    """The error for a call that does not fit the signature of the method `name`; None: the method itself raises a better error. positionals: the
-    positional arguments without `self`. keywords: the keyword arguments."""
+    """The error for a call that does not fit the signature of the method `name`; None: the method itself raises a better error.
+    positionals: the positional arguments without `self`. keywords: the keyword arguments."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     names = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]

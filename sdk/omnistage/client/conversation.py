@@ -105,8 +105,8 @@ def _role(role: object, field: str) -> str:
 
 def listed_media(media: Mapping[str, object], prefix: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
     """Yields for each medium a function that reads it. media: by the key images (or image), audios or videos: one medium, several, or None.
-    prefix: the text before this key in errors. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and the
-    name for errors."""
+    prefix: the text before this key in errors. to_read: reads a medium; its arguments are the source, the kind (image, audio, video) and
+    the name for errors."""
     for name, sources in media.items():
         kind = LISTS.get(name, name)
         if sources is None:

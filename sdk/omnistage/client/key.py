@@ -49,8 +49,8 @@ class ApiKey:
 
 
 def key_of(text: str | None, called: str = "api_key") -> ApiKey | None:
-    """The key `text`, or else the key in the variable; None: neither exists. called: the caller's name for `text`. Raises
-    BadRequestError, which names the wrong key."""
+    """The key `text`, or else the key in the variable; None: neither exists. called: the caller's name for `text`. Raises BadRequestError,
+    which names the wrong key."""
     if text is not None:
         return ApiKey(text, called)
     value = os.environ.get(VARIABLE, "")

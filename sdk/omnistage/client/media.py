@@ -416,4 +416,6 @@ def _mib(size: int) -> str:
 
 
 def _too_large(field: str, name: str, fault: str) -> BadRequestError:
-    return BadRequestError.of(field, f"{name}{fault}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one.")
+    return BadRequestError.of(
+        field, f"{name}{fault}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one."
+    )

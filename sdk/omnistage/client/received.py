@@ -82,7 +82,8 @@ class Received:
             self.finish_reason = chunk.text.finish_reason
 
     def request(self, whole_request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """The request for the next connection: `whole_request` itself if no answer has started, else a request for the rest of the answer."""
+        """The request for the next connection: `whole_request` itself if no answer has started, else a request for the rest of the
+        answer."""
         if self.started is None:
             return whole_request
         request = omni_pb2.GenerateRequest()

@@ -46,8 +46,8 @@ class Together:
     """Asks one list of texts. If the caller is cancelled, all running questions are cancelled."""
 
     def __init__(self, ask: Ask, patience_s: float, max_texts: int | None = None, pause: Pause = asyncio.sleep) -> None:
-        """ask: asks one text. patience_s: seconds to wait while other clients have all places. max_texts: the largest number of texts to ask at
-        once; None: not known, so MOST. pause: waits for some seconds."""
+        """ask: asks one text. patience_s: seconds to wait while other clients have all places. max_texts: the largest number of texts to
+        ask at once; None: not known, so MOST. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = max_texts or MOST
         self._room = max_texts or FIRST

@@ -100,8 +100,8 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
 
 
 def read_options(texts: Mapping[str, str], model_options: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
-    """The values of the options, ordered by name. texts: by name. Raises BadRequest for an option that the model does not have,
-    or a value of another type."""
+    """The values of the options, ordered by name. texts: by name. Raises BadRequest for an option that the model does not have, or a value
+    of another type."""
     options = {option.name: option for option in model_options}
     read = []
     for name, text in sorted(texts.items()):

@@ -133,8 +133,8 @@ class PictureSampler:
         return scaled_latents
 
     def advance(self, model_output: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Take a step. model_output: for `latents`. Returns the new latents, and a function for the estimate of the latents without
-        noise, as they would be if the step led on straight."""
+        """Take a step. model_output: for `latents`. Returns the new latents, and a function for the estimate of the latents without noise,
+        as they would be if the step led on straight."""
         sigma = self.sigma
         output = self.scheduler.step(model_output, self.timestep, latents, **self._step_arguments)
         self.step += 1

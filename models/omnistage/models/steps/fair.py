@@ -65,8 +65,8 @@ class Fair(Generic[J]):
 
     def __init__(self, budget: int, step_budget: int, max_jobs: int = 0) -> None:
         """budget: limit of the cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or step_budget if
-        that is more. step_budget: limit of the cost of jobs that step together; a single job may cost more.
-        max_jobs: limit of their number; 0: no limit."""
+        that is more. step_budget: limit of the cost of jobs that step together; a single job may cost more. max_jobs: limit of their
+        number; 0: no limit."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget

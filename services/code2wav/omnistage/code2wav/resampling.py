@@ -170,9 +170,9 @@ async def convert_sounds(
     sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, first_needed: int
 ) -> AsyncGenerator[Sound, None]:
     """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from its sample number
-    `conversion.first_needed(first)` on. first_needed: number of the first input item that the model needs to make the first of these sounds.
-    `Sound.needs` of a result is the first input item that is needed to go on after it, counting those of the earlier samples from which the
-    conversion goes on. Raises BadRequest if the sound ends before `first`."""
+    `conversion.first_needed(first)` on. first_needed: number of the first input item that the model needs to make the first of these
+    sounds. `Sound.needs` of a result is the first input item that is needed to go on after it, counting those of the earlier samples from
+    which the conversion goes on. Raises BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
     # needs: pairs of a sample of the model, and the first input item that is needed to make the samples from there on.
     end, needs, prebuffer_s = resampler.first_needed, deque([(resampler.first_needed, first_needed)]), None

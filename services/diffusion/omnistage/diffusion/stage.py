@@ -218,7 +218,7 @@ def _check_options(options: Mapping[str, str]) -> None:
 
 
 def _at_most(value: float, maximum: float, name: str, *, minimum: float = 0) -> None:
-    """Raise BAD_REQUEST for a value below `minimum` or above `maximum`, and for NaN. 0 always passes, because it means that the field was left
-    out."""
+    """Raise BAD_REQUEST for a value below `minimum` or above `maximum`, and for NaN. 0 always passes, because it means that the field was
+    left out."""
     if not math.isfinite(value) or (value and not minimum <= value <= maximum):
         raise bad_request(f"diffusion.{name}", f"must be from {minimum} to {maximum}")

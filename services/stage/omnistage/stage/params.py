@@ -139,7 +139,9 @@ def check_kind(params: stage_pb2.StageParams, kind: str) -> None:
     """Raises BAD_REQUEST for params of another kind of stage; no params at all mean the defaults."""
     sent_kind = params.WhichOneof("kind")
     if sent_kind not in (None, kind):
-        raise StageError("BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {sent_kind}", metadata={"field": "open.params"})
+        raise StageError(
+            "BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {sent_kind}", metadata={"field": "open.params"}
+        )
 
 
 def _in_range(value: float, low: float, high: float, field: str) -> None:
