@@ -115,12 +115,12 @@ class ArithmeticThinker(OnEngine):
         return _Tokens(stream)
 
     async def generate(
-        self, prepared: PreparedArithmetic, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: PreparedArithmetic, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         request = prepared.request
         answer = AnswerAssembler(
             Detokenizer(lambda token_id: f"{token_id} ".encode(), request.stop),
-            wanted,
+            ports,
             history=request.history,
             finished=request.finished,
             max_tokens=request.max_tokens,
@@ -173,7 +173,7 @@ class ArithmeticTalker(OnEngine):
             self.engine.check(asked)
         return asked
 
-    async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames, None]:
         made, whole = len(prepared.history), MOST
         async with aclosing(self.engine.submit(prepared)) as stream:
             feed = PortFeed(stream, inputs, "hidden")

@@ -64,7 +64,7 @@ class BreakingThinker:
     async def prepare(self, request: TextRequest) -> TextRequest:
         return request
 
-    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece, None]:
+    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece, None]:
         request = prepared
         prompt = PROMPTS.get(request.turns[-1].text, (1, 2, 3))
         sampling = Sampling(logit_bias={token: -1e9 for (token,) in PROMPTS.values()})

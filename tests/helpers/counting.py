@@ -24,9 +24,9 @@ class CountingThinker(ToyThinker):
         self.clients.append(request.client)
         return await super().prepare(request)
 
-    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        self.wanted.append(wanted)
-        return super().generate(prepared, inputs, wanted)
+    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+        self.wanted.append(ports)
+        return super().generate(prepared, inputs, ports)
 
     def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         self.computed += len(tokens)

@@ -149,7 +149,7 @@ class StarvingTalker(OnEngine):
             self.engine.check(self._asked(request, _spoken_prompt(np.empty((0, TAPS)), 0)))
         return request
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames, None]:
         """The engine starves it until the next row comes; it ends TAIL frames after the frame of the last one."""
         history = np.empty((0, SPEC.codebooks), np.uint32) if prepared.history is None else prepared.history
         prompt, early, ended = await _prompt_and_early(inputs)

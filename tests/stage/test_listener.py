@@ -51,7 +51,7 @@ class Late:
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
         return 0
 
-    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         for number in range(4):
             if number == 2:
                 self.clock.now_s += 2 * SOUND_S + self.late_s

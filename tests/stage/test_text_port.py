@@ -40,8 +40,8 @@ class SayingWords(ToyThinker):
         text, hidden = self.info.produces
         self.info = replace(self.info, produces=(replace(text, name="words"), hidden))
 
-    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        return super().generate(prepared, inputs, {"text" if port == "words" else port: first for port, first in wanted.items()})
+    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+        return super().generate(prepared, inputs, {"text" if port == "words" else port: first for port, first in ports.items()})
 
 
 def words(answer: WholeAnswer) -> str:

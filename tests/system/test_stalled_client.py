@@ -34,9 +34,9 @@ class EndlessThinker(ToyThinker):
     made = 0
 
     async def generate(
-        self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: TextRequest, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
-        async with aclosing(super().generate(prepared, inputs, wanted)) as pieces:
+        async with aclosing(super().generate(prepared, inputs, ports)) as pieces:
             async for piece in pieces:
                 if prepared.ignore_eos and isinstance(piece, TextPiece):
                     self.made += len(piece.token_ids)

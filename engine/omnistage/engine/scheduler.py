@@ -250,7 +250,7 @@ class Scheduler:
             return idle
         # A client with at least two places more than the client of `sequence` still has no fewer places after the exchange.
         placed = Counter(other.request.client for other in staying if not other.idle)
-        client, max_places = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
+        client, max_places = max(placed.items(), key=lambda pair: pair[1], default=("", 0))
         if max_places - placed[sequence.request.client] < 2:
             return None
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)

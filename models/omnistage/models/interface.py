@@ -292,7 +292,7 @@ class ThinkerModel(Model, Protocol[P]):
         """The prepared run for `generate`. A text that is too long is refused before any work; long work is done on one of `threads`.
         Faults that only the media show may be raised by `generate`, before it yields anything. Raises BadRequest."""
 
-    def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
+    def generate(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yields pieces as they are ready. While nobody takes them, it stops computing after a limited number of pieces. inputs: streamed
         media.
 
@@ -372,7 +372,7 @@ class TalkerModel(Model, Protocol[P]):
     async def prepare(self, request: SpeechRequest) -> P:
         """The prepared run for `speak`. Raises BadRequest."""
 
-    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
+    def speak(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
         """Yields the frames from the first wanted frame on, and the words, if they are wanted, before or right after their frames. inputs:
         the pieces of all input ports in order of arrival, from item 0 even in a session that goes on elsewhere. Raises BadRequest for
         speech that ends before the first wanted item.
@@ -418,7 +418,7 @@ class Code2WavModel(Model, Protocol[P]):
         """The first frame on which the sound from this sample (of each channel) on depends; 0 if that is not known before the frames
         come."""
 
-    def decode(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    def decode(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """Yields the sound from the wanted sample on. inputs: frames without a gap. The first is the frame `first_frame` of the wanted
         sample, or the `Sound.needs` of an earlier sound, or any frame between these two. The samples depend only on the frames, never on
         the pieces in which they came, or on the first frame that came. Raises BadRequest for sound that ends before the wanted sample."""
@@ -530,7 +530,7 @@ class DiffusionModel(Model, Protocol[P]):
     def items(self, prepared: P) -> Mapping[str, int]:
         """Name of each output port -> number of items that will come on it, without ports of progress and ports that keep states."""
 
-    def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+    def draw(self, prepared: P, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yields the results: pictures, frames and samples from the wanted item of their ports on. Progress begins anew in a session that
         was begun elsewhere."""
 

@@ -295,9 +295,9 @@ class SmolCode2Wav:
         """Always 0, because only the rows show where the phrase of a sample begins. A caller that has the sound reads `Sound.needs`."""
         return 0
 
-    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. If no rows come, there is no chunk. Raises BadRequest for malformed rows."""
-        session = WaveSession(self._net, NOISE_SEED, SCHEDULES[prepared.profile], wanted["audio"])
+        session = WaveSession(self._net, NOISE_SEED, SCHEDULES[prepared.profile], ports["audio"])
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)  # The only input port carries rows.
             session.feed(piece.first, piece.content)

@@ -79,11 +79,11 @@ class SmolTalker:
         return request
 
     async def speak(
-        self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
         """See TalkerModel.speak. The pieces may cut the text anywhere. Text without a word gives no rows. If max_frames ends the speech,
         unspoken characters are reported up to the phrase in which it ends."""
-        speech = _Speech(self._net, self._phonemizer, prepared, wanted)
+        speech = _Speech(self._net, self._phonemizer, prepared, ports)
         async for phrase in _phrases(inputs, PhraseCutter(plain=prepared.plain)):
             part = await self._worker.run(partial(speech.say, phrase), urgent=speech.is_waited_for)
             if part.unspoken:
@@ -95,9 +95,9 @@ class SmolTalker:
             if speech.finish_reason is FinishReason.LENGTH:
                 break
         speech.check_reached()
-        if ALIGNMENT in wanted:
+        if ALIGNMENT in ports:
             yield Alignment((), last=True)
-        if FEATURES in wanted:
+        if FEATURES in ports:
             yield Frames(_NO_ROWS, speech.finish_reason)
 
     async def warm_up(self) -> None:

@@ -166,8 +166,8 @@ class FilmMaker(Toy):
             counts |= product.items(prepared)
         return counts
 
-    async def draw(self, prepared: ToyScene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        job = ToyFilmJob(prepared, wanted)
+    async def draw(self, prepared: ToyScene, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Drawn, None]:
+        job = ToyFilmJob(prepared, ports)
         self._restore(job)
         async with aclosing(self.sessions.draw(job, prepared.request.client)) as pieces:
             async for piece in pieces:

@@ -136,19 +136,19 @@ class OmniThinker(_Omni):
         return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
 
     async def generate(
-        self, prepared: PreparedToy, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: PreparedToy, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """See ThinkerModel.generate. Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
         parts = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
-        first, prompt_rows = await asyncio.to_thread(self._read_through, parts, request.seed, wanted)
+        first, prompt_rows = await asyncio.to_thread(self._read_through, parts, request.seed, ports)
         for rows in prompt_rows:
             yield rows
         detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
-        answer = AnswerAssembler(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
+        answer = AnswerAssembler(detokenizer, ports, history=request.history, finished=request.finished, row_port=HIDDEN.name)
         answer.asked_with(len(formulas.items(parts)))
-        due_tokens = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
+        due_tokens = list(request.history[ports[HIDDEN.name] :]) if HIDDEN.name in ports else []
         n = len(request.history)
         while True:
             for piece in answer.take():
@@ -165,7 +165,7 @@ class OmniThinker(_Omni):
                 for token in tokens:
                     answer.token(token)
                 n += len(tokens)
-                due_tokens = tokens if HIDDEN.name in wanted else []
+                due_tokens = tokens if HIDDEN.name in ports else []
                 if n == total:
                     answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
 
@@ -257,7 +257,7 @@ class OmniTalker(_Omni):
             raise BadRequest("resume.history", f"{history_frames} frames are there and speech has at most {request.max_frames or ENDLESS}")
         return request
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. Each row makes one frame, and TAIL more follow. Frames of the history are not made again."""
         history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
         limit = prepared.max_frames or ENDLESS

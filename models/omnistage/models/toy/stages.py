@@ -160,21 +160,21 @@ class ToyThinker(Toy):
         return request.max_tokens if request.ignore_eos and not words else min(natural, request.max_tokens)
 
     async def generate(
-        self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: TextRequest, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """See ThinkerModel.generate. Says `formulas.text` or the verbatim text; ends after `length` tokens or at max_tokens."""
         request, total = prepared, self._length(prepared)
         thinks = 0 if request.verbatim else self.options.thinks
         answer = AnswerAssembler(
             self._detokenizer(request),
-            wanted,
+            ports,
             history=request.history,
             finished=request.finished,
             row_port="hidden",
             thought=FirstTokens(thinks) if thinks else None,
         )
         answer.asked_with(sum(len(turn.text) for turn in request.turns))  # A character counts as a token, as with toy-omni.
-        for piece in self._earlier(request.history[thinks:], answer, wanted):
+        for piece in self._earlier(request.history[thinks:], answer, ports):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
         first, n = formulas.token(request.seed, prompt, 0), len(request.history)
@@ -184,7 +184,7 @@ class ToyThinker(Toy):
             for _ in range(min(self._cut(), total - n)):
                 token = formulas.later_token(first, n)
                 answer.token(token)
-                if "hidden" in wanted and n >= thinks:
+                if "hidden" in ports and n >= thinks:
                     answer.rows(self._rows((token,)))
                 n += 1
             if n == total:
@@ -245,9 +245,9 @@ class ToyTalker(Toy):
             raise BadRequest("resume.history", f"{history_frames} frames are there and talker.max_frames is {request.max_frames}")
         return request
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
         """See TalkerModel.speak. Codes depend on the rows alone, so of the frames in the history only the number counts."""
-        request, first, frame_count = prepared, wanted.get("codes", 0), 0
+        request, first, frame_count = prepared, ports.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             spoken_rows = -(-(request.max_frames - frame_count) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
@@ -257,16 +257,16 @@ class ToyTalker(Toy):
             before, frame_count = frame_count, frame_count + len(codes)
             codes = codes[max(first - before, 0) :]
             if request.max_frames and frame_count >= request.max_frames:
-                if wanted:
+                if ports:
                     yield Frames(codes[: len(codes) - (frame_count - request.max_frames)], FinishReason.LENGTH)
                 return
-            while wanted and len(codes):
+            while ports and len(codes):
                 count = min(self._cut(), len(codes))
                 yield Frames(codes[:count])
                 codes = codes[count:]
         if frame_count < first:
             raise BadRequest("resume.positions", f"the speech has {frame_count} frames: it cannot go on at frame {first}")
-        if wanted:
+        if ports:
             yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
     def _unspoken(self, first: int, rows: Array) -> tuple[str, ...]:
@@ -303,9 +303,9 @@ class ToyCode2Wav(Toy):
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
         return max(sample // self.options.samples_per_frame - self.options.context, 0)
 
-    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. Each sample depends on its own frame alone; samples before the first wanted sample are dropped."""
-        first, reached = wanted["audio"], 0
+        first, reached = ports["audio"], 0
         first_needed = self.first_frame(prepared, first)
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
@@ -361,7 +361,7 @@ class ToyDiffusion(Toy):
         return {"image": prepared.results}
 
     async def draw(
-        self, prepared: DrawRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+        self, prepared: DrawRequest, inputs: AsyncIterator[Piece], ports: Wanted
     ) -> AsyncGenerator[StepsDone | Preview | EncodedPicture, None]:
         request = prepared
         width, height, steps = request.width or 64, request.height or 64, request.steps or 4
@@ -370,7 +370,7 @@ class ToyDiffusion(Toy):
             yield StepsDone(step, steps)
             if step * request.previews // steps > (step - 1) * request.previews // steps:
                 yield Preview(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step)
-        for n in range(wanted.get("image", request.results), request.results):
+        for n in range(ports.get("image", request.results), request.results):
             yield EncodedPicture(png(self._pixels(request.seed + n, width, height)), "image/png")
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:

@@ -87,9 +87,9 @@ class SessionTrace:
         self.span.phase("prefill", min(prefill, first), first)
         self.span.event("first_output", at_s=first)
         self.span.phase("generate", first, last if reason == "OK" else now_s, reason=reason)
-        begun, end_s = self._transfer
-        if begun:
-            self.span.phase("transfer", begun, end_s, self._transferred())
+        begin_s, end_s = self._transfer
+        if begin_s:
+            self.span.phase("transfer", begin_s, end_s, self._transferred())
 
     def _transferred(self) -> dict[str, Value]:
         """Attributes of the phase `transfer`: what went to the next hop, and how long the link made the logic wait."""

@@ -58,10 +58,10 @@ class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         schedule = prepared.schedule
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
-    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. Without codes there is no sound. While the caller works with the sound of a window, the sound of the
         next window is made, and the flow of the window after that is solved."""
-        arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
+        arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, ports[AUDIO])
         async with (
             aclosing(make_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
             aclosing(make_ahead(self._sounds(prepared.schedule, solved, arrivals))) as sounds,

@@ -49,10 +49,10 @@ class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
         """See Code2WavModel.first_frame. The result is the first frame of a window, early enough for all sound from the sample on."""
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
-    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], ports: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. Without frames there is no sound. While the caller works with the sound of a window, the next is
         made."""
-        speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
+        speech = Speech(self.config, self.windows.net, prepared.schedule, ports[AUDIO])
         async with aclosing(make_ahead(self._sounds(speech, prepared, inputs))) as sounds:
             async for each in sounds:
                 yield each
