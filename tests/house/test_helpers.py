@@ -1,15 +1,50 @@
-"""Helpers of tests are found by their index in docs/development.md, which names each of them once."""
+"""Helpers of tests: each says what it is for, and more than one file of tests needs it."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"(?m)^\| `(\w+)` \| .+ \|$")
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+HELPERS = sorted(path for path in (TESTS / "helpers").glob("*.py") if path.stem != "__init__")
+MIN_WORDS = 5
+SHARED_BY_ONE = {
+    "asker": "runs by itself, in a container of another network",
+    "client_program": "runs by itself, in environments at both ends of the dependencies",
+    "misled": "runs by itself, in place of a router",
+    "sharing": "is a plugin of pytest",
+    "forkserver": "is a program, which `forks` starts",
+    "saved_versions": "is a program too, which writes the files that a test compares with",
+    "ranks": "its functions run in other processes, which import them by name",
+    "reader": "its functions run in other processes, which import them by name",
+    "constraints": "is data of `contract`, which has its 500 lines",
+    "corpus_pictures": "is data of the corpus",
+    "corpus_sounds": "is data of the corpus",
+    "daemon": "serves the container test, which would have 600 lines with it",
+    "images": "serves the container test, which would have 600 lines with it",
+    "machine": "serves the container test, which would have 600 lines with it",
+    "page_picture": "takes a picture of the docs anew, and a test runs it",
+    "qwen3_speech": "is what `omni_answers` asks of one of its families",
+}
+"""Helpers with fewer than two users, and why they stand alone."""
 
 
-def test_the_index_names_every_helper_once_and_nothing_else() -> None:
-    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
-    index = page.partition("## Helpers of tests")[2].partition("\n## ")[0]
-    assert sorted(ROW.findall(index)) == sorted(path.stem for path in (ROOT / "tests" / "helpers").glob("*.py"))
+@pytest.mark.parametrize("helper", HELPERS, ids=lambda path: path.stem)
+def test_a_helper_says_what_it_is_for(helper: Path) -> None:
+    text = ast.get_docstring(ast.parse(helper.read_text(encoding="utf-8"))) or ""
+    assert len(text.split()) >= MIN_WORDS, "begin the file with a docstring that says what tests use it for"
+
+
+def test_what_one_file_of_tests_needs_stands_in_that_file() -> None:
+    users = Counter(name for path in TESTS.rglob("*.py") for name in _helpers_of(path.read_text(encoding="utf-8")) - {path.stem})
+    assert {helper.stem for helper in HELPERS if users[helper.stem] < 2} == set(SHARED_BY_ONE)
+
+
+def _helpers_of(text: str) -> set[str]:
+    """The names of the helpers that a file of tests imports, has as plugins, or starts as programs."""
+    lists = [list_ for pair in re.findall(r"from helpers import (?:\(([^)]*)\)|(.*))", text) for list_ in pair]
+    return {*re.findall(r"helpers\.(\w+)", text), *re.findall(r"\w+", " ".join(lists))}
