@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-STARTS: tuple[str, ...] = ()
-"""Nothing but what its callers give it: the texts of programs, which say themselves what they import."""
-
 
 def need_namespace(*flags: str) -> None:
     """Skip the test where this process may not make such a namespace (flags of unshare(1))."""

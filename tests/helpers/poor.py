@@ -16,8 +16,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-STARTS = ("omnistage.code2wav", "omnistage.router")
-
 SPARE = {
     "settle": ("omnistage.host.process", "use_huge_pages"),
     "log": ("omnistage.host.log_writer", "LogWriter._write"),

@@ -28,8 +28,6 @@ from typing import Any
 from helpers import forks, surroundings
 from helpers.processes import FORKED, StartedProcess
 
-STARTS = ()
-"""Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
 SEEDS = 2
 """Fork servers of servers, in turns: what one of them forks has the same hashes, and that two replicas differ by those must be seen."""
 END_S = 10.0

@@ -12,8 +12,6 @@ import pytest
 from helpers import lengths
 from helpers.processes import ProcessFamily
 
-STARTS = ("omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion", "omnistage.router")
-
 RUN_AND_LOOK = """
 import runpy, sys
 del sys.argv[0]

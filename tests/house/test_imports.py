@@ -3,6 +3,7 @@ other projects are declared in pyproject.toml, for the package that imports them
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from packaging.utils import canonicalize_name
 from omnistage.cli.pipelines import GATEWAY_NEEDS
 from omnistage.models.registry import FAMILIES
 from tools import lock
-from tools.sources import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,11 +94,32 @@ def sources() -> dict[Path, str]:
     return found
 
 
+@cache
+def named_modules(text: str, dotted: str, is_package: bool = False) -> tuple[tuple[str, int, bool], ...]:
+    """(module, line, whether the import stands in a function) of each import of a source text, also of relative ones, and of import_module
+    with a literal name. A module is named with the name that is taken from it: `a.b` for `from a import b`."""
+    modules = list[tuple[str, int, bool]]()
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(text), False)]
+    while nodes:
+        node, in_function = nodes.pop()
+        if isinstance(node, ast.Import):
+            modules += [(alias.name, node.lineno, in_function) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = dotted.split(".")[: -node.level + is_package or None] if node.level else []
+            base = ".".join(filter(None, [*parents, node.module]))
+            modules += [(f"{base}.{alias.name}", node.lineno, in_function) for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            modules += [(str(arg.value), node.lineno, in_function) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        is_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        nodes += [(below, is_function) for below in ast.iter_child_nodes(node)]
+    return tuple(sorted(modules, key=lambda module: (module[1], module[0])))
+
+
 def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> Iterator[FoundImport]:
-    """Every import of a source text, also relative ones, those inside functions, and import_module with a literal name."""
+    """The imports of a source text."""
     package = dotted.split(".")[1]
-    for one in read(source, dotted, is_package).imports:
-        yield FoundImport(package, one.module, f"{place}:{one.line}", one.in_function)
+    for module, line, in_function in named_modules(source, dotted, is_package):
+        yield FoundImport(package, module, f"{place}:{line}", in_function)
 
 
 def all_imports() -> list[FoundImport]:
@@ -161,11 +182,11 @@ def test_what_a_package_imports_is_declared_for_it() -> None:
 def test_what_tests_tools_benchmarks_and_examples_import_is_declared_somewhere() -> None:
     ours = {"benchmarks", "tools"} | {path.stem for path in (ROOT / "tests").iterdir()}
     found = {
-        f"{path.relative_to(ROOT)}: {one.module}"
+        f"{path.relative_to(ROOT)}: {module}"
         for folder in ("tests", "tools", "benchmarks", "examples")
         for path in (ROOT / folder).rglob("*.py")
-        for one in read(path.read_text(encoding="utf-8"), "none.none").imports
-        if one.module.split(".")[0] not in ours | OF_FRAMEWORKS and undeclared(one.module, declared())
+        for module, _, _ in named_modules(path.read_text(encoding="utf-8"), "none.none")
+        if module.split(".")[0] not in ours | OF_FRAMEWORKS and undeclared(module, declared())
     }
     assert sorted(found) == []
 
@@ -288,7 +309,7 @@ def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for dotted, text in texts.items():
         name = dotted.removesuffix(".__init__")
-        modules = [one.module for one in read(text, name, dotted.endswith(".__init__")).imports]
+        modules = [module for module, _, _ in named_modules(text, name, dotted.endswith(".__init__"))]
         # `from a.b import c` names the module a.b.c, or c in the module a.b.
         named = {module if module in known else module.rpartition(".")[0] for module in modules}
         graph[name] = named & known - {name}

@@ -23,7 +23,6 @@ from tools import torch_build, wheels
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "sdk" / "README.md"
 INSTALL_TIMEOUT_S = 500.0
-STARTS = ("omnistage.cli",)
 
 pytestmark = [
     pytest.mark.timeout(900),
