@@ -14,7 +14,7 @@ from helpers.program import Program, start
 from helpers.surroundings import usual_variables
 
 STARTS = ("omnistage.cli",)
-"""The program that it runs: `make test-near` reads this name."""
+"""The program that it runs, which a fork server imports before."""
 TIMEOUT_S = 110.0
 
 

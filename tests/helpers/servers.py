@@ -47,7 +47,7 @@ from omnistage.wire.kinds import kind_name
 from omnistage.wire.token import Token
 
 STARTS = ("omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion")
-"""The servers that run as processes: `make test-near` reads this name."""
+"""The servers that run as processes, which a fork server imports before."""
 STAGES: Mapping[str, type[ModelStage[Any]]] = {
     kind_name(stage.kind): stage for stage in (ThinkerStage, TalkerStage, Code2WavStage, DiffusionStage)
 }
