@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import pages_for
+from omnistage.engine.memory import pages_for
 from omnistage.engine.request import SequenceRequest
 from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence

@@ -19,11 +19,11 @@ from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
-from omnistage.engine.kv import page_bytes
+from omnistage.engine.memory import page_bytes
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws, sample
 from omnistage.engine.scheduler import Run, SchedulerLimits
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
 from omnistage.models.devices import dtype_of

@@ -15,9 +15,7 @@ from benchmarks.engine import new_engine, running
 from benchmarks.figures import Figure, Report, median
 from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.experts import Experts, ExpertSizes, experts
-from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.parts import DecoderConfig, Experts, ExpertSizes, experts, head_rms_norm
 from omnistage.engine.scheduler import Run
 
 ROUNDS = 15

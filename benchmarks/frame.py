@@ -20,7 +20,7 @@ from benchmarks import by_hand
 from benchmarks.figures import Figure, Report, arguments, median
 from omnistage.engine.engine import Engine
 from omnistage.engine.linear import Linear, multiplies_bfloat16
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws
 from omnistage.engine.scheduler import Run

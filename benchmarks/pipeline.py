@@ -28,7 +28,7 @@ from helpers.servers import CHAIN, omni_stub
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.batches import chunks_of
+from omnistage.wire.chunks import chunks_of
 
 ROUNDS = 3
 AT_ONCE = 8

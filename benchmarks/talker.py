@@ -24,7 +24,7 @@ from helpers.servers import omni_stub, stage_stub
 from helpers.speaking import ROW_PORTS, RowInputs
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Run
 from omnistage.models.common.arrays import array_of

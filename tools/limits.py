@@ -25,15 +25,21 @@ from omnistage.host.places import HOST_SHARE, MAX_WAITING, MAX_WAITING_EACH, MAX
 from omnistage.models.media import hidden_work
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
-from omnistage.router.admission import STALLED_S, WAIT_S
-from omnistage.router.clients import SECRET_ID_CHARACTERS
-from omnistage.router.gate import MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
-from omnistage.router.intake import ALL_REPLAY_BYTES, REPLAY_BYTES, WINDOW
+from omnistage.router.admission import (
+    MAX_HEALTH,
+    MAX_LARGE,
+    MAX_OPEN,
+    REQUEST_LIMIT_S,
+    SECRET_ID_CHARACTERS,
+    STALLED_S,
+    TURN_LIMIT_S,
+    WAIT_S,
+)
+from omnistage.router.conversation import ALL_REPLAY_BYTES, REPLAY_BYTES, WINDOW
 from omnistage.router.settings import RouterSettings
-from omnistage.router.turns import MAX_LARGE, TURN_LIMIT_S
 from omnistage.wire import limits
 from omnistage.wire.channel import HANDSHAKE_LIMIT_MS, IDLE_LIMIT_MS, MAX_CONNECTIONS
-from omnistage.wire.decoding import FIELDS_AT_ONCE
+from omnistage.wire.limits import FIELDS_AT_ONCE
 
 
 def _default(setting: str) -> Any:

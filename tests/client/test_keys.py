@@ -41,7 +41,7 @@ from omnistage.client import key as keys
 from omnistage.client.address import is_local
 from omnistage.client.found import find_router
 from omnistage.client.key import MAX_CHARACTERS, VARIABLE, ApiKey, key_of
-from omnistage.router.clients import API_KEY
+from omnistage.router.admission import API_KEY
 from omnistage.router.pipeline import load_pipeline
 
 SECRET, OTHER = "swordfish-1", "swordfish-2"

@@ -14,8 +14,7 @@ from omnistage.client.errors import ProtocolError
 from omnistage.client.events import Event, Picture, TextDelta, TokenLogprob
 from omnistage.client.reader import Reader
 from omnistage.client.tensors import DTYPES
-from omnistage.connector.inline import split
-from omnistage.connector.reference import layout_of
+from omnistage.connector.tensors import layout_of, split
 from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
 
 NO_FILM = chunk_pb2.VideoChunk(data=b"<", media_type="text/html")

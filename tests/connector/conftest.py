@@ -9,7 +9,7 @@ import pytest
 
 from helpers.pipes import settled
 from omnistage.connector.arena import Arena, Share
-from omnistage.connector.reference import Array
+from omnistage.connector.tensors import Array
 from omnistage.connector.transport import Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
 

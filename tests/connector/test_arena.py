@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.pipes import settled
 from omnistage.connector.arena import Arena, Block, Share, class_bytes
-from omnistage.connector.errors import ArenaFull, ConnectorError, StaleReference
+from omnistage.connector.tensors import ArenaFull, ConnectorError, StaleReference
 from omnistage.v1 import tensor_pb2
 
 MIB = 1 << 20

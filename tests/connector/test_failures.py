@@ -44,8 +44,7 @@ from helpers.pipes import SHARED_MEMORY, WAIT_S, age, names, receive, running, r
 from helpers.processes import open_files
 from helpers.reader import agree, ask, hand_over, read, read_without_arena, take_back
 from omnistage.connector.arena import Arena
-from omnistage.connector.liveness import find_peer
-from omnistage.connector.sweep import sweep
+from omnistage.connector.liveness import find_peer, sweep
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 
@@ -210,7 +209,7 @@ def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
         assert ask(two, b"sums") == str(3 * SIZE).encode()
         for each in arenas:
             age(each)
-        command = ["unshare", "--pid", "--fork", sys.executable, "-c", "from omnistage.connector.sweep import sweep; sweep()"]
+        command = ["unshare", "--pid", "--fork", sys.executable, "-c", "from omnistage.connector.liveness import sweep; sweep()"]
         subprocess.run(command, check=True, timeout=WAIT_S)
         assert [len(names(each)) for each in arenas] == [0, 2]
     sweep()

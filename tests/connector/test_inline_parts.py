@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from omnistage.connector.errors import InvalidReference
-from omnistage.connector.inline import PART_BYTES
+from omnistage.connector.tensors import PART_BYTES, InvalidReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omnistage.connector.arena import Arena, Block
-from omnistage.connector.errors import ArenaFull
-from omnistage.connector.extents import Extents
+from omnistage.connector.arena import Arena, Block, Extents
+from omnistage.connector.tensors import ArenaFull
 
 MIB = 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 
 from helpers.pipes import SHARED_MEMORY, names
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import ForeignSegment, InvalidReference
 from omnistage.connector.shm import READERS
+from omnistage.connector.tensors import ForeignSegment, InvalidReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.pipes import settled
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import ConnectorError, StaleReference
+from omnistage.connector.tensors import ConnectorError, StaleReference
 from omnistage.connector.transport import Parcel, Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
 

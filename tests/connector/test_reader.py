@@ -11,8 +11,8 @@ import pytest
 
 from helpers import lengths
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import ConnectorError, InvalidReference, StaleReference
 from omnistage.connector.shm import READERS, ReaderCache, ReaderSegment, copy_block
+from omnistage.connector.tensors import ConnectorError, InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import lengths
-from omnistage.connector.errors import InvalidReference, StaleReference
+from omnistage.connector.tensors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.mounts import run_on_mount
 from helpers.pipes import SHARED_MEMORY, age, names, receive, running
 from omnistage.connector.arena import Arena
-from omnistage.connector.sweep import sweep
+from omnistage.connector.liveness import sweep
 
 MIB = 1 << 20
 OLD = (1, 1)
@@ -234,7 +234,7 @@ KILLS = """
     import select
     import signal
     from omnistage.connector.arena import Arena
-    from omnistage.connector.sweep import sweep
+    from omnistage.connector.liveness import sweep
 
     MIB = 1 << 20
     SHM = "/dev/shm"
@@ -286,7 +286,7 @@ def test_1000_killed_producers_leave_nothing(seed: int) -> None:
 
 MANY = """
     import os
-    from omnistage.connector.sweep import sweep
+    from omnistage.connector.liveness import sweep
 
     for number in range(5000):
         name = f"/dev/shm/omnistage-{os.urandom(16).hex()}"

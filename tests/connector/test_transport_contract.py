@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from omnistage.connector.errors import ConnectorError, InvalidReference
-from omnistage.connector.reference import Array
+from omnistage.connector.tensors import Array, ConnectorError, InvalidReference
 from omnistage.connector.transport import Receiver
 from omnistage.v1 import tensor_pb2
 

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.pipes import WAIT_S, age, names, receive, running
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import StaleReference
+from omnistage.connector.liveness import sweep
 from omnistage.connector.shm import PAGE, ProducerSegment, ReaderSegment, copy_block
-from omnistage.connector.sweep import sweep
+from omnistage.connector.tensors import StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 

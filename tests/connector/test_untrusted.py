@@ -9,8 +9,8 @@ import pytest
 
 from helpers.pipes import SHARED_MEMORY
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.shm import READERS
+from omnistage.connector.tensors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 

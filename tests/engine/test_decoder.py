@@ -21,14 +21,11 @@ from transformers import (
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
 from helpers.sequences import items, read
-from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.entry import Enter
 from omnistage.engine.head import TokenHead
-from omnistage.engine.materials import DecoderConfig, Materials
-from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.parts import DecoderConfig, Materials, contiguous_axes, head_rms_norm, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.rope import contiguous_axes, rotary
 from omnistage.engine.scheduler import SchedulerLimits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration

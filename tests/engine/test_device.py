@@ -14,12 +14,11 @@ from helpers.elsewhere import GPU, Device, on_the_device
 from helpers.tiny import TAPPED, TINY, tiny_weights
 from omnistage.engine.attention import SdpaAttention, TritonAttention, choose_backend
 from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Runner
 from omnistage.engine.head import TokenHead
-from omnistage.engine.kv import KVCache
-from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache
+from omnistage.engine.memory import PAGE_ROWS, KVCache, PagePool, PrefixCache
 from omnistage.engine.request import Given, Prompt, SequenceRequest, Taps
 from omnistage.engine.results import fixed_results
-from omnistage.engine.runner import Runner
 from omnistage.engine.scheduler import Scheduler, SchedulerLimits
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Item, Sampling

@@ -21,7 +21,7 @@ from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
-from omnistage.engine.pages import pages_for
+from omnistage.engine.memory import pages_for
 from omnistage.engine.request import EngineClosed, EngineFull, Given, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import MAX_UNREAD

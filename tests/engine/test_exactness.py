@@ -22,11 +22,10 @@ from omnistage.engine.attention import (
     rows_are_independent,
 )
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.kv import KVCache
-from omnistage.engine.pages import PAGE_ROWS, PagePool, pages_for
+from omnistage.engine.engine import Runner
+from omnistage.engine.memory import PAGE_ROWS, KVCache, PagePool, pages_for
 from omnistage.engine.plan import PlannedRun, StepPlan
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.runner import Runner
 from omnistage.engine.sampler import Draws
 from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence

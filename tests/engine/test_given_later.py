@@ -15,10 +15,9 @@ from helpers.arithmetic import AXES, GIVEN, IDS, answer, engine, prompt_items
 from helpers.sequences import items, read
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
-from omnistage.engine.sequence import Sequence
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import Sequence, SequenceStream
 
 
 def whole(rng: random.Random, rows: int, first: int = 0) -> Prompt:

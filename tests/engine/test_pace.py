@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnistage.engine.pace import BESIDE_S, BLOCK_ROWS, LEAST_ROWS, PROBED, SLOWER, Pace
+from omnistage.engine.scheduler import BESIDE_S, BLOCK_ROWS, LEAST_ROWS, PROBED, SLOWER, Pace
 
 MOST_ROWS = 512
 STEPS = 400

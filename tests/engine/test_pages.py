@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnistage.engine.pages import OutOfPages, PagePool, PrefixCache
+from omnistage.engine.memory import OutOfPages, PagePool, PrefixCache
 
 
 def test_a_page_is_freed_exactly_once() -> None:

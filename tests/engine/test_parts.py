@@ -25,20 +25,26 @@ from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import DrawnItem, StepRows
 from omnistage.engine.attention import RowAttention
-from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.decoder import DecoderParts, Enter, PackedDecoder, embedding_or_hidden, hidden_of, hidden_state
+from omnistage.engine.devices import ALONE
 from omnistage.engine.engine import Engine
-from omnistage.engine.entry import Enter
-from omnistage.engine.experts import Experts, ExpertSizes, experts
-from omnistage.engine.feed_forward import Activation, FeedForward, activated_product, swiglu
-from omnistage.engine.group import ALONE
 from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import Linears, build_exact
-from omnistage.engine.materials import Materials
+from omnistage.engine.parts import (
+    Activation,
+    Experts,
+    ExpertSizes,
+    FeedForward,
+    Materials,
+    activated_product,
+    experts,
+    interleaved_axes,
+    rotary,
+    swiglu,
+)
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
-from omnistage.engine.rope import interleaved_axes, rotary
 from omnistage.engine.scheduler import SchedulerLimits
-from omnistage.engine.tap import embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.types import Sampling, Unfit
 
 CASES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}

@@ -10,7 +10,7 @@ from helpers.tiny import TINY, tiny_decoder, tiny_weights
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import PagedAttention, RowAttention
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.results import FIXED_ROWS, fixed_results
 
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

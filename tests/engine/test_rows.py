@@ -18,10 +18,9 @@ from helpers.waiting import until
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
-from omnistage.engine.sequence import MAX_UNREAD, Sequence
-from omnistage.engine.stream import Mailbox, SequenceStream
+from omnistage.engine.sequence import MAX_UNREAD, Mailbox, Sequence, SequenceStream
 from omnistage.engine.types import FinishReason, Unfit
 
 

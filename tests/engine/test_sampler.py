@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import lengths
-from omnistage.engine.noise import BLOCK, _times, first_times, keys, seed_bits, times
+from omnistage.engine.race import BLOCK, _times, first_times, keys, seed_bits, times
 from omnistage.engine.sampler import DrawnToken, Draws, sample
 from omnistage.engine.types import Sampling
 

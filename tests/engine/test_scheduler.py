@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.scheduling import PAGES, STEP_S, SchedulerHouse, request
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, SchedulerLimits
 from omnistage.engine.sequence import MAX_UNREAD
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from helpers.scheduling import PAGES, SchedulerHouse, request
 from omnistage.engine import scheduler as policy
-from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.memory import PAGE_ROWS, pages_for
 from omnistage.engine.request import Given, SequenceRequest
 from omnistage.engine.scheduler import MAX_PASSED, Scheduler
 from omnistage.engine.sequence import MAX_UNREAD, Sequence

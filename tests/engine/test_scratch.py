@@ -13,8 +13,8 @@ import torch
 
 from omnistage.engine.attention import PagedAttention, attend
 from omnistage.engine.adapter import DecoderSpec
-from omnistage.engine.kv import KVCache
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import KVCache
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.plan import PlannedRun
 
 PAGES = 900

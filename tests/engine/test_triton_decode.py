@@ -23,8 +23,7 @@ from helpers import lengths
 from omnistage.engine import attention, paged_kernel
 from omnistage.engine.adapter import DecoderSpec
 from omnistage.engine.attention import RowAttention, SdpaAttention, TritonAttention, attend, choose_backend, fault_of, numbers_agree
-from omnistage.engine.kv import KVCache
-from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.memory import PAGE_ROWS, KVCache, pages_for
 from omnistage.engine.plan import PlannedRun
 
 IS_THERE = torch.cuda.is_available()

@@ -15,7 +15,7 @@ from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.models.common.answer import AnswerAssembler, EngineStream, answer_pieces
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel

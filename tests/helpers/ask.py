@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from helpers.run import messages
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.batches import chunks_of
+from omnistage.wire.chunks import chunks_of
 
 TIMEOUT_S = 60.0
 

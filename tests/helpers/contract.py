@@ -23,7 +23,7 @@ from omnistage.diffusion.stage import MAX_PART_BYTES
 from omnistage.models.conversation import Medium
 from omnistage.models.interface import MAX_CLIP_BYTES
 from omnistage.stage.logic import Input, InputPayload, Kept, Output, SessionTiming, StageLogic, Start
-from omnistage.stage.pieces import MAX_ROW_BYTES
+from omnistage.stage.model import MAX_ROW_BYTES
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 

@@ -15,7 +15,7 @@ from helpers.ask import TIMEOUT_S, WholeAnswer
 from helpers.disturbed import DisturbanceStep, DisturbanceSteps
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.tasks import look_at_error
+from omnistage.wire.calls import look_at_error
 
 PIECE = 256 << 10
 HOP = 960

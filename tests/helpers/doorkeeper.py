@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from omnistage.router.clients import API_KEY
+from omnistage.router.admission import API_KEY
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from helpers.ports import take_address
 from helpers.run import PLENTY, params
 from helpers.servers import Local, local_stage, toy_logic
-from omnistage.link.channels import Channels
+from omnistage.link.channels import TICK_S, Channels
 from omnistage.link.link import Link
-from omnistage.link.pulse import TICK_S
-from omnistage.link.route import FixedRoute, Route
+from omnistage.link.search import FixedRoute, Route
 from omnistage.v1 import chunk_pb2, stage_pb2
-from omnistage.wire.channel import server_options
-from omnistage.wire.credentials import Credentials
-from omnistage.wire.durations import duration
+from omnistage.wire.channel import Credentials, server_options
+from omnistage.wire.proto_values import duration
 
 TIMEOUT_S = 30.0
 

@@ -9,7 +9,7 @@ import sys
 from omnistage.host.program import main
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 
 
 async def _serve(settings: RouterSettings, credentials: Credentials) -> None:

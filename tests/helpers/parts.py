@@ -10,15 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from omnistage.engine.decoder import DecoderParts, PackedDecoder
-from omnistage.engine.entry import deepstack
-from omnistage.engine.experts import ExpertSizes, experts
-from omnistage.engine.group import ALONE, Group
-from omnistage.engine.materials import DecoderConfig, Materials
-from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.decoder import DecoderParts, PackedDecoder, Tap, deepstack
+from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.parts import DecoderConfig, ExpertSizes, Materials, experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.rope import interleaved_axes, rotary
-from omnistage.engine.tap import Tap
 from omnistage.engine.types import Sampling
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from omnistage.engine.decoder import DecoderParts, PackedDecoder
-from omnistage.engine.group import Group
-from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.tap import last_and_embedding
+from omnistage.engine.decoder import DecoderParts, PackedDecoder, last_and_embedding
+from omnistage.engine.devices import Group
+from omnistage.engine.parts import DecoderConfig
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 

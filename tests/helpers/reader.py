@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from helpers.pipes import receive
 from omnistage.connector.arena import Arena
-from omnistage.connector.errors import ConnectorError
+from omnistage.connector.tensors import ConnectorError
 from omnistage.connector.transport import Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
-from omnistage.wire.kinds import kind_name
+from omnistage.wire.proto_values import kind_name
 
 PLENTY = 1 << 20
 """Credit that no test uses up."""

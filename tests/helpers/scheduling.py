@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from omnistage.engine import scheduler as policy
-from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache, pages_for
+from omnistage.engine.memory import PAGE_ROWS, PagePool, PrefixCache, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import IDLE_S, MAX_TRIED, Run, Scheduler, SchedulerLimits, Step
 from omnistage.engine.sequence import Sequence

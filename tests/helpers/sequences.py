@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omnistage.engine.request import SequenceEvent
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.engine.types import Item
 
 

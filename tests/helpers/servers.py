@@ -29,21 +29,20 @@ from omnistage.host.grpc_server import GrpcService
 from omnistage.host.settings import ServerSettings
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import FAMILIES, load
-from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.server import RouterServer
 from omnistage.router.settings import RouterSettings
+from omnistage.router.telemetry import RouterMetrics
 from omnistage.stage.logic import StageLogic
-from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.model import ModelStage
 from omnistage.stage.server import StageServer
 from omnistage.stage.settings import StageSettings
+from omnistage.stage.telemetry import StageMetrics
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
-from omnistage.wire.channel import client_options, server_options
-from omnistage.wire.credentials import Credentials
-from omnistage.wire.kinds import kind_name
+from omnistage.wire.channel import Credentials, client_options, server_options
+from omnistage.wire.proto_values import kind_name
 from omnistage.wire.token import Token
 
 STARTS = ("omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion")

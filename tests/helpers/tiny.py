@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from omnistage.engine.decoder import DecoderParts, PackedDecoder
-from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.tap import last_and_embedding
+from omnistage.engine.decoder import DecoderParts, PackedDecoder, last_and_embedding
+from omnistage.engine.parts import DecoderConfig
 
 TINY = DecoderConfig(layers=2, hidden_size=192, ffn_size=128, query_heads=6, kv_heads=2, vocab_size=500, context=1024, norm_eps=1e-5)
 TAPPED = DecoderParts(tap=last_and_embedding)

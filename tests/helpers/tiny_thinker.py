@@ -11,7 +11,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.models.common.answer import EngineStream
 from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
 from omnistage.models.options import with_resumed

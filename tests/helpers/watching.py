@@ -13,7 +13,7 @@ from omnistage.host.names import Resolver
 from omnistage.link.channels import Channels
 from omnistage.router.placement import Placement
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 
 SETTLE_S = 30.0
 

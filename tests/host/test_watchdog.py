@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from helpers.busy import busy_cores
-from omnistage.engine.activity import Activity
+from omnistage.engine.types import Activity
 from omnistage.host import kernel_threads
 from omnistage.host.watchdog import IDLE_S, PERIOD_S, Watchdog
 

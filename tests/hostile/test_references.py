@@ -22,7 +22,7 @@ from helpers.mutation import changed
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.stage import ROWS, Stage
 from omnistage.connector.arena import Arena
-from omnistage.connector.sweep import sweep
+from omnistage.connector.liveness import sweep
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2

@@ -28,11 +28,11 @@ from helpers.link import (
     steady_beat,
 )
 from helpers.waiting import until
+from omnistage.link.channels import SILENCE, TICK_S
 from omnistage.link.link import Link
-from omnistage.link.pulse import SILENCE, TICK_S
 from omnistage.v1 import stage_pb2
-from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError
+from omnistage.wire.proto_values import duration
 
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 LONG = 2 * SILENCE

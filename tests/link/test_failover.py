@@ -35,8 +35,8 @@ from omnistage.connector.transport import Receiver, Sender
 from omnistage.link.link import MAX_LOSSES, MAX_LOSSES_IN_A_ROW
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.chunks import Output
 from omnistage.wire.errors import StageError
-from omnistage.wire.ports import Output
 
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened(credits=[stage_pb2.Credit(port="hidden", total=PLENTY)], revisions=["7"]))

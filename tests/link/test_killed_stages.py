@@ -27,8 +27,8 @@ from omnistage.connector.transport import Sender
 from omnistage.link.link import Link
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
+from omnistage.wire.chunks import Output
 from omnistage.wire.errors import StageError
-from omnistage.wire.ports import Output
 
 ROWS = np.stack([formulas.row(token) for token in range(40)])
 FRAMES = formulas.frames(ROWS)

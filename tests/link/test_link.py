@@ -34,8 +34,8 @@ from omnistage.link.link import Link
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.chunks import Output
 from omnistage.wire.errors import StageError
-from omnistage.wire.ports import Output
 
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 

@@ -13,12 +13,24 @@ import pytest
 
 from helpers.servers import local_stage, toy_logic
 from helpers.waiting import until
-from omnistage.link.channels import Channels
-from omnistage.link.hedge import BURST, SHARE, Hedges
-from omnistage.link.pulse import GAPS, HESITATION, LATE_S, LONGEST, PERIODS, SILENCE, TICK_S, Pulse, Pulses, Rhythm
+from omnistage.link.channels import (
+    BURST,
+    GAPS,
+    HESITATION,
+    LATE_S,
+    LONGEST,
+    PERIODS,
+    SHARE,
+    SILENCE,
+    TICK_S,
+    Channels,
+    Hedges,
+    Pulse,
+    Pulses,
+    Rhythm,
+)
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
-from omnistage.wire.channel import server_options
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials, server_options
 
 # The rhythm ----------------------------------------------------------------------------------------------------------------------------
 
@@ -257,7 +269,7 @@ async def test_many_streams_to_one_address_are_one_watch() -> None:
 
 
 async def test_nothing_is_listened_to_when_the_last_stream_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnistage.link.pulse.LINGER_S", 0.05)
+    monkeypatch.setattr("omnistage.link.channels.LINGER_S", 0.05)
     stage = Beating()
     async with beating(stage) as (pulses, address):
         pulse = pulses.of(address)

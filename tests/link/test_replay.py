@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from omnistage.connector.inline import PART_BYTES
+from omnistage.connector.tensors import PART_BYTES
 from omnistage.connector.transport import Sender
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired, merge_chunks
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.chunks import Output
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_PORTS
-from omnistage.wire.ports import Output
 
 EVERYTHING = 1 << 40
 NOWHERE = Sender(None)

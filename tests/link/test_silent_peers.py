@@ -12,9 +12,8 @@ from helpers.link import Context, bare_peer, listen, no_beat, opening, route_to,
 from helpers.run import params
 from helpers.servers import CREDENTIALS, local_stage, toy_logic, watch_until
 from helpers.waiting import until
-from omnistage.link.channels import Channels
+from omnistage.link.channels import SILENCE, Channels
 from omnistage.link.link import Link
-from omnistage.link.pulse import SILENCE
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 

@@ -20,7 +20,7 @@ from helpers.logic import pieces_of, run_logic
 from helpers.models import said
 from helpers.run import params
 from helpers.waiting import until
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest
 from omnistage.models.toy.files import png

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from omnistage.engine.constraint import Constraint as EngineConstraint
-from omnistage.engine.constraint import Walk
+from omnistage.engine.request import Constraint as EngineConstraint
+from omnistage.engine.request import Walk
 from omnistage.models.common.constraint import Constraints
 from omnistage.models.common.grammar import FORMS
 from omnistage.models.common.thought import Marks

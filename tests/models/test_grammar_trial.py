@@ -18,7 +18,7 @@ import pytest
 
 from helpers import lengths
 from helpers.waiting import until
-from omnistage.engine.constraint import Constraint
+from omnistage.engine.request import Constraint
 from omnistage.models.common import grammar_trial
 from omnistage.models.common.constraint import Constraints
 from omnistage.models.common.grammar_trial import MIN_GRAMMAR_BYTES

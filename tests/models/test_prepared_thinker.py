@@ -13,7 +13,7 @@ import pytest
 from helpers import lengths
 from helpers.models import text_pieces
 from helpers.waiting import until
-from omnistage.engine.constraint import Constraint
+from omnistage.engine.request import Constraint
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions

@@ -9,8 +9,7 @@ import pytest
 
 from helpers.servers import local_stage, toy_logic
 from helpers.watching import until, watched
-from omnistage.router.capacity import capacity
-from omnistage.router.placement import SERVING, Placement
+from omnistage.router.placement import SERVING, Placement, capacity
 
 MOST = {"thinker": 7, "second thinker": 5, "talker": 2, "second talker": 3}
 

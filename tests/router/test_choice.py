@@ -12,9 +12,8 @@ from helpers.ask import ask, refused, request
 from helpers.families import looked_at
 from helpers.run import messages
 from helpers.servers import CHAIN, all_free, family_logic, local_router, local_stage, omni_stub
-from omnistage.router.choice import choose_pipeline
 from omnistage.router.pipeline import load_pipeline
-from omnistage.router.request import validate
+from omnistage.router.request import choose_pipeline, validate
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 

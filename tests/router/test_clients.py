@@ -10,7 +10,7 @@ import pytest
 from grpc.aio import Metadata
 
 from omnistage.host.places import Client
-from omnistage.router.clients import Callers, client_text, name_of, request_of, scope_of
+from omnistage.router.admission import Callers, client_text, name_of, request_of, scope_of
 from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 
@@ -149,6 +149,6 @@ def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
-    program = "from omnistage.router.clients import Client, name_of; print(name_of(Client('10.0.0.1')))"
+    program = "from omnistage.router.admission import Client, name_of; print(name_of(Client('10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert len(other) == 33 and other != name_of(client_of(FactsOfCall(ONE)))

@@ -15,8 +15,7 @@ from helpers.ask import ask
 from helpers.chain import addresses_of, good
 from helpers.servers import local_chain, local_router, omni_stub
 from omnistage.v1 import omni_pb2
-from omnistage.wire.channel import Options
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials, Options
 
 NAME = "stack.test"
 

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from helpers.ask import refusal
 from helpers.servers import CLIENT_OPTIONS
-from omnistage.router.gate import Gate
+from omnistage.router.admission import Gate
 
 CHECK = f"/{health.SERVICE_NAME}/Check"
 

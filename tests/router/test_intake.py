@@ -7,7 +7,7 @@ import weakref
 
 from helpers.link import link_by, opening, route_to
 from helpers.waiting import until_collected
-from omnistage.router.intake import WINDOW, Intake
+from omnistage.router.conversation import WINDOW, Intake
 from omnistage.v1 import stage_pb2
 
 

@@ -21,13 +21,12 @@ from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.link.channels import Channels
 from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
-from omnistage.router.front import Front
-from omnistage.router.metrics import RouterMetrics
+from omnistage.router.front import Front, ServedPipeline
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement
-from omnistage.router.served import ServedPipeline
+from omnistage.router.telemetry import RouterMetrics
 from omnistage.v1 import stage_pb2
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 from omnistage.wire.errors import StageError
 
 

@@ -16,7 +16,7 @@ from helpers import hanging
 from helpers.hanging import BURN
 from helpers.servers import ServerProcess, stage_flags
 from helpers.watching import thinker, until, watched
-from omnistage.connector import locality
+from omnistage.connector import shm
 from omnistage.router.placement import LOST, SERVING
 from omnistage.router.process import ReplicaProcess
 
@@ -80,7 +80,7 @@ async def test_one_whose_connection_ended_needs_no_guess(tmp_path: Path) -> None
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
 def test_of_which_process_it_says_nothing(host: str) -> None:
     """A number may be that of another process, as in a container with numbers of its own."""
-    here, own = locality.boot_id(), os.getpid()
+    here, own = shm.boot_id(), os.getpid()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listens, socket.socket(family) as bound:
         for each in (listens, bound):

@@ -17,9 +17,9 @@ from omnistage.router.answer import AnswerLimits, Generation
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import SERVING, Placement
 from omnistage.router.request import validate
-from omnistage.router.tally import Tally
+from omnistage.router.telemetry import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 from omnistage.wire.errors import StageError
 
 HUNG, WELL = "127.0.0.1:1", "127.0.0.1:2"

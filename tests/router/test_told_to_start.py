@@ -8,7 +8,7 @@ import os
 from helpers import waiting
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 
 
 async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:

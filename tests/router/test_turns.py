@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from omnistage.host.places import Client
-from omnistage.router.turns import MAX_LARGE, Turns
+from omnistage.router.admission import MAX_LARGE, Turns
 from omnistage.wire.errors import StageError
 
 

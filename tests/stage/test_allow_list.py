@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from helpers.run import RunStream, open_of
 from helpers.servers import local_stage, stage_stub, toy_logic
 from omnistage.host.names import Name
-from omnistage.stage.allowlist import AllowList
-from omnistage.stage.settings import StageSettings
+from omnistage.stage.settings import AllowList, StageSettings
 from omnistage.v1 import stage_pb2
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from omnistage.models.common.arrays import array_of
-from omnistage.stage.elements import convert_rows
+from omnistage.stage.inputs import convert_rows
 from omnistage.v1 import tensor_pb2
 
 TYPES = {

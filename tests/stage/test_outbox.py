@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 import structlog.testing
 
-from omnistage.stage.outbox import MAX_WAITING, Outbox
+from omnistage.stage.caller import MAX_WAITING, Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2
-from omnistage.wire.batches import MAX_BATCH_BYTES
+from omnistage.wire.chunks import MAX_BATCH_BYTES
 from omnistage.wire.errors import CallerGone, StageError
 from omnistage.wire.limits import MAX_BATCH
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from omnistage.code2wav.player import GRACE_S, Playhead
+from omnistage.code2wav.stage import GRACE_S, Playhead
 
 
 def test_who_always_has_something_to_play_is_not_starved() -> None:

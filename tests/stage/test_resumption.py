@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.servers import toy_logic
 from omnistage.link.replay import OutputAccount
-from omnistage.stage.resumption import MAX_POSITION, Resumption
+from omnistage.stage.opening import MAX_POSITION, Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 

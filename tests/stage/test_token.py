@@ -21,9 +21,9 @@ from helpers.watching import SETTLE_S
 from omnistage.host.errors import StartError
 from omnistage.link.channels import Channels
 from omnistage.router.placement import Placement
-from omnistage.stage.guard import MAX_TOKENLESS, Guard, check_open
+from omnistage.stage.server import MAX_TOKENLESS, Guard, check_open
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 from omnistage.wire.token import KEY, Token
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

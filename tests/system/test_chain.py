@@ -17,7 +17,7 @@ from helpers import lengths
 from helpers.ask import ask, read_all, request
 from helpers.run import PLENTY, RunAnswer, RunStream, params
 from helpers.servers import ServerProcesses, all_free, omni_stub, stack, stage_stub, watch_until
-from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
+from omnistage.link.replay import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.v1 import stage_pb2, tensor_pb2

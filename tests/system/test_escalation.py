@@ -21,7 +21,7 @@ from helpers.servers import CHAIN, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import DIFFERENCE
 from omnistage.v1 import omni_pb2, stage_pb2
-from omnistage.wire.kinds import kind_name
+from omnistage.wire.proto_values import kind_name
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}

@@ -20,7 +20,7 @@ from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
 from omnistage.client.request import Options
-from omnistage.router.intake import REPLAY_BYTES
+from omnistage.router.conversation import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = [

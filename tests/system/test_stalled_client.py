@@ -12,7 +12,7 @@ import grpc.aio
 
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.servers import ServerProcess, all_free, local_stage, omni_stub, stack
-from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
+from omnistage.link.replay import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.interface import Piece, TensorRows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker

@@ -13,10 +13,9 @@ from helpers.servers import Local, all_free, local_chain, local_router, omni_stu
 from omnistage.client import AsyncOmni
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-from omnistage.wire.batches import MAX_BATCH_BYTES, batch_chunks, chunks_of
+from omnistage.wire.chunks import MAX_BATCH_BYTES, Output, batch_chunks, chunks_of
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_BATCH
-from omnistage.wire.ports import Output
 
 CHUNKS = 1000
 SOUND = {"samples_per_frame": CHUNKS, "chunk_samples": formulas.FRAMES_PER_ROW, "max_chunk": 1}

@@ -14,8 +14,7 @@ from helpers.mutation import changed
 from helpers.run import messages
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2, tensor_pb2
 from omnistage.wire import limits
-from omnistage.wire.decoding import FIELDS_AT_ONCE, TooLarge, decode
-from omnistage.wire.limits import BYTES, COUNTS, MAX_FIELDS
+from omnistage.wire.limits import BYTES, COUNTS, FIELDS_AT_ONCE, MAX_FIELDS, TooLarge, decode
 
 REQUESTS: list[type[Message]] = [
     getattr(module, method.input_type.name)

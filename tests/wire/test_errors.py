@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from omnistage.client import call
-from omnistage.link.deadline import StreamLost
+from omnistage.link.channels import StreamLost
 from omnistage.v1 import error_pb2, stage_pb2
 from omnistage.wire.errors import DOMAIN, LOST_HERE, REASONS, StageError, bad_request, is_ok, protocol_error
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnistage.connector.inline import PART_BYTES
+from omnistage.connector.tensors import PART_BYTES
 from omnistage.connector.transport import Sender
 from omnistage.v1 import chunk_pb2, tensor_pb2
+from omnistage.wire.chunks import Allowance, PortReader, PortWriter, converts
 from omnistage.wire.errors import StageError
-from omnistage.wire.ports import Allowance, PortReader, PortWriter, converts
 
 
 def text(writer: PortWriter, count: int, *, last: bool = False) -> list[chunk_pb2.Chunk]:

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
+from omnistage.wire.calls import within
 from omnistage.wire.errors import StageError
-from omnistage.wire.tasks import within
 
 
 class HeldRequest:

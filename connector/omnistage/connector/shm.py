@@ -1,13 +1,16 @@
-"""POSIX shared memory: names, the two headers, and one segment as its producer and as a reader see it.
+"""POSIX shared memory: names, the two headers, and one segment as its producer and as a reader see it. Also two facts that are equal for
+all processes that see the same shared memory; only the probe of an offer (transport.py) proves it.
 
     segment   page 0: magic, version, number, arena uuid, size, reserved bytes | block | block | ...
     block     64 bytes: magic, generation, length | payload (offset is a multiple of 64)
 
-A block's generation is 0 while nobody may read it, else a number that its arena never gave to another block.
-"""
+A block's generation is 0 while nobody may read it, else a number that its arena never gave to another block."""
+
+from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import stat
@@ -17,8 +20,22 @@ from pathlib import Path
 
 import posix_ipc
 
-from omnistage.connector.errors import ForeignSegment, InvalidReference, StaleReference
-from omnistage.connector.locality import MOUNT
+from omnistage.connector.tensors import ForeignSegment, InvalidReference, StaleReference
+
+MOUNT = Path("/dev/shm")
+"""Where the C library keeps POSIX shared memory on Linux (shm_open(3))."""
+
+
+@functools.cache
+def boot_id() -> str:
+    """Identity of this boot of this kernel: equal on one host, also across containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes().decode().strip()
+
+
+def mount_device() -> str:
+    """st_dev of the shared-memory mount: equal for containers that share it, different for private mounts."""
+    return str(MOUNT.stat().st_dev)
+
 
 PAGE = 4096
 BLOCK_HEADER = 64

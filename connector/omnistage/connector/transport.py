@@ -17,13 +17,23 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from omnistage.connector import INLINE_LIMIT, inline
+from omnistage.connector import INLINE_LIMIT, tensors
 from omnistage.connector.arena import Arena, Block, Share
-from omnistage.connector.errors import ArenaFull, ConnectorError, ForeignSegment, InvalidReference
 from omnistage.connector.liveness import ARENA_ID_BYTES, Peer, find_peer
-from omnistage.connector.locality import boot_id, mount_device
-from omnistage.connector.reference import Array, Raw, TensorLayout, header_of, layout_of, parse_layout, view_bytes
-from omnistage.connector.shm import BLOCK_HEADER, READERS, copy_block
+from omnistage.connector.shm import BLOCK_HEADER, READERS, boot_id, copy_block, mount_device
+from omnistage.connector.tensors import (
+    ArenaFull,
+    Array,
+    ConnectorError,
+    ForeignSegment,
+    InvalidReference,
+    Raw,
+    TensorLayout,
+    header_of,
+    layout_of,
+    parse_layout,
+    view_bytes,
+)
 from omnistage.v1 import tensor_pb2
 
 PROBE_BYTES = 32
@@ -74,7 +84,7 @@ class Parcel:
             return self._messages
         block = self._block
         raw = np.frombuffer(block.segment.map, np.uint8, block.length, block.payload_offset)
-        return list(inline.split(raw, self._layout))
+        return list(tensors.split(raw, self._layout))
 
     def drop(self) -> None:
         """Give up the block in shared memory: the tensor will not be sent again. Idempotent."""
@@ -206,7 +216,7 @@ class Sender:
             except ArenaFull:
                 self.inline_fallbacks += 1
         raw = np.ascontiguousarray(array, dtype=layout.dtype).reshape(-1).view(np.uint8)
-        return Parcel(layout, list(inline.split(raw, layout)))
+        return Parcel(layout, list(tensors.split(raw, layout)))
 
     def post(self, parcel: Parcel) -> list[tensor_pb2.Tensor]:
         """Messages that carry a stored tensor on this stream, whichever stream it was stored for. A block is held for the reader until it
@@ -318,7 +328,7 @@ class Receiver:
         self._copy = copy
         self._accept_shared_memory = accept_shared_memory
         self._arena: bytes | None = None
-        self._assemblies: dict[str, inline.Assembly] = {}
+        self._assemblies: dict[str, tensors.Assembly] = {}
         self._held: dict[_Key, _Lease] = {}
         self._copies: dict[int, _Lease] = {}  # by id of the lease: a hostile sender may refer to one block many times
         self._held_bytes = 0
@@ -413,12 +423,12 @@ class Receiver:
         assembly = self._assemblies.pop(port, None)  # a wrong part ends its tensor
         part = tensor.inline
         data = part.data  # read once: every access copies
-        inline.check_part(layout, part.total_bytes, data)
+        tensors.check_part(layout, part.total_bytes, data)
         if assembly is None:
             self._check_limit(layout.size)
             if part.offset == 0 and len(data) == layout.size:
                 return np.frombuffer(data, np.uint8)
-            assembly = inline.Assembly(layout)
+            assembly = tensors.Assembly(layout)
         tensor_bytes = assembly.add(layout, part.offset, data)
         if tensor_bytes is None:
             self._assemblies[port] = assembly

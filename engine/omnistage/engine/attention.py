@@ -28,11 +28,9 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
-from omnistage.engine.kv import KVCache
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.devices import to_device
+from omnistage.engine.memory import PAGE_ROWS, KVCache, Scratch
 from omnistage.engine.plan import PlannedRun, StepPlan
-from omnistage.engine.scratch import Scratch
-from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
 """Largest number of bytes of keys in a batch, because the copy of the pages must still be in the processor's cache when products read

@@ -1,4 +1,5 @@
-"""A decoder that is built of parts: the layers of Vaswani et al. (2017), whose parts a family chooses.
+"""A decoder that is built of parts: the layers of Vaswani et al. (2017), whose parts a family chooses. A request may give vectors for rows,
+which enter in place of embeddings or are added after layers; taps are vectors that the decoder puts out for its rows, for the next stage.
 
 This module has what all decoders share: one product for queries, keys and values, attention over the engine's pages with grouped queries
 (Ainslie et al. 2023), residual sums, and logits. All products are packed: they take about 0.6 of the time of the same layers run as
@@ -13,9 +14,8 @@ model is loaded, and if one breaks the claim of a backend, all parts are built a
 
 **A part's promise**: the result of a row depends neither on other rows of the step nor on their number. So it uses products of the
 `Linears`, operations on single numbers, and operations within a row. (Beware of exponentials of a row length that is no multiple of 32, and
-of sums over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence, whose state lies in its pages. Every rank gets the
-whole result, with the same bits: if each rank computes a part, `Group.all_reduce` sums the parts, and all ranks must call it equally often.
-"""
+of sums over rows: see `engine.parts`.) It keeps nothing of a sequence, whose state lies in its pages. Every rank gets the whole result,
+with the same bits: if each rank computes a part, `Group.all_reduce` sums the parts, and all ranks must call it equally often."""
 
 from __future__ import annotations
 
@@ -26,14 +26,110 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
-from omnistage.engine.entry import After, Enter, in_place
-from omnistage.engine.feed_forward import FeedForward, swiglu
-from omnistage.engine.group import ALONE, Group
+from omnistage.engine.devices import ALONE, Group
 from omnistage.engine.linear import Linear, Linears, build_exact
-from omnistage.engine.materials import DecoderConfig, Materials, Weights, need
-from omnistage.engine.norm import HeadNorm, Norm, rms_norm
-from omnistage.engine.rope import Rope, rotary
-from omnistage.engine.tap import Tap
+from omnistage.engine.parts import DecoderConfig, FeedForward, HeadNorm, Materials, Norm, Rope, Weights, need, rms_norm, rotary, swiglu
+
+Enter = Callable[[StepRows, torch.Tensor], torch.Tensor]
+"""(rows of a step, embeddings of their items [rows, embedding_width]) -> the first layer's input [rows, hidden_size]."""
+
+After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
+"""(rows of a step, output of a layer [rows, hidden_size], number of that layer) -> the next layer's input, in the same shape."""
+
+
+def in_place(materials: Materials) -> Enter:
+    """Build an `Enter` that replaces a row's embedding by the row's given vector, or by the first numbers of a wider vector."""
+
+    def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
+        if rows.given is None or rows.has_given is None:
+            return embedded
+        return torch.where(rows.has_given, rows.given[:, : embedded.shape[1]], embedded)
+
+    return enter
+
+
+def deepstack(layers: int) -> Callable[[Materials], After]:
+    """Returns a function that builds an `After`: after each of the first `layers` layers it adds a part of a given vector to its row (Meng
+    et al. 2024). A given vector has 1 + layers parts as wide as a hidden row: the first for `in_place`, one for each of these layers."""
+
+    def build(materials: Materials) -> After:
+        width = materials.config.hidden_size
+        if materials.config.given_width != (1 + layers) * width:
+            raise ValueError(f"given_width is {materials.config.given_width}, and for {layers} layers it is {(1 + layers) * width}")
+
+        def add(rows: StepRows, x: torch.Tensor, layer: int) -> torch.Tensor:
+            if layer >= layers or rows.given is None or rows.has_given is None:
+                return x
+            # The other rows must keep their bits, so nothing is added to them: adding a zero would change -0.0.
+            return torch.where(rows.has_given, x + rows.given[:, (1 + layer) * width : (2 + layer) * width], x)
+
+        return add
+
+    return build
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Makes the taps of a decoder. width: how many numbers a tap has. make: returns the taps, [rows, width], from the rows of a step, the
+    embeddings of their items and hidden rows. layer: number of the layer whose output is passed as hidden rows; None: the last hidden rows,
+    after the last norm."""
+
+    width: int
+    make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]
+    layer: int | None = None
+
+
+def last_and_embedding(materials: Materials) -> Tap:
+    """Build taps that are the last hidden row plus the embedding of the row's item; for a row with a given vector, the hidden row alone."""
+
+    def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
+
+    return Tap(materials.config.hidden_size, make)
+
+
+def hidden_of(layer: int) -> Callable[[Materials], Tap]:
+    """A function that builds taps that are the output of a layer, counted from 0, before `DecoderParts.after` adds to it. It raises
+    ValueError for a layer that does not exist."""
+
+    def build(materials: Materials) -> Tap:
+        if not 0 <= layer < materials.config.layers:
+            raise ValueError(f"a tap of layer {layer}: this decoder has layers 0 to {materials.config.layers - 1}")
+        return Tap(materials.config.hidden_size, lambda rows, embedded, hidden: hidden, layer)
+
+    return build
+
+
+def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
+    """A function that builds taps: the embedding of the row's item, or `hidden_state(index)` for a row with a given vector."""
+
+    def build(materials: Materials) -> Tap:
+        tap = hidden_state(index)(materials)
+
+        def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            return embedded if rows.has_given is None else torch.where(rows.has_given, tap.make(rows, embedded, hidden), embedded)
+
+        return Tap(tap.width, make, tap.layer)
+
+    return build
+
+
+def hidden_state(index: int) -> Callable[[Materials], Tap]:
+    """A function that builds taps that are `hidden_states[index]` of Transformers. Index 0 is the input of the first layer. Index n is the
+    output of the n-th layer, before `DecoderParts.after` adds to it; for the last layer, after the last norm. It raises ValueError for an
+    index that does not exist."""
+
+    def build(materials: Materials) -> Tap:
+        width = materials.config.hidden_size
+        if index == 0:
+            enter = in_place(materials)
+            return Tap(width, lambda rows, embedded, hidden: enter(rows, embedded))
+        if index == materials.config.layers:
+            return Tap(width, lambda rows, embedded, hidden: hidden)
+        return hidden_of(index - 1)(materials)
+
+    return build
+
 
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from omnistage.engine.adapter import DecoderSpec
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.plan import PlannedRun
 
 __all__ = ["TritonError", "attend", "tiles"]

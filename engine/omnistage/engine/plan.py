@@ -1,18 +1,22 @@
-"""The plan of a step: everything that computing it needs, as tensors that can be copied to a device and sent to other ranks."""
+"""The plan of a step: everything that computing it needs, as tensors that can be copied to a device and sent to other ranks. `Followers` is
+the engine's view of the other ranks of a decoder, which follow every step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from omnistage.engine.adapter import CPU, DecoderSpec, StepRows
+from omnistage.engine.devices import to_device
 from omnistage.engine.linear import pad_rows
-from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.memory import PAGE_ROWS, pages_for
 from omnistage.engine.scheduler import Run
-from omnistage.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +127,37 @@ def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     last = hidden.index_select(0, plan.drawn)
     padding = max(pad_rows(len(last)) - len(last), 0)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last
+
+
+class Followers(Protocol):
+    """The other ranks. Each rank has a cache like the engine's, for its own heads, and carries out orders one after the other. Each method
+    raises RanksApart if a rank has ended. processes: ids of their processes."""
+
+    @property
+    def processes(self) -> Sequence[int]: ...
+
+    def new_cache(self, pages: int, *, poison: bool = False) -> None:
+        """Replace the cache on each rank by one of this many pages. poison: see KVCache."""
+
+    def pages_changed(self, new: Sequence[int], freed: Sequence[int]) -> None:
+        """See KVCache.follow."""
+
+    def step(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """A context in which the other ranks compute the hidden rows of a step. The caller computes inside; an error there becomes
+        RanksApart."""
+
+
+class Nobody:
+    """Implements `Followers` without any: one process has the whole decoder."""
+
+    processes = ()
+
+    def new_cache(self, pages: int, *, poison: bool = False) -> None: ...
+
+    def pages_changed(self, new: Sequence[int], freed: Sequence[int]) -> None: ...
+
+    def step(self, plan: StepPlan) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+NOBODY = Nobody()

@@ -8,11 +8,9 @@ import torch
 
 from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
-from omnistage.engine.followers import NOBODY, Followers
-from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
-from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.engine.plan import PlannedRun, StepPlan
+from omnistage.engine.memory import PAGE_ROWS, KVCache, pages_for
+from omnistage.engine.plan import NOBODY, Followers, PlannedRun, StepPlan
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Two pages and a half: with one more row, which is decoded, the sequence uses every product, and attention to one page and to several."""

@@ -15,11 +15,10 @@ from functools import cache, lru_cache
 
 import torch
 
-from omnistage.engine.constraint import Walk
-from omnistage.engine.noise import BLOCK, seed_bits
-from omnistage.engine.noise import keys as noise_keys
-from omnistage.engine.race import Filters, Scores, floors_of_all, floors_of_min_p, race, race_in_window
-from omnistage.engine.transfer import to_device
+from omnistage.engine.devices import to_device
+from omnistage.engine.race import BLOCK, Filters, Scores, floors_of_all, floors_of_min_p, race, race_in_window, seed_bits
+from omnistage.engine.race import keys as noise_keys
+from omnistage.engine.request import Walk
 from omnistage.engine.types import Sampling
 
 

@@ -19,8 +19,7 @@ from omnistage.host.addresses import check_can_listen
 from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 from omnistage.host.settings import ServerSettings
-from omnistage.wire.channel import server_options
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials, server_options
 
 STOP_GRACE_S = 0.5
 

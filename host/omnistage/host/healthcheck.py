@@ -7,7 +7,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from omnistage.wire.credentials import Credentials
+from omnistage.wire.channel import Credentials
 
 TIMEOUT_S = 3.0
 

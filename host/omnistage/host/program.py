@@ -13,7 +13,7 @@ from omnistage.host.logs import configure_logs
 from omnistage.host.process import cannot_start, run
 from omnistage.host.settings import ServerSettings
 from omnistage.host.terminal import guard_standard_streams
-from omnistage.wire.credentials import Credentials as Credentials
+from omnistage.wire.channel import Credentials as Credentials
 
 S = TypeVar("S", bound=ServerSettings)
 

@@ -16,20 +16,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 import structlog
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channels import Channels
-from omnistage.link.deadline import Deadline, StreamLost
-from omnistage.link.feed import MAX_UNSENT, REPLAY_BYTES, Feed
-from omnistage.link.patience import Patience
-from omnistage.link.replay import OutputAccount, ReplayExpired
-from omnistage.link.route import Route
-from omnistage.link.search import Search
+from omnistage.link.channels import Channels, Deadline, Patience, StreamLost
+from omnistage.link.replay import MAX_UNSENT, REPLAY_BYTES, Feed, OutputAccount, ReplayExpired
+from omnistage.link.search import Route, Search
 from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Metadata, Stream
 from omnistage.v1 import stage_pb2
-from omnistage.wire.batches import chunks_of
-from omnistage.wire.durations import duration
+from omnistage.wire.chunks import chunks_of
 from omnistage.wire.errors import StageError, is_ok, protocol_error
-from omnistage.wire.kinds import kind_name
 from omnistage.wire.limits import MAX_PORTS
+from omnistage.wire.proto_values import duration, kind_name
 
 log = structlog.get_logger(__name__)
 

@@ -9,15 +9,12 @@ from types import TracebackType
 import grpc.aio
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channels import Channels
-from omnistage.link.deadline import Deadline
-from omnistage.link.patience import Patience
-from omnistage.link.pulse import Attendance
+from omnistage.link.channels import Attendance, Channels, Deadline, Patience
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.calls import StreamWriter
 from omnistage.wire.channel import connect, is_taken
+from omnistage.wire.chunks import Allowance
 from omnistage.wire.errors import StageError, protocol_error
-from omnistage.wire.ports import Allowance
-from omnistage.wire.writer import StreamWriter
 
 CONNECT_TIMEOUT_S = 5.0
 

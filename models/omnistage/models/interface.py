@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.engine.activity import Activity as Activity
+from omnistage.engine.types import Activity as Activity
 from omnistage.engine.types import FinishReason as FinishReason
 from omnistage.engine.types import Sampling as Sampling
 from omnistage.models.conversation import Media, Medium, TextConstraint, Turn

@@ -1,15 +1,35 @@
-"""The door of the router: it gives a request a place, lets it wait for a place for a moment, or refuses it. places.py holds the policy;
-this file has the clock and the events."""
+"""The door of the router. `Admission` gives a request a place, lets it wait for a place for a moment, or refuses it: `host/places.py` holds
+the policy, this file has the clock and the events. `Gate` limits the open calls of each client; gRPC itself limits only the calls of all
+clients together, and calls that stay open, such as a watch of the health or a call whose request never comes, would soon take all of them.
+`Turns` lets large requests be decoded one at a time.
+
+The router verifies no key; if strangers can reach it, put a gateway that verifies them before it. All clients of one host share the places
+of a host, however many keys they invent."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
+import grpc
+import grpc.aio
+import structlog
+from grpc.aio import Metadata
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
+
+from omnistage.host.addresses import network_of
 from omnistage.host.places import Client, Places, Refused, Ticket
+from omnistage.wire.calls import as_stream, within
 from omnistage.wire.errors import StageError
+from omnistage.wire.limits import MAX_CALLS
+from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 WAIT_S = 3.0
 """Longest wait for a place, in seconds."""
@@ -142,3 +162,193 @@ def overload_error(reason: str) -> StageError:
 
 def _draining() -> StageError:
     return StageError("DRAINING", "this router is shutting down; ask another")
+
+
+log = structlog.get_logger(__name__)
+
+API_KEY = "x-api-key"
+"""The key of a call's metadata whose value names the client. The router keeps only a digest of the value; logs and traces show the first
+digits of the digest."""
+
+_NAMES_KEY = secrets.token_bytes(32)
+"""A secret of this process: without it, anybody could make the digests of all addresses and find an address by its name."""
+
+SECRET_ID_CHARACTERS = 32
+"""A request id of this length, such as the 32 hex digits of a UUID, is known only to the client that made it."""
+
+
+class CallOrigin(Protocol):
+    """The part of grpc.aio.ServicerContext that says where a call comes from."""
+
+    def peer(self) -> str: ...
+
+    def invocation_metadata(self) -> Metadata | None: ...
+
+
+class Callers:
+    """Finds the client of a call. gateway: the token that this stack's gateway shows; None: there is no gateway that is believed."""
+
+    def __init__(self, gateway: Token | None = None) -> None:
+        self._gateway = gateway
+        self._has_warned = False
+
+    def client_of(self, call: CallOrigin) -> Client:
+        """The client of a call, whose places the call uses. From one host, all calls with one API key are one client; so are all calls
+        without a key. The host is the call's own address, or for a call of this stack's gateway the host that the gateway names."""
+        key, host = _api_key(call), self._named_host(call) or _host(call.peer())
+        return Client(host, f"key:{key}" if key else "")
+
+    def _named_host(self, call: CallOrigin) -> str:
+        """The host for which the gateway calls; empty if the caller does not prove to be the gateway."""
+        proof, host = _value(call, GATEWAY_KEY), _value(call, GATEWAY_HOST)
+        if not proof or not isinstance(host, str):
+            return ""
+        if self._gateway is None or not self._gateway.matches(proof):
+            if not self._has_warned:  # Once: anybody can send a wrong one again and again.
+                log.warning("gateway.not_believed", peer=call.peer(), has_token=self._gateway is not None)
+            self._has_warned = True
+            return ""
+        return f"gateway:{host}"
+
+
+def client_text(client: Client) -> str:
+    """The name of a client in logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or
+    network."""
+    return client.name[: len("key:") + 16] if client.name else client.host
+
+
+def name_of(client: Client) -> str:
+    """The name by which stages distinguish clients, HOST/CLIENT. The name reveals nothing of the client and stays the same as long as this
+    process lives."""
+    return f"{_digest(client.host)}/{_digest(client.name)}"
+
+
+def scope_of(client: Client) -> str:
+    """The scope of the prefix cache for a client's prompts: a scope of its own if it has an API key; one scope for all clients without a
+    key."""
+    return _digest(client.name) if client.name else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
+
+
+def request_of(call: CallOrigin, request_id: str) -> Hashable:
+    """The identity of a request: a call with the identity of an earlier call takes that call's place.
+
+    With an API key the identity is the key and the id. Without a key a long id is enough, wherever the call comes from: after a lost
+    connection a client comes from another port and perhaps another address. A short id may be used by several clients, so it counts on
+    its own connection only.
+    """
+    key = _api_key(call)
+    if key:
+        return ("key", key, request_id)
+    if len(request_id) >= SECRET_ID_CHARACTERS:
+        return ("id", request_id)
+    return ("connection", call.peer(), request_id)
+
+
+def _api_key(call: CallOrigin) -> str:
+    """The SHA-256 of a call's API key, in hex; empty without a key."""
+    key = _value(call, API_KEY)
+    if not key:
+        return ""
+    return hashlib.sha256(key if isinstance(key, bytes) else key.encode()).hexdigest()
+
+
+def _value(call: CallOrigin, key: str) -> str | bytes:
+    """The first value of a key of the call's metadata; empty if there is none."""
+    return next((value for name, value in call.invocation_metadata() or () if name == key), "")
+
+
+def _host(peer: str) -> str:
+    """The host of a gRPC peer, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`. All peers on sockets of the file system are the host "local"."""
+    if not peer.startswith(("ipv4:", "ipv6:")):
+        return "local"
+    return network_of(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))
+
+
+MAX_OPEN = MAX_CALLS * 3 // 4
+"""Largest number of open calls of all clients together. It is below gRPC's own limit, so that the gate can refuse further calls with a
+reason."""
+
+MAX_HEALTH = MAX_CALLS // 16
+"""Largest number of open calls of the health service's Check, and of its Watch."""
+
+REQUEST_LIMIT_S = 60.0
+"""Time for a request to arrive: 64 MiB at 9 Mbit/s."""
+
+if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """An interceptor that takes a place for every call before its service runs, and refuses a call that gets none with OVERLOADED."""
+
+    def __init__(self, callers: Callers | None = None, request_limit_s: float = REQUEST_LIMIT_S) -> None:
+        self._callers = callers or Callers()
+        self._request_limit_s = request_limit_s
+        self._open = Places(MAX_OPEN)
+        self._health = {f"/{HEALTH}/{method}": Places(MAX_HEALTH) for method in ("Check", "Watch")}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(details)
+        return handler and self._gated(handler, self._health.get(details.method, self._open))
+
+    def _gated(self, handler: Handler, places: Places) -> Handler:
+        """Wrap a handler so that it holds one of `places` for the caller while a call runs, and ends a call whose request does not come in
+        time."""
+
+        @contextmanager
+        def place(context: Context) -> Iterator[None]:
+            try:
+                ticket = places.take(self._callers.client_of(context))
+            except Refused as refused:
+                raise overload_error(f"too many calls are open: {refused}") from None
+            try:
+                yield
+            finally:
+                places.leave(ticket)
+
+        return as_stream(handler, place, self._request_limit_s)
+
+
+MAX_LARGE = 64
+"""Largest number of large requests of all clients together that are being decoded or wait for a turn."""
+
+TURN_LIMIT_S = 30.0
+"""Longest wait for a turn, in seconds."""
+
+
+class Turns:
+    """Gives a turn, the right to decode, to one request at a time. Hosts take turns, and so do the clients of a host. limit_s: longest wait
+    for a turn, in seconds."""
+
+    def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._places = Places(MAX_LARGE)
+        self._turn = asyncio.Lock()  # Held by the request whose turn it is. All locks are fair.
+        self._locks: WeakValueDictionary[Client | str, asyncio.Lock] = WeakValueDictionary()
+        """The locks of clients, and of hosts by name: no client and no host has two requests among those that wait for `_turn`."""
+
+    @asynccontextmanager
+    async def turn(self, client: Client) -> AsyncIterator[None]:
+        """A context manager: wait for a turn, and hold it. Raises OVERLOADED with a delay."""
+        try:
+            ticket = self._places.take(client)
+        except Refused:
+            raise overload_error("too many large requests wait to be read") from None
+        try:
+            async with AsyncExitStack() as stack:
+                async with within(
+                    self._limit_s, lambda: overload_error(f"this large request could not be read within {self._limit_s:g} s")
+                ):
+                    for lock in (self._locks.setdefault(client, asyncio.Lock()), self._locks.setdefault(client.host, asyncio.Lock())):
+                        await stack.enter_async_context(lock)
+                    await stack.enter_async_context(self._turn)
+                yield
+        finally:
+            self._places.leave(ticket)

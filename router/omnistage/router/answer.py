@@ -1,4 +1,5 @@
-"""One answer: a link to the first stage, with the rest of the pipeline as its route, and a stream of events to the client."""
+"""One answer: a link to the first stage, with the rest of the pipeline as its route, and a stream of events to the client. The placement
+finds the replicas of the route anew for every attempt."""
 
 from __future__ import annotations
 
@@ -14,23 +15,86 @@ from functools import partial
 import structlog
 
 from omnistage.link.channels import Channels
-from omnistage.link.feed import REPLAY_BYTES
 from omnistage.link.link import Link
+from omnistage.link.replay import REPLAY_BYTES
 from omnistage.link.stream import Metadata
-from omnistage.router.admission import Place
-from omnistage.router.clients import name_of, scope_of
-from omnistage.router.intake import Intake
+from omnistage.router.admission import Place, name_of, scope_of
+from omnistage.router.conversation import Intake, OutputRoom
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
-from omnistage.router.room import OutputRoom
-from omnistage.router.route import Hop, PlacedRoute
-from omnistage.router.tally import Tally
+from omnistage.router.telemetry import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-from omnistage.wire.batches import batch_chunks, chunks_of
-from omnistage.wire.durations import duration
+from omnistage.wire.calls import let_go, within
+from omnistage.wire.chunks import batch_chunks, chunks_of
 from omnistage.wire.errors import StageError
-from omnistage.wire.tasks import let_go, within
+from omnistage.wire.proto_values import KINDS, duration
+
+PATIENCE_S = 5.0
+"""Seconds to wait for a replica that comes back. A small model is served again in less time, and the answer goes on. A large model takes
+longer, so the client gets the error that the stage is lost, with the delay until it may ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A stage after the first one, without its replicas. takes: ports of the stage before it that go into it. checkpoints: its compact
+    ports. unwanted: its ports that nobody needs."""
+
+    kind: str
+    model: str
+    params: stage_pb2.StageParams
+    takes: Sequence[str]
+    checkpoints: Sequence[str]
+    unwanted: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRoute:
+    """The Route (link.route) of a link to the first stage, whose replicas the placement chooses. first: kind of the first stage. behind:
+    the stages after the first."""
+
+    placement: Placement
+    first: str
+    behind: Sequence[Hop]
+    places_anew: bool = True
+    patience_s: float = PATIENCE_S
+
+    @property
+    def kind(self) -> stage_pb2.StageKind:
+        return KINDS[self.first]
+
+    def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
+        """Addresses of the first stage, and the hops after it, each placed near the best replica of the stage before. revisions: as in
+        Route."""
+        revision = dict(enumerate(revisions))
+        addresses = self.placement.place(self.first, revision=revision.get(0, ""))
+        before = (self.first, addresses[0])
+        hops = []
+        for number, hop in enumerate(self.behind, start=1):
+            best_first = self.placement.place(hop.kind, boot_id=self.placement.boot_id(*before), revision=revision.get(number, ""))
+            before = (hop.kind, best_first[0])
+            hops.append(
+                stage_pb2.Hop(
+                    kind=KINDS[hop.kind],
+                    model=hop.model,
+                    addresses=best_first,
+                    params=hop.params,
+                    takes=hop.takes,
+                    checkpoints=hop.checkpoints,
+                    unwanted=hop.unwanted,
+                )
+            )
+        return addresses, hops
+
+    def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
+        return self.placement.others(self.first, address, revision=next(iter(revisions), ""))
+
+    def lost(self, address: str) -> None:
+        self.placement.suspect([address])
+
+    def known(self, address: str) -> Mapping[str, object]:
+        return self.placement.known(self.first, address)
+
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,5 @@
-"""OmniService: the calls that clients make."""
+"""OmniService: the calls that clients make, and the pipelines that they ask for. At first only its file describes a pipeline, and once its
+replicas answer, its stages do too."""
 
 from __future__ import annotations
 
@@ -14,23 +15,65 @@ import structlog
 from omnistage.host.places import Client, Places, Refused, Ticket
 from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
-from omnistage.router.account import Account
-from omnistage.router.admission import STALLED_S, Admission, Place
+from omnistage.router.admission import REQUEST_LIMIT_S, STALLED_S, Admission, Callers, Place, Turns, client_text, request_of
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
-from omnistage.router.clients import Callers, client_text, request_of
-from omnistage.router.conversation import OF_THE_CALL, ConverseCall
-from omnistage.router.gate import REQUEST_LIMIT_S
-from omnistage.router.intake import ALL_REPLAY_BYTES, REPLAY_BYTES, Intake
-from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import PipelineFile
+from omnistage.router.conversation import ALL_REPLAY_BYTES, OF_THE_CALL, REPLAY_BYTES, ConverseCall, Intake
+from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline
+from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, is_id, parse, validate
-from omnistage.router.served import ServedPipeline
-from omnistage.router.turns import Turns
+from omnistage.router.telemetry import Account, RouterMetrics
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.calls import write
+from omnistage.wire.calls import let_go, within, write
 from omnistage.wire.errors import CallerGone, StageError, abort, bad_request
-from omnistage.wire.kinds import KINDS
-from omnistage.wire.tasks import let_go, within
+from omnistage.wire.proto_values import KINDS
+
+
+class ServedPipeline:
+    """A pipeline with its replicas. pipeline: its inputs and outputs; until it is ready, all that it could have. descriptions: of its
+    stages, by kind; empty until it is ready. misfit: why these stages cannot serve it; empty: no reason is known."""
+
+    def __init__(self, pipeline: PipelineFile, placement: Placement) -> None:
+        self.pipeline = pipeline.unsettled
+        self.placement = placement
+        self.descriptions: Mapping[str, stage_pb2.DescribeResponse] = {}
+        self.misfit = ""
+        self._file = pipeline
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all stages have served at some time and fit the file. They may be lost now, which a request finds out when it asks
+        them."""
+        return bool(self.descriptions)
+
+    def check_ready(self) -> None:
+        """Raises STARTING, with the stages that the pipeline waits for, if the pipeline is not ready."""
+        if self.is_ready:
+            return
+        name, missing = self.pipeline.name, self.placement.missing()
+        message = f"{name} cannot be served by its stages as they are: {self.misfit}" if self.misfit else f"{name} is still starting"
+        if missing:
+            message += f": {'; '.join(missing)}"
+        raise StageError("STARTING", f"{message}; try again", metadata={"pipeline": name})
+
+    async def get_ready(self, misfits: Callable[[str], None]) -> None:
+        """Wait until a replica of every stage serves and all of them fit the file. misfits: called with the reason why they do not fit,
+        once for each new reason. After a misfit the replicas are checked again whenever one of them changes."""
+        while True:
+            changed = self.placement.changed
+            descriptions = await self.placement.descriptions()
+            try:
+                check_pipeline(self._file, descriptions)
+            except PipelineError as error:
+                if str(error) != self.misfit:
+                    self.misfit = str(error)
+                    misfits(self.misfit)
+                await changed.wait()
+            else:
+                break
+        self.misfit = ""
+        self.placement.pin(descriptions)
+        self.pipeline, self.descriptions = self._file.settled(descriptions), descriptions
+
 
 log = structlog.get_logger(__name__)
 

@@ -14,8 +14,8 @@ from omnistage.host.faults import fault_found
 from omnistage.host.names import check_replica_address
 from omnistage.router.yaml_text import BadYaml, read_yaml
 from omnistage.v1 import stage_pb2
-from omnistage.wire.kinds import KINDS
-from omnistage.wire.ports import converts
+from omnistage.wire.chunks import converts
+from omnistage.wire.proto_values import KINDS
 
 
 def _check_kind(kind: str) -> str:

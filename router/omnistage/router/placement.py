@@ -1,4 +1,5 @@
-"""The choice of a replica of each stage for a session: the router watches every replica, and the least loaded one is best."""
+"""The choice of a replica of each stage for a session: the router watches every replica, and the least loaded one is best. The replicas
+also decide the router's capacity, which is the number of answers that they can take at once."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from omnistage.connector import locality
+from omnistage.connector import shm
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
 from omnistage.host.spare import SHORTAGES
 from omnistage.link.channels import Channels
@@ -114,7 +115,7 @@ class Placement:
         lookups."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
-        self._boot_id = boot_id or locality.boot_id()
+        self._boot_id = boot_id or shm.boot_id()
         self._lookup_period_s = lookup_period_s
         names = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
         self._names = [(kind, name) for kind, addresses in names.items() for _, name in addresses if name]
@@ -449,3 +450,39 @@ async def _report(watch: Watch) -> object:
         raise TimeoutError
     finally:
         reading.cancel()
+
+
+Sessions = dict[str, dict[str, int]]
+"""Sessions that each replica takes, by kind, then by address."""
+
+
+def capacity(placements: Collection[Placement]) -> int:
+    """How many answers all pipelines together can take at once. A pipeline takes as many as all replicas of its scarcest stage take
+    sessions together. Draining replicas do not count; lost replicas do, because they may be back at once. Replicas that several pipelines
+    share count once: all pipelines with a stage of one kind together take no more than all replicas of that kind.
+
+    At least 1: if no stage takes a session, the request must reach the stages, because their refusal says best why."""
+    pipelines = [_sessions(placement) for placement in placements]
+    together: Sessions = {}
+    for pipeline in pipelines:
+        for kind, replicas in pipeline.items():
+            together.setdefault(kind, {}).update(replicas)
+    total = sum(map(_scarcest, pipelines))
+    for kind, replicas in together.items():
+        without = sum(_scarcest(pipeline) for pipeline in pipelines if kind not in pipeline)
+        total = min(total, sum(replicas.values()) + without)
+    return max(1, total)
+
+
+def _sessions(placement: Placement) -> Sessions:
+    """The sessions that each known replica of a pipeline takes; replicas that drain are left out."""
+    sessions: Sessions = {}
+    for replica in placement.all():
+        if replica.description is not None and replica.state != DRAINING:
+            sessions.setdefault(replica.kind, {})[replica.address] = replica.description.max_sessions
+    return sessions
+
+
+def _scarcest(pipeline: Sessions) -> int:
+    """The smallest number of sessions that all replicas of one kind take together; 0 without replicas."""
+    return min((sum(replicas.values()) for replicas in pipeline.values()), default=0)

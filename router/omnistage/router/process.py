@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.connector import locality
+from omnistage.connector import shm
 
 PROC = Path("/proc")
 LISTENS = "0A"
@@ -47,7 +47,7 @@ class ReplicaProcess:
 
     def is_at(self, pid: int, boot_id: str) -> None:
         """Note the process that the replica says it is, on the host with this boot id. A process on another host is not looked at."""
-        pid = pid if boot_id == locality.boot_id() else 0
+        pid = pid if boot_id == shm.boot_id() else 0
         if pid != self._pid:
             self._pid, self._heard, self._proven = pid, None, -1
 

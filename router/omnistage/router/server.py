@@ -17,17 +17,13 @@ from omnistage.host.token import read_token
 from omnistage.host.tracing import tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
-from omnistage.router.admission import Admission
-from omnistage.router.capacity import capacity
-from omnistage.router.clients import Callers
-from omnistage.router.front import SERVICE, Front
-from omnistage.router.gate import Gate
-from omnistage.router.metrics import RouterMetrics
+from omnistage.router.admission import Admission, Callers, Gate
+from omnistage.router.front import SERVICE, Front, ServedPipeline
 from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline
-from omnistage.router.placement import Placement
-from omnistage.router.served import ServedPipeline
+from omnistage.router.placement import Placement, capacity
 from omnistage.router.settings import RouterSettings
-from omnistage.wire.credentials import Credentials
+from omnistage.router.telemetry import RouterMetrics
+from omnistage.wire.channel import Credentials
 from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.wire.token import Token
 

@@ -211,7 +211,7 @@ def flag(setting: str) -> str:
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
     """Read [PIPELINE/]STAGE=VALUE words into a mapping from stages to values. A bare VALUE is for every stage and has the key "". option:
     the option by which they were typed, for errors. Raises ValueError that says what is wrong."""
-    from omnistage.wire.kinds import KINDS  # Imported here, because a help text does without the protos.
+    from omnistage.wire.proto_values import KINDS  # Imported here, because a help text does without the protos.
 
     values: dict[str, str] = {}
     for word in words:

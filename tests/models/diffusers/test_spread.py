@@ -19,7 +19,7 @@ from helpers import lengths
 from helpers.drawings import checkpoint
 from helpers.painting import PipelinePair, picture
 from helpers.waiting import until
-from omnistage.engine.group import Distributed, RanksApart
+from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.common.team import Team
 from omnistage.models.diffusers import loading

@@ -20,7 +20,7 @@ import torch
 from helpers import lengths
 from helpers.waiting import until
 from helpers.waves import BLOCK, SAMPLES, STREAMED, drawn, loaded, samples, solved
-from omnistage.engine.scratch import KEPT_KERNELS, ONEDNN_KEEPS
+from omnistage.engine.memory import KEPT_KERNELS, ONEDNN_KEEPS
 from omnistage.models.common.memory import private_bytes
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Piece, WaveRequest

@@ -18,7 +18,7 @@ from helpers.models import text_pieces
 from helpers.omni_parity import KINDS, TOKENS, ParityQuestion, agreement, requests
 from helpers.omni_reference import OmniReference
 from omnistage.engine import attention, sampler
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions

@@ -13,7 +13,7 @@ from helpers.models import text_pieces
 from helpers.omni_parity import turns
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.engine.experts import Experts
+from omnistage.engine.parts import Experts
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading import load_thinker

@@ -19,7 +19,7 @@ from helpers.packed import in_blocks
 from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import choose_backend
-from omnistage.engine.group import ALONE, Distributed
+from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.pictures import read_pictures

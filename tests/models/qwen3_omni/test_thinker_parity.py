@@ -15,8 +15,8 @@ from helpers import lengths
 from helpers.omni_parity import KINDS, TOKENS, agreement, requests
 from helpers.qwen3_checkpoint import TINY, VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.engine.entry import deepstack
-from omnistage.engine.rope import interleaved_axes
+from omnistage.engine.decoder import deepstack
+from omnistage.engine.parts import interleaved_axes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni import loading
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.common.speech.opening import Opening
 from omnistage.models.common.speech.ports import AXES
 from omnistage.models.interface import BadRequest, Piece

@@ -1,12 +1,14 @@
-"""gRPC options of every connection, and how a connection is made.
+"""gRPC options of every connection, and how a process connects to others and listens for them.
 
 A server's keepalive finds callers that were stopped. It is slow on purpose, because a busy machine answers a ping late. A stage that hangs
-or was stopped is found by its pulse (link/pulse.py), which also considers whether there is another replica. So a caller never closes a
+or was stopped is found by its pulse (link/channels.py), which also considers whether there is another replica. So a caller never closes a
 connection because pings go unanswered, and it hardly pings. Yet even its rare pings set TCP_USER_TIMEOUT: the kernel closes a connection
 whose data is not acknowledged within `keepalive_timeout_ms`, for example because the peer's host is gone. The values belong together: a
 caller that was stopped (SIGSTOP) is found only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts off
 clients that ping more, with GOAWAY too_many_pings.
-"""
+
+A process makes one `Credentials` when it reads its settings, and hands it to all code that makes a channel or listens. Connections are not
+encrypted now. Encryption would be another class with these methods, and the code that uses this class would stay the same."""
 
 from __future__ import annotations
 
@@ -163,3 +165,22 @@ class ConnectionWatch:
     async def _wait(self) -> None:
         if self._channel.get_state() is grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+class Credentials:
+    """Credentials of a process whose connections are not encrypted."""
+
+    def channel(self, address: str, options: Options) -> grpc.aio.Channel:
+        """An unconnected channel to HOST:PORT or to any other gRPC target, for the event loop that runs now."""
+        return grpc.aio.insecure_channel(address, options=options)
+
+    def blocking_channel(self, address: str, options: Options) -> grpc.Channel:
+        """As `channel`, for a process without an event loop."""
+        return grpc.insecure_channel(address, options=options)
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        """Have the server listen at HOST:PORT, before it starts. Returns its port, or 0 if it cannot listen there."""
+        try:
+            return server.add_insecure_port(address)
+        except RuntimeError:
+            return 0

@@ -17,7 +17,7 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from omnistage.v1 import error_pb2, stage_pb2
-from omnistage.wire.durations import duration
+from omnistage.wire.proto_values import duration
 
 DOMAIN = "omnistage"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.memory import PAGE_ROWS, pages_for
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.errors import LoadError
 from omnistage.models.humans import bytes_told

@@ -16,9 +16,8 @@ import structlog
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from omnistage.engine.constraint import Constraint as EngineConstraint
-from omnistage.engine.constraint import Walk
-from omnistage.engine.request import DeadEnd
+from omnistage.engine.request import Constraint as EngineConstraint
+from omnistage.engine.request import DeadEnd, Walk
 from omnistage.models.common.grammar import TokenPieces, UnfitConstraint, new_matcher, next_mask
 from omnistage.models.common.grammar_trial import GrammarTrials
 from omnistage.models.common.thought import Marks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omnistage.engine.experts import ExpertSizes
-from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.parts import DecoderConfig, ExpertSizes
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 
 MOST_POSITIONS = 1 << 22

@@ -16,9 +16,8 @@ from omnistage.engine.adapter import Head
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.followers import NOBODY
-from omnistage.engine.kv import page_bytes
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS, page_bytes
+from omnistage.engine.plan import NOBODY
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.models.common.checkpoint import BadCheckpoint

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from omnistage.engine.experts import ExpertSizes
-from omnistage.engine.group import ALONE, Group
+from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.parts import ExpertSizes
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}

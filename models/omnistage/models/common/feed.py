@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from omnistage.engine.request import SequenceEvent
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.models.common.arrays import tensor_of
 from omnistage.models.interface import Array, BadRequest, Piece
 

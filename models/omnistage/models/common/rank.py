@@ -22,8 +22,8 @@ import torch
 from omnistage.engine.adapter import Hidden
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.group import Distributed, Group, RanksApart
-from omnistage.engine.kv import KVCache
+from omnistage.engine.devices import Distributed, Group, RanksApart
+from omnistage.engine.memory import KVCache
 from omnistage.engine.plan import StepPlan, last_rows
 from omnistage.models.common.messages import (
     ComputeHidden,

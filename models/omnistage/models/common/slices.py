@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 import torch
 
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD
-from omnistage.engine.group import Group
-from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.devices import Group
+from omnistage.engine.parts import DecoderConfig
 from omnistage.models.errors import LoadError
 
 Plan = Mapping[str, str]

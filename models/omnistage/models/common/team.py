@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as distributed
 
-from omnistage.engine.group import Distributed, RanksApart
+from omnistage.engine.devices import Distributed, RanksApart
 from omnistage.engine.plan import StepPlan
 from omnistage.models.common.messages import (
     ComputeHidden,

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from omnistage.engine.constraint import Constraint
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
-from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.request import Constraint, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler, answer_pieces
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.constraint import Constraints, refuse_dead_ends

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from omnistage.engine.activity import STEP_LIMIT_S, Activity
+from omnistage.engine.types import STEP_LIMIT_S, Activity
 from omnistage.models.steps.interface import Aside, settable
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from PIL import Image as pillow
 from torch import Tensor
 from torch.backends.cpu import get_cpu_capability
 
-from omnistage.engine.group import RanksApart
+from omnistage.engine.devices import RanksApart
 from omnistage.models.common.checkpoint import BadCheckpoint, checkpoint_name
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.common.revision import compute_on_thread, revision

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_map_only
 
-from omnistage.engine.group import Group, RanksApart
+from omnistage.engine.devices import Group, RanksApart
 from omnistage.models.common.checkpoint import json_object
 from omnistage.models.common.slices import weights_of_part
 from omnistage.models.common.team import Team

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.parts import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, rope_of
 from omnistage.models.common.encoders import config as encoders

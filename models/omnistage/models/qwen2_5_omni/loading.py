@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from transformers import Qwen2_5OmniTextConfig
 
-from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
-from omnistage.engine.group import Group
+from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder, last_and_embedding
+from omnistage.engine.devices import Group
 from omnistage.engine.linear import LinearMaker
-from omnistage.engine.rope import contiguous_axes, rotary
-from omnistage.engine.tap import last_and_embedding
+from omnistage.engine.parts import contiguous_axes, rotary
 from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.common.engine_model import decoder_weights

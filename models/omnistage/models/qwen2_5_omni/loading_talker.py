@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-from omnistage.engine.decoder import EMBEDDING, DecoderParts, PackedDecoder
-from omnistage.engine.entry import Enter
+from omnistage.engine.decoder import EMBEDDING, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.head import TokenHead
-from omnistage.engine.materials import Materials
-from omnistage.engine.rope import contiguous_axes, rotary
+from omnistage.engine.parts import Materials, contiguous_axes, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.config import RENAMED

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields, replace
 from math import isqrt
 from pathlib import Path
 
-from omnistage.engine.experts import ExpertSizes
-from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.parts import DecoderConfig, ExpertSizes
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import (
     RopeConfig,

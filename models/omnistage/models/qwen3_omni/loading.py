@@ -8,14 +8,10 @@ from pathlib import Path
 import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
-from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
-from omnistage.engine.entry import deepstack
-from omnistage.engine.experts import experts
-from omnistage.engine.group import Group
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder, deepstack, embedding_or_hidden
+from omnistage.engine.devices import Group
 from omnistage.engine.linear import LinearMaker
-from omnistage.engine.norm import head_rms_norm
-from omnistage.engine.rope import interleaved_axes, rotary
-from omnistage.engine.tap import embedding_or_hidden
+from omnistage.engine.parts import experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below

@@ -11,14 +11,9 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
-from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
-from omnistage.engine.entry import Enter
-from omnistage.engine.experts import experts
-from omnistage.engine.feed_forward import activated_product
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.linear import build_exact
-from omnistage.engine.materials import Materials
-from omnistage.engine.norm import head_rms_norm
-from omnistage.engine.rope import interleaved_axes, rotary
+from omnistage.engine.parts import Materials, activated_product, experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of

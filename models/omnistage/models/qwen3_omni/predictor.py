@@ -17,9 +17,9 @@ import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DrawnItem, StepRows
 from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.devices import to_device
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.sampler import DrawnToken, Draws, Sampler
-from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 from omnistage.models.common.engine_model import Logits
 from omnistage.models.qwen3_omni.frame_attention import FrameAttention

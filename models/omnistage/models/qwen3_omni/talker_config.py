@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omnistage.engine.experts import ExpertSizes
-from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.parts import DecoderConfig, ExpertSizes
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.common.header import check_plain

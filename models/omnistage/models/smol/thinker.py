@@ -10,16 +10,13 @@ import torch
 from tokenizers import Tokenizer
 
 from omnistage.engine.adapter import CPU
-from omnistage.engine.constraint import Constraint
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
-from omnistage.engine.kv import page_bytes
-from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.pages import pages_for
-from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.rope import rotary
+from omnistage.engine.memory import page_bytes, pages_for
+from omnistage.engine.parts import DecoderConfig, rotary
+from omnistage.engine.request import Constraint, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.decoder_config import BIASED, LEAST_THETA

@@ -29,9 +29,20 @@ from omnistage.models.interface import (
     TensorRows,
 )
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import ModelStage
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, made_type_of, media_of, refusals
-from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
+from omnistage.stage.model import (
+    POSITIONS,
+    ModelStage,
+    bad_request,
+    check_kind,
+    code_outputs,
+    codes_of,
+    made_type_of,
+    media_of,
+    pieces,
+    refusals,
+    row_outputs,
+    sound_outputs,
+)
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 32_000

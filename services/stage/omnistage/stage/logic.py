@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omnistage.host.watchdog import Watched
 from omnistage.models.interface import Load, PortSpec
 from omnistage.v1 import chunk_pb2, stage_pb2
-from omnistage.wire.ports import Output
+from omnistage.wire.chunks import Output
 
 __all__ = ["Input", "InputPayload", "Kept", "Output", "SessionTiming", "StageLogic", "Start", "Work"]
 

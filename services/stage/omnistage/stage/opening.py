@@ -1,17 +1,118 @@
-"""An Open of a caller, checked before anything is computed."""
+"""An Open of a caller, checked before anything is computed, and where its session begins: at the start, or, if a session was lost
+elsewhere, after all output that the caller has of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from omnistage.stage.allowlist import AllowList
+from omnistage.link.replay import merge_chunks
 from omnistage.stage.logic import Start
-from omnistage.stage.resumption import Resumption
-from omnistage.v1 import stage_pb2
+from omnistage.stage.settings import AllowList
+from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.chunks import PortWriter
 from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.limits import MAX_ADDRESSES
+
+MAX_POSITION = 1 << 48
+"""Largest position of items and chunks: no session comes near it, and counts that go on from it still fit into 64 bits."""
+
+_PORT = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """The output of a session that the caller already has. positions: of this stage's own ports that go to the caller. history: the output
+    of its own checkpoint ports, one chunk for each port. behind: the part for later stages. again: whether the session is no new one, even
+    if it has no output yet and all other fields are empty."""
+
+    positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
+    history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
+    behind: stage_pb2.Resume = field(default_factory=stage_pb2.Resume)
+    again: bool = False
+
+    @classmethod
+    def of(cls, request: stage_pb2.Open, produced: Mapping[str, stage_pb2.Port]) -> Resumption:
+        """Check `Open.resume`, and split it into the part of this stage and the part for later stages. A request without it gives an empty
+        Resumption. produced: this stage's own output ports, by name. Raises BAD_REQUEST with the bad field."""
+        if not request.HasField("resume"):
+            return cls()
+        positions = _positions(request.resume)
+        history = _history(request.resume)
+        for port, chunks in history.items():
+            _check_history(port, chunks, positions.get(port))
+        own_positions = {port: position for port, position in positions.items() if port in produced}
+        for port, position in own_positions.items():
+            if produced[port].compact and position.seq and port not in history:
+                raise bad_request("resume.history", f"port {port!r} stands at item {position.first}, and nothing of it is given")
+        for port in history.keys() & produced.keys():
+            expected = _CONTENT.get(produced[port].payload)
+            if not produced[port].compact or any(chunk.WhichOneof("payload") not in (None, expected) for chunk in history[port]):
+                raise bad_request("resume.history", f"port {port!r} of this stage is no checkpoint of this content")
+        later = stage_pb2.Resume(
+            positions=[position for port, position in positions.items() if port not in produced],
+            history=[chunk for port, chunks in history.items() if port not in produced for chunk in chunks],
+        )
+        merged = {port: merge_chunks(list(chunks)) for port, chunks in history.items() if port in produced}
+        return cls(own_positions, {port: chunk for port, chunk in merged.items() if chunk is not None}, later, again=True)
+
+    def start(self, needs: Mapping[str, int]) -> Start:
+        """Where the outputs go on. needs: first item that the next hop needs, for each port that goes to the next hop alone."""
+        first = {**needs, **{port: position.first for port, position in self.positions.items()}}
+        return Start(first, frozenset(self.ended), self.history)
+
+    @property
+    def ended(self) -> set[str]:
+        return {port for port, position in self.positions.items() if position.ended}
+
+    def writer(self, port: str) -> PortWriter:
+        """The writer that numbers a port's chunks to the caller."""
+        position = self.positions.get(port)
+        return PortWriter(port) if position is None else PortWriter(port, seq=position.seq, first=position.first, is_ended=position.ended)
+
+
+def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
+    """The checked positions, by port. Raises BAD_REQUEST."""
+    positions = {position.port: position for position in resume.positions}
+    if len(positions) != len(resume.positions):
+        raise bad_request("resume.positions", "a port is named twice")
+    for position in resume.positions:
+        if _PORT.fullmatch(position.port) is None:
+            raise bad_request("resume.positions", f"{position.port[:32]!r} is no name of a port")
+        if max(position.seq, position.first) > MAX_POSITION:
+            raise bad_request("resume.positions", f"port {position.port!r} is too far")
+        if position.seq == 0 and (position.first or position.ended):
+            raise bad_request("resume.positions", f"port {position.port!r} has items and no chunk")
+    return positions
+
+
+def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
+    """The chunks of the history, by port, not checked yet."""
+    history: dict[str, list[chunk_pb2.Chunk]] = {}
+    for chunk in resume.history:
+        history.setdefault(chunk.port, []).append(chunk)
+    return history
+
+
+def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
+    """Raises BAD_REQUEST unless the chunks hold the content of all items of a port from item 0 to its position, and its end if it has
+    ended."""
+    if position is None:
+        raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
+    reached = 0
+    for number, chunk in enumerate(chunks):
+        if chunk.first != reached or (chunk.last and number < len(chunks) - 1):
+            raise bad_request("resume.history", f"port {port!r}: a gap or repeat at item {chunk.first}, after item {reached}")
+        codes = chunk.codes
+        item_count = len(chunk.text.token_ids) if chunk.HasField("text") else len(codes.codes) // max(codes.codebook_count, 1)
+        if item_count != chunk.count:
+            raise bad_request("resume.history", f"port {port!r}: a chunk says it has {chunk.count} items and has {item_count}")
+        reached += chunk.count
+    if reached != position.first or chunks[-1].last != position.ended:
+        raise bad_request("resume.history", f"port {port!r}: {reached} items are given, its position is {position.first}")
+
 
 MAX_CLIENT_CHARACTERS = 64
 

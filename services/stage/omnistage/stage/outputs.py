@@ -1,20 +1,162 @@
-"""The output side of a session: numbers the pieces of every port, keeps to the caller's credit, and sends each piece where it goes."""
+"""The output side of a session: numbers the pieces of every port, keeps to the caller's credit, and sends each piece where it goes.
+`NextHop` is the rest of the route as the session sees it: a link to the next hop, and the relay of all outputs of later stages to the
+caller. `CreditBehind` knows how many chunks the later stages may still send to the caller."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import aclosing
 
 import numpy as np
 
 from omnistage.connector.transport import Sender
-from omnistage.stage.credit_behind import OUT_OF_CREDIT
-from omnistage.stage.next_hop import NextHop
+from omnistage.link.channels import Channels
+from omnistage.link.link import Link
+from omnistage.link.search import FixedRoute
+from omnistage.link.stream import Metadata
+from omnistage.stage.caller import Outbox
 from omnistage.stage.opening import CheckedOpen
-from omnistage.stage.outbox import Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
-from omnistage.wire.ports import Allowance, Output
+from omnistage.wire.chunks import Allowance, Output, chunks_of
+from omnistage.wire.errors import StageError
+
+OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
+
+
+class CreditBehind:
+    """The caller's credit for the ports of later stages, and the part of it that is used up. It matters only after the caller's half-close,
+    when no more credit can come."""
+
+    def __init__(self, uncredited: Iterable[str] = (), ended_ports: Iterable[str] = ()) -> None:
+        """uncredited: checkpoint ports, whose chunks need no credit. ended_ports: ports that had ended before this session began."""
+        self._uncredited = frozenset(uncredited)
+        self._ended = set(ended_ports)
+        self._granted: dict[str, int] = {}  # chunks allowed in all, by port that has not ended
+        self._relayed: dict[str, int] = {}  # chunks passed on, by port
+
+    def grant(self, credit: stage_pb2.Credit) -> None:
+        """Note credit of the caller; `credit.total` counts chunks since the session began."""
+        if credit.port not in self._uncredited and credit.port not in self._ended:
+            self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
+
+    def relayed(self, chunk: chunk_pb2.Chunk) -> None:
+        """Count a chunk of a later stage that was passed on to the caller."""
+        self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
+        if chunk.last:
+            self._granted.pop(chunk.port, None)
+            self._ended.add(chunk.port)
+
+    def check(self) -> None:
+        """Called after the half-close. Raises HALF_CLOSED if the session can never end without more credit: a port has used up its credit
+        and has not ended, or no port was given any, although the last stage has at least one port that needs credit."""
+        if not self._granted and not self._ended - self._uncredited:
+            raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
+        for port, total in self._granted.items():
+            if self._relayed.get(port, 0) >= total:
+                raise StageError("HALF_CLOSED", OUT_OF_CREDIT, metadata={"port": port})
+
+
+class NextHop:
+    """The link of one session to the next hop. Call `open` and `feed`; then `link.feed.send`, `grant`, `link.interrupt` and `relay` from
+    different tasks; and `link.close` in any case."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        opening: CheckedOpen,
+        own_ports: Set[str],
+        *,
+        sender: Callable[[], Sender],
+        deadline: float,
+        metadata: Metadata,
+        replay_bytes: int,
+        on_lost: Callable[[stage_pb2.Failover], None],
+    ) -> None:
+        """opening: has a route. own_ports: output ports of this stage; all other ports belong to later stages. on_lost: called when the
+        replica of the next hop, not of a later one, was replaced. The other arguments are as in Link."""
+        request, resumption = opening.request, opening.resumption
+        hop, *rest = request.route
+        credits_behind = [credit for credit in request.credits if credit.port not in own_ports]
+        self._opening = opening
+        self._kind = hop.kind
+        self._on_lost = on_lost
+        self._half_closed = False
+        self._credit = CreditBehind(
+            uncredited=(name for each in request.route for name in each.checkpoints),
+            ended_ports=(position.port for position in resumption.behind.positions if position.ended),
+        )
+        for credit in credits_behind:
+            self._credit.grant(credit)
+        opened = stage_pb2.Open(
+            session_id=request.session_id,
+            model=hop.model,
+            params=hop.params,
+            seed=request.seed,
+            credits=credits_behind,
+            revision=hop.revision,
+            checkpoints=hop.checkpoints,
+            resume=resumption.behind if resumption.again else None,
+            attempts=request.attempts,
+            unwanted=hop.unwanted,
+            client=request.client,
+            scope=request.scope,
+        )
+        self.link = Link(
+            channels,
+            FixedRoute(hop.kind, hop.addresses, rest),
+            opened,
+            sender=sender,
+            deadline=deadline,
+            metadata=metadata,
+            replay_bytes=replay_bytes,
+        )
+
+    async def open(self) -> Sequence[str]:
+        """Open the next hop, which opens the hop after it, and so on; returns the revisions of all of them. Raises StageError."""
+        opened = await self.link.open()
+        return opened.revisions
+
+    async def feed(self) -> Mapping[str, int]:
+        """Send the next hop the earlier output of this stage's checkpoint ports, as if it had just been made. Returns the number of the
+        item with which each port goes on, for ports that only the next hop gets."""
+        takes = self._opening.takes
+        begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
+        for port, first in begins.items():
+            self.link.feed.begin_at(port, first)
+        for port, chunk in self._opening.resumption.history.items():
+            if port in takes:
+                await self.link.feed.send(Output(port, chunk.count, _content(chunk), chunk.last))
+        return begins
+
+    async def grant(self, credit: stage_pb2.Credit) -> None:
+        """Pass on the caller's credit for a port of a later stage. Raises PROTOCOL for too many ports."""
+        await self.link.grant(credit.port, credit.total)
+        self._credit.grant(credit)
+
+    async def relay(self, outbox: Outbox) -> None:
+        """Pass everything to the caller, unchanged, until the next hop has ended. Raises the error with which it ended, and HALF_CLOSED if
+        it needs more credit, which can no longer come."""
+        async with aclosing(self.link.events()) as events:
+            async for event in events:
+                if event.HasField("failover") and event.failover.kind == self._kind:
+                    self._on_lost(event.failover)
+                await outbox.put(event)
+                for chunk in chunks_of(event):
+                    self._credit.relayed(chunk)
+                    if self._half_closed:
+                        self._credit.check()
+
+    def half_close(self) -> None:
+        """Note that the caller can grant nothing more. Raises HALF_CLOSED if more credit is needed."""
+        self._half_closed = True
+        self._credit.check()
+
+
+def _content(chunk: chunk_pb2.Chunk) -> chunk_pb2.TextChunk | chunk_pb2.CodeChunk | None:
+    """The content of a checkpoint chunk, which is text or codes."""
+    return chunk.text if chunk.HasField("text") else chunk.codes if chunk.HasField("codes") else None
 
 
 class Outputs:

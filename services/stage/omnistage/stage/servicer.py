@@ -13,18 +13,16 @@ import grpc
 import grpc.aio
 import structlog
 
-from omnistage.connector.locality import boot_id
+from omnistage.connector.shm import boot_id
 from omnistage.models.options import with_resumed
 from omnistage.stage.caller import Caller, Context
-from omnistage.stage.environment import SessionEnvironment
-from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.opening import check_open
-from omnistage.stage.session import Session
-from omnistage.stage.trace import SessionTrace
+from omnistage.stage.session import Session, SessionEnvironment
+from omnistage.stage.telemetry import SessionTrace, StageMetrics
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
-from omnistage.wire.durations import duration
+from omnistage.wire.calls import forget_traceback
 from omnistage.wire.errors import CallerGone, StageError
-from omnistage.wire.tasks import forget_traceback
+from omnistage.wire.proto_values import duration
 
 log = structlog.get_logger(__name__)
 

@@ -10,9 +10,7 @@ from functools import partial
 
 from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel, Unspoken
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import ModelStage
-from omnistage.stage.params import bad_request, check_kind, refusals, sampling_of
-from omnistage.stage.pieces import codes_of, pieces, row_outputs
+from omnistage.stage.model import ModelStage, bad_request, check_kind, codes_of, pieces, refusals, row_outputs, sampling_of
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_FRAMES = 1 << 20

@@ -10,9 +10,19 @@ from functools import partial
 from omnistage.models.conversation import Part, Streamed, TextConstraint, Turn
 from omnistage.models.interface import Content, FinishReason, P, TensorRows, TextPiece, TextRequest, ThinkerModel
 from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
-from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
-from omnistage.stage.pieces import pieces, row_outputs
+from omnistage.stage.model import (
+    HISTORY,
+    MAX_TOP_LOGPROBS,
+    ModelStage,
+    bad_request,
+    check_kind,
+    media_of,
+    pieces,
+    refusals,
+    row_outputs,
+    sampling_of,
+    streamed_of,
+)
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_TOKENS = 32768

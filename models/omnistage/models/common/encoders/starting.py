@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.devices import ALONE, Group
 from omnistage.engine.engine import Engine
-from omnistage.engine.group import ALONE, Group
 from omnistage.engine.head import TokenHead
-from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
-from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS, page_bytes
+from omnistage.engine.parts import DecoderConfig
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.encoders.config import RENAMED

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnistage.engine.constraint import Constraint
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.engine.request import Constraint, Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.encoders.features import Features, MediumExtent, PromptLayout

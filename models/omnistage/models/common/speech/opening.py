@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS
 from omnistage.models.common.arrays import array_of, tensor_of
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.interface import Array, BadRequest, Piece

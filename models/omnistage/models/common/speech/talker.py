@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.kv import page_bytes
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.memory import PAGE_ROWS, page_bytes
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.stream import SequenceStream
+from omnistage.engine.sequence import SequenceStream
 from omnistage.engine.types import Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.cache_size import CacheSize

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from omnistage.engine.scratch import kernels_kept
+from omnistage.engine.memory import kernels_kept
 from omnistage.models.common.building import bound_building
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.revision import compute_on_thread, revision

@@ -1,8 +1,13 @@
-"""Prometheus metrics of a stage server, explained in docs/metrics.md. Labels are stage and model; never a request."""
+"""All that a stage says about its sessions. A `Meter` has times and counts of one session, for its report. A `SessionTrace`
+(docs/tracing.md) says when the phases of a session began and ended, what it sent on, and which replicas were lost. `StageMetrics` are for
+Prometheus (docs/metrics.md): their labels are stage and model, never a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -10,9 +15,181 @@ from prometheus_client.registry import Collector
 
 from omnistage.connector.arena import Arena
 from omnistage.host.registry import new_registry
+from omnistage.host.spans import Span, Value
 from omnistage.models.interface import Load
 from omnistage.stage.logic import SessionTiming
+from omnistage.stage.opening import CheckedOpen
 from omnistage.v1 import stage_pb2
+from omnistage.wire.chunks import Output
+from omnistage.wire.proto_values import duration, kind_name
+
+
+class Meter:
+    """Measures one session from `opened` on. timing: figures from the logic."""
+
+    def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
+        """ports: output ports of the stage. on_made: see SessionEnvironment."""
+        self._opened_at = 0.0
+        self._first_output_at = 0.0
+        self._last_output_at = 0.0
+        self._items = dict.fromkeys(ports, 0)
+        self._on_made = on_made
+        self.timing = SessionTiming()
+
+    def opened(self) -> None:
+        """Note that the session begins: Opened is about to be sent."""
+        self._opened_at = self._last_output_at = time.monotonic()
+
+    def made(self, output: Output) -> None:
+        """Note that the logic made a piece of output."""
+        self._last_output_at = time.monotonic()
+        if not self._first_output_at:
+            self._first_output_at = self._last_output_at
+        self._items[output.port] += output.count
+        self._on_made(output.port, output.count)
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """The times of Opened, of the first output and of the last one, in time.monotonic() seconds; 0 for a moment that has not come.
+        Before the first output the third value is the time of Opened."""
+        return self._opened_at, self._first_output_at, self._last_output_at
+
+    @property
+    def first_output_s(self) -> float | None:
+        """Seconds from Opened to the first output; None if there was none."""
+        return self._first_output_at - self._opened_at if self._first_output_at else None
+
+    def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
+        """The report of the session as of now. replica: address of this replica. failovers: how often the next hop was replaced."""
+        first = self._first_output_at or self._last_output_at
+        report = stage_pb2.Report(
+            kind=kind,
+            replica=replica,
+            queued=duration(self.timing.queued_s),
+            first_output=duration(first - self._opened_at),
+            total=duration(self._last_output_at - self._opened_at),
+            input_items=input_items,
+            output_items=self._items,
+            cached_tokens=self.timing.cached_tokens,
+            prompt_tokens=self.timing.prompt_tokens,
+            audio_underruns=self.timing.audio_underruns,
+            audio_starved=duration(self.timing.audio_starved_s),
+            failovers=failovers,
+            unspoken=self.timing.unspoken,
+            unspoken_words=" ".join(self.timing.unspoken_runs),
+            notes=self.timing.notes,
+        )
+        if self.timing.drew is not None:
+            report.drew = self.timing.drew
+        return report
+
+
+class Traced(Protocol):
+    """A session, as far as its trace needs to know it."""
+
+    opening: CheckedOpen
+    meter: Meter
+
+    def report(self) -> stage_pb2.Report: ...
+
+
+class SessionTrace:
+    """The trace of one `Run`, from its first byte on; call `end` in any case. All times are time.monotonic() seconds."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._begun_s = time.monotonic()
+        self._first_input_s = 0.0
+        self._transfer = (0.0, 0.0)
+        """When the first piece was offered to the next hop, and when the next hop had accepted the last piece."""
+        self._waited_s = 0.0  # seconds that the logic waited for the next hop
+        self._pieces = 0  # pieces that went to the next hop
+        self._sent_tensors: Counter[str] = Counter()
+        self._sent_bytes: Counter[str] = Counter()
+
+    def came(self) -> None:
+        """Note when input came from the caller."""
+        self._first_input_s = self._first_input_s or time.monotonic()
+
+    def posted(self, transport: str, size: int) -> None:
+        """Note that a tensor of `size` bytes went to the next hop. A tensor that is sent a second time after a loss counts twice.
+        transport: its name, as in Sender."""
+        self._sent_tensors[transport] += 1
+        self._sent_bytes[transport] += size
+
+    def sent(self, begun_s: float) -> None:
+        """Note that the link to the next hop has accepted a piece, which was offered at `begun_s`."""
+        now_s = time.monotonic()
+        self._transfer = (self._transfer[0] or begun_s, now_s)
+        self._waited_s += now_s - begun_s
+        self._pieces += 1
+
+    def lost(self, failover: stage_pb2.Failover) -> None:
+        """Note that the next hop was lost and another replica goes on."""
+        attributes: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
+        attributes |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
+        self.span.event("failover", {f"omnistage.{name}": value for name, value in attributes.items()})
+
+    def end(self, reason: str, session: Traced | None) -> None:
+        """Note that the session is over. session: None: there was no session, because the request was refused."""
+        if not self.span.trace_id:
+            return
+        if session is None:
+            self.span.end(reason)
+            return
+        self._phases(session.meter, reason)
+        self.span.end(reason, _attributes(session))
+
+    def _phases(self, meter: Meter, reason: str) -> None:
+        """Add the phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
+        now_s = time.monotonic()
+        opened, first, last = meter.times
+        if not opened:
+            self.span.phase("open", self._begun_s, now_s, reason=reason)
+            return
+        self.span.phase("open", self._begun_s, opened)
+        admitted = opened + meter.timing.queued_s
+        if admitted > opened:
+            self.span.phase("queue", opened, admitted)
+        prefill = max(admitted, self._first_input_s)
+        if not first:
+            self.span.phase("prefill", prefill, now_s, reason=reason)
+            return
+        self.span.phase("prefill", min(prefill, first), first)
+        self.span.event("first_output", at_s=first)
+        self.span.phase("generate", first, last if reason == "OK" else now_s, reason=reason)
+        begin_s, end_s = self._transfer
+        if begin_s:
+            self.span.phase("transfer", begin_s, end_s, self._transferred())
+
+    def _transferred(self) -> dict[str, Value]:
+        """Attributes of the phase `transfer`: what went to the next hop, and how long the link made the logic wait."""
+        tensors = {f"omnistage.tensors.{way}": count for way, count in self._sent_tensors.items()}
+        sizes = {f"omnistage.bytes.{way}": size for way, size in self._sent_bytes.items()}
+        return {"omnistage.pieces": self._pieces, "omnistage.waited_s": round(self._waited_s, 6), **tensors, **sizes}
+
+
+def _attributes(session: Traced) -> dict[str, Value]:
+    """Attributes of the span of a session."""
+    request, report = session.opening.request, session.report()
+    values: dict[str, Value] = {
+        "session_id": request.session_id,
+        "stage": kind_name(report.kind),
+        "model": request.model,
+        "replica": report.replica,
+        "attempt": ".".join(map(str, request.attempts)),
+        "resumed": session.opening.resumption.again,
+        "failovers": report.failovers,
+        "cached_tokens": report.cached_tokens,
+        "audio_underruns": report.audio_underruns,
+        "unspoken": report.unspoken,
+    }
+    if report.HasField("prompt_tokens"):
+        values["prompt_tokens"] = report.prompt_tokens
+    values |= {f"input.{port}": items for port, items in report.input_items.items()}
+    values |= {f"output.{port}": items for port, items in report.output_items.items()}
+    return {f"omnistage.{name}": value for name, value in values.items()}
+
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
 

@@ -1,13 +1,19 @@
-"""Counts the holders of each page of the cache, and finds kept pages by all the content from the first row to their last. The only tensors
-here are the taps that are kept with pages."""
+"""The memory of the engine. The cache holds keys and values of every computed row, in pages: `PagePool` counts the holders of each page,
+`PrefixCache` finds kept pages by all the content from the first row to their last, and `KVCache` is the memory itself. `Scratch` bounds the
+memory that products need for values between two products, and this module the number of compiled kernels."""
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+
+from omnistage.engine.adapter import DecoderSpec
+from omnistage.engine.devices import to_device
 
 PAGE_ROWS = 32
 """Rows of a page. A run never crosses a page, so it has no more rows than that, and all its rows see the same number of pages."""
@@ -184,3 +190,92 @@ class PrefixCache:
 
     def _forget(self, key: bytes) -> None:
         self._pool.forget(self._kept.pop(key).page)
+
+
+class KVCache:
+    """The memory of the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
+
+    A page is zeroed when a sequence takes it: masked slots take part in products, so their numbers must be finite. poison: fill a page with
+    NaN when it becomes free, so that any use of a page without a holder shows at once."""
+
+    def __init__(self, spec: DecoderSpec, pages: int, *, poison: bool = False) -> None:
+        self._data = torch.empty(spec.layers, pages, 2 * spec.kv_heads, PAGE_ROWS, spec.head_size, dtype=spec.dtype, device=spec.device)
+        self._layers = tuple(self._data.unbind())
+        self._heads = tuple(layer.flatten(0, 1) for layer in self._layers)
+        self._poison = poison
+        if poison:
+            self._data.fill_(float("nan"))
+
+    def layer(self, index: int) -> torch.Tensor:
+        """Pages of a layer: [pages, 2 * kv_heads, PAGE_ROWS, head_size]."""
+        return self._layers[index]
+
+    def heads(self, index: int) -> torch.Tensor:
+        """The memory of `layer` as [pages * 2 * kv_heads, PAGE_ROWS, head_size]: row page * 2 * kv_heads + n is head n of a page."""
+        return self._heads[index]
+
+    def write(self, index: int, pages: torch.Tensor, places: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Store n rows in a layer. pages, places: the page of each row and its slot there, int64 [n]. keys_values: [n, 2 * kv_heads,
+        head_size]."""
+        self._layers[index][pages, :, places] = keys_values
+
+    def follow(self, new: Sequence[int], freed: Sequence[int]) -> None:
+        """Zero the pages that were taken since the last step; with `poison`, spoil those that became free (`PagePool.changes`)."""
+        if new:
+            self._data.index_fill_(1, to_device(torch.tensor(new), self._data.device), 0.0)
+        if self._poison and freed:
+            self._data.index_fill_(1, to_device(torch.tensor(freed), self._data.device), float("nan"))
+
+
+def page_bytes(spec: DecoderSpec) -> int:
+    """Bytes of one page in all layers together."""
+    return spec.layers * PAGE_ROWS * 2 * spec.kv_heads * spec.head_size * spec.dtype.itemsize
+
+
+KEPT_KERNELS = 256
+"""Number of compiled products that oneDNN keeps, and of their descriptions that PyTorch keeps for each thread. By default both keep 1,024,
+and each takes a MB: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
+sequences whose contexts all have different lengths needs 128 for attention, and some dozens for other products: with fewer, each layer
+would compile all of them again, which takes five times as long as attending."""
+
+ONEDNN_KEEPS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+
+# Both libraries read them at their first product.
+os.environ.setdefault(ONEDNN_KEEPS, str(KEPT_KERNELS))
+os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
+
+
+@contextmanager
+def kernels_kept(count: int) -> Iterator[None]:
+    """Use it around the first product of a process: oneDNN then keeps `count` compiled products, unless the environment sets another
+    number. Processes that are started after this context do not inherit the number."""
+    value = os.environ[ONEDNN_KEEPS]
+    if value == str(KEPT_KERNELS):
+        os.environ[ONEDNN_KEEPS] = str(count)
+    try:
+        yield
+    finally:
+        os.environ[ONEDNN_KEEPS] = value
+
+
+class Scratch:
+    """Memory that is used again and again, one piece for each use, because new memory for each product would cost more than the product.
+    Memory for a prompt that grows page by page would never fit into memory that was freed before, so a process would grow by a gigabyte for
+    good. Not shared between threads."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, torch.Tensor] = {}
+
+    def take(self, use: str, shape: Sequence[int], model: torch.Tensor) -> torch.Tensor:
+        """A tensor of this shape, with the dtype and device of `model` and undefined contents. It is valid until the next call with the
+        same `use`."""
+        size = 1
+        for length in shape:
+            size *= length
+        piece = self._pieces.get(use)
+        if piece is None or piece.dtype != model.dtype or piece.device != model.device or piece.numel() < size:
+            self._pieces.pop(use, None)
+            # A quarter more than needed: a growing prompt then needs new memory a few times only, not at every page.
+            del piece
+            piece = self._pieces[use] = torch.empty(size + size // 4, dtype=model.dtype, device=model.device)
+        return piece[:size].view(*shape)

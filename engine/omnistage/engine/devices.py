@@ -1,4 +1,5 @@
-"""The ranks that compute one decoder together, each with its part of the weights (Shoeybi et al. 2019)."""
+"""The devices that compute a decoder: copies of tensors to one of them, and the group of ranks that compute one decoder together, each with
+its part of the weights (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,16 @@ from typing import Protocol
 import torch
 import torch.distributed as distributed
 from torch._C._distributed_c10d import FileStore
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the CPU to a device. The device copies it after its earlier work. The caller does not wait for that, unlike with a
+    plain copy, so it must not change `values` afterwards."""
+    if device.type == "cpu":
+        return values
+    # Pinned memory, because the caller would wait for any other. The allocator keeps it until the copy is made.
+    return values.pin_memory().to(device, non_blocking=True)
+
 
 EXCHANGE_LIMIT_S = 1800.0
 """Seconds that a rank waits for the others in one exchange. In a server the watchdog finds a hanging rank much earlier; this limit ends

@@ -1,9 +1,11 @@
-"""Plain names of the kinds of stages: the one list, made from the proto."""
+"""Plain values for two of the proto's: the names of the kinds of stages, the one list, and seconds for its Duration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import cast
+
+from google.protobuf import duration_pb2
 
 from omnistage.v1 import stage_pb2
 
@@ -18,3 +20,10 @@ _NUMBERS = cast("list[stage_pb2.StageKind]", stage_pb2.StageKind.values())
 
 KINDS: Mapping[str, stage_pb2.StageKind] = {kind_name(kind): kind for kind in _NUMBERS if kind != stage_pb2.STAGE_KIND_UNSPECIFIED}
 """The kinds by name, in the order of a pipeline."""
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """The seconds as a Duration, which is never negative: two readings of clocks may disagree slightly."""
+    result = duration_pb2.Duration()
+    result.FromNanoseconds(max(int(seconds * 1e9), 0))
+    return result
