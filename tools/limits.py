@@ -61,7 +61,7 @@ _OF_HOST = f"{HOST_SHARE:g} of what the others leave"
 _OF_FILMS = f"{_OF_HOST}; the host with the fewest running films is next, and there the client"
 _OLDEST = "the oldest of those who hold the most go first"
 _TURN_EACH = "a turn each; the client served longest ago is next"
-_TURNS = "hosts take turns, and so do the clients of a host"
+_TURNS = f"{HOST_SHARE:g} of what the others leave; hosts take turns, and so do the clients of a host"
 
 _AHEAD = "chunks that a client of Converse may be ahead of the first stage, on all ports of a turn together"
 
@@ -111,7 +111,7 @@ This page lists how large requests, media and answers may be, and how many a ser
 makes it from the table in `wire/omnistage/wire/limits.py` and from settings and constants in the code; a test compares
 it with them.
 
-A server looks at the bytes of a request before it parses them (`wire/decoding.py`). It walks over the tags, counts the
+A server looks at the bytes of a request before it parses them (`wire/limits.py`). It walks over the tags, counts the
 elements of every repeated field, and stops when there is one too many: millions of empty elements fit into a few MiB,
 and parsing would turn them into a GB of objects. The request is then refused with `BAD_REQUEST` and the name of the
 field; a message of a running session is refused with `PROTOCOL`. If a message has up to {FIELDS_AT_ONCE:,} fields, the event loop
@@ -193,8 +193,8 @@ who hold a place is shared among clients.
 |---|---|---|---|
 | connections, memory of requests and of unread answers, media that are fetched | host | {_OF_HOST} | `gateway/port.py`, `gateway/held.py` |
 | films that wait or are being made | host, client | {_OF_FILMS} | `gateway/film_jobs.py` |
-| open calls of a router ({MAX_OPEN}) | host, client | {HOST_SHARE:g} of what the others leave | `router/gate.py`, `host/places.py` |
-| reading of large requests ({MAX_LARGE} may wait) | host, client | {HOST_SHARE:g} of what the others leave; {_TURNS} | `router/turns.py` |
+| open calls of a router ({MAX_OPEN}) | host, client | {HOST_SHARE:g} of what the others leave | `router/admission.py`, `host/places.py` |
+| reading of large requests ({MAX_LARGE} may wait) | host, client | {_TURNS} | `router/admission.py` |
 | places for answers | host, client | `--client-share` of what the others leave | `host/places.py` |
 | tokenizing, decoding of media and trials of grammars in a stage | client | {_TURN_EACH} | `models/turns.py` |
 | memory of grammars | host | {_OF_HOST} | `models/common/grammar_trial.py` |

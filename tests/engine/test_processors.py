@@ -1,4 +1,4 @@
-"""Draws are those of Transformers' own processors, in its order, with `noise` as the source of random numbers."""
+"""Draws are those of Transformers' own processors, in its order, with that of `engine.race` as the source of random numbers."""
 
 from __future__ import annotations
 

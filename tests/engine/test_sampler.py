@@ -124,7 +124,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(seed: int) -> None:
 
 
 def plain_times(seed: int, step: int, vocab: int) -> FloatArray:
-    """The time at which each token of a vocabulary arrives, float64 [vocab], from the definition in `noise` and with none of its code."""
+    """The time at which each token of a vocabulary arrives, float64 [vocab], from the definition in `race` and with none of its code."""
     key = mixed((mixed((seed + 0x9E3779B97F4A7C15) % 2**64) + step * 0x9E3779B97F4A7C15) % 2**64)
     block_key = mixed((key + 0xAEF17502108EF2D9) % 2**64)
     token = np.arange(vocab, dtype=np.uint64)

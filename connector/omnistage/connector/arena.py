@@ -17,6 +17,8 @@ from omnistage.connector.liveness import Liveness, Peer, sweep
 from omnistage.connector.shm import BLOCK_HEADER, MOUNT, PAGE, ProducerSegment, reservation
 from omnistage.connector.tensors import ArenaFull, ConnectorError
 
+logger = logging.getLogger(__name__)
+
 
 class Extents:
     """The free ranges of all segments. A range is found by its size in O(log n) and by its start or end in O(1). All are in bytes."""
@@ -64,8 +66,6 @@ class Extents:
         for owner, start in [key for key in self._end_of if key[0] == segment]:
             self.remove(owner, start)
 
-
-logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
 SMALLEST_CLASS = 4096
@@ -143,7 +143,7 @@ class Arena:
         grace_s: float = 30.0,
         poison: bool = False,
         clock: Callable[[], float] = time.monotonic,
-    ) -> "Arena | None":
+    ) -> Arena | None:
         """Make the arena of this process. Return None if tensors must go inline; then the reason is logged once.
 
         max_bytes: limit of the memory; by default an eighth of the free memory on the mount, at most 1 GiB; 0: no arena, and no log line.

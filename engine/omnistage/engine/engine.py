@@ -89,7 +89,7 @@ CLOSE_S = 10.0
 class Engine:
     """Runs a decoder for many requests at once.
 
-    pages: number of pages of the KV cache (`kv.page_bytes` each). limits: None: the defaults. kept_pages: how many pages may be kept for
+    pages: number of pages of the KV cache (`page_bytes` each). limits: None: the defaults. kept_pages: how many pages may be kept for
     prompts that begin alike; None: a quarter. poison: see `KVCache` (tests). step_s: see `Pace`. attention: the backend for the decoder,
     and why; None: it is chosen here. followers: the other ranks. activity: state of the thread, which starts with the first request."""
 

@@ -1,6 +1,6 @@
 """The memory of the engine. The cache holds keys and values of every computed row, in pages: `PagePool` counts the holders of each page,
 `PrefixCache` finds kept pages by all the content from the first row to their last, and `KVCache` is the memory itself. `Scratch` bounds the
-memory that products need for values between two products, and this module the number of compiled kernels."""
+memory that products need for values between two products, and the import of this module bounds the number of compiled kernels."""
 
 from __future__ import annotations
 

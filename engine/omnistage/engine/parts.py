@@ -304,7 +304,7 @@ def activated_product(
 
 
 _GATES = 32
-"""Number of equal columns in which the shared expert's gate is computed; `feed_forward._COLUMNS` says why."""
+"""Number of equal columns in which the shared expert's gate is computed; `_COLUMNS` says why."""
 
 
 @dataclass(frozen=True, slots=True)

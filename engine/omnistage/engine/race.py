@@ -225,7 +225,7 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draw one token for each row among the tokens whose score is not below the row's floor, int64 [rows]. floors: float64 [rows, 1]. keys:
-    of the noise, int64 [rows], see `noise.keys`."""
+    of the noise, int64 [rows], see `keys`."""
     numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
     peaks = scores.peaks.double()
     first, _ = first_times(keys, numbers)

@@ -3,7 +3,7 @@
 Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or answer),
 frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those that a
 constraint does not allow, temperature, top-k, top-p among the tokens that top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024),
-then a race (see `noise`) among the remaining tokens. Tokens with equal logits pass or fail a filter together, so that nothing depends on
+then a race (see `race`) among the remaining tokens. Tokens with equal logits pass or fail a filter together, so that nothing depends on
 the order of a sort. Temperature 0 takes the largest logit, and the lowest id among equals.
 """
 
@@ -168,7 +168,7 @@ def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.
 
 
 def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
-    """The keys of the noise for the next draw of each row, int64 [rows]; see `noise`."""
+    """The keys of the noise for the next draw of each row, int64 [rows]; see `race`."""
     seeds, steps = to_device(torch.tensor([(seed_bits(row.seed), row.step) for row in rows]), device).unbind(1)
     return noise_keys(seeds, steps)
 

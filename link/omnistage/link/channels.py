@@ -27,6 +27,8 @@ from omnistage.wire.errors import LOST_HERE, Reason, StageError
 from omnistage.wire.proto_values import duration
 from omnistage.wire.token import Token
 
+log = structlog.get_logger("omnistage.link.patience")
+
 LAST_S = 0.5
 """Seconds before the end of the request's time at which a silent replica without an alternative is given up, so that the caller learns
 which stage was silent."""
@@ -70,9 +72,6 @@ class Deadline:
         if self.remaining_s <= 0.01:
             return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": stage})
         return StreamLost(stage, message)
-
-
-log = structlog.get_logger(__name__)
 
 
 class Patience:

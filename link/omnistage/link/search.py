@@ -18,6 +18,8 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import kind_name
 
+log = structlog.get_logger(__name__)
+
 PATIENCE_S = 0.25
 """Seconds that a link with fixed addresses waits for a replica that comes back at once. The router, which can place anew, waits longer."""
 
@@ -72,8 +74,6 @@ class FixedRoute:
     def known(self, address: str) -> Mapping[str, object]:
         return {}
 
-
-log = structlog.get_logger(__name__)
 
 SEARCH_S = 4.0
 """Seconds, in addition to the patience of the route, for asking replicas that do not answer one after the other. For a replica that gives

@@ -31,6 +31,8 @@ from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_CALLS
 from omnistage.wire.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
+log = structlog.get_logger("omnistage.router.clients")
+
 WAIT_S = 3.0
 """Longest wait for a place, in seconds."""
 
@@ -163,8 +165,6 @@ def overload_error(reason: str) -> StageError:
 def _draining() -> StageError:
     return StageError("DRAINING", "this router is shutting down; ask another")
 
-
-log = structlog.get_logger(__name__)
 
 API_KEY = "x-api-key"
 """The key of a call's metadata whose value names the client. The router keeps only a digest of the value; logs and traces show the first

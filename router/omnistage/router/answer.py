@@ -30,6 +30,8 @@ from omnistage.wire.chunks import batch_chunks, chunks_of
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import KINDS, duration
 
+log = structlog.get_logger(__name__)
+
 PATIENCE_S = 5.0
 """Seconds to wait for a replica that comes back. A small model is served again in less time, and the answer goes on. A large model takes
 longer, so the client gets the error that the stage is lost, with the delay until it may ask again."""
@@ -95,8 +97,6 @@ class PlacedRoute:
     def known(self, address: str) -> Mapping[str, object]:
         return self.placement.known(self.first, address)
 
-
-log = structlog.get_logger(__name__)
 
 WINDOW = 32
 """Chunks of one port that may be on their way to a client; the router grants more when half of them were written."""

@@ -239,7 +239,7 @@ DISCARD_S = 1.0
 instead of the status."""
 
 Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
-"""A call whose requests come as bytes: wire/decoding.py makes messages of them."""
+"""A call whose requests come as bytes: wire/limits.py makes messages of them."""
 
 
 class ConverseCall:

@@ -27,6 +27,8 @@ from omnistage.wire.calls import let_go, within, write
 from omnistage.wire.errors import CallerGone, StageError, abort, bad_request
 from omnistage.wire.proto_values import KINDS
 
+log = structlog.get_logger(__name__)
+
 
 class ServedPipeline:
     """A pipeline with its replicas. pipeline: its inputs and outputs; until it is ready, all that it could have. descriptions: of its
@@ -75,8 +77,6 @@ class ServedPipeline:
         self.pipeline, self.descriptions = self._file.settled(descriptions), descriptions
 
 
-log = structlog.get_logger(__name__)
-
 GenerateContext = grpc.aio.ServicerContext[bytes, omni_pb2.GenerateResponse]
 ConverseContext = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 AnyContext = GenerateContext | ConverseContext
@@ -119,7 +119,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add this service to a server. Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them in
+        """Add this service to a server. Generate and Converse get their requests as bytes: wire/limits.py makes messages of them in
         bounded time."""
         omni_pb2_grpc.add_OmniServiceServicer_to_server(self, server)
         generate: grpc.RpcMethodHandler[bytes, omni_pb2.GenerateResponse] = grpc.unary_stream_rpc_method_handler(

@@ -21,6 +21,8 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.proto_values import KINDS, kind_name
 
+log = structlog.get_logger("omnistage.router.account")
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -133,8 +135,6 @@ class Tally:
             addresses.append(address)
 
 
-log = structlog.get_logger(__name__)
-
 BUG = {"reason": "INTERNAL"}
 
 _FINISH = {
@@ -151,7 +151,7 @@ class Account:
     """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as the request gets that far, then
     `ended` or `failed`, and `close` in any case.
 
-    client: the text of `clients.client_text`. Neither the line nor the span holds anything of the question or the answer.
+    client: the text of `admission.client_text`. Neither the line nor the span holds anything of the question or the answer.
     """
 
     def __init__(self, client: str, span: Span) -> None:

@@ -25,7 +25,7 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
 }
-"""The element types in a message, as in connector/reference.py, which a client does not import. NumPy has no bfloat16, so its bits are
+"""The element types in a message, as in connector/tensors.py, which a client does not import. NumPy has no bfloat16, so its bits are
 read as integers."""
 
 

@@ -246,7 +246,7 @@ class StreamWriter(Generic[Message]):
     """Lets many tasks write to one stream, in the order of their calls.
 
     It has a lock instead of a queue with a task, so a message without competitors is written without a switch of tasks, and a task that
-    writes waits as long as the stream's own flow control demands. A stage writes to its caller by a queue, see `stage/outbox.py`.
+    writes waits as long as the stream's own flow control demands. A stage writes to its caller by a queue, see `stage/caller.py`.
     """
 
     def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:

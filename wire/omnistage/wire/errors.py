@@ -79,7 +79,7 @@ assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2
 class StageError(Exception):
     """An error with a reason from the table.
 
-    For a limit of time use `tasks.within`: an error raised in an `except TimeoutError` keeps the TimeoutError, which refers to the task,
+    For a limit of time use `calls.within`: an error raised in an `except TimeoutError` keeps the TimeoutError, which refers to the task,
     and so keeps the memory of the task until the collector runs.
 
     reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).

@@ -20,7 +20,7 @@ from omnistage.wire.chunks import Batch, chunks_of
 from omnistage.wire.errors import CallerGone, StageError, bad_request, protocol_error
 from omnistage.wire.limits import TooLarge, decode
 
-outbox_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 MAX_WAITING = 32
 """Largest number of messages that wait for the writer; at this number `put` waits."""
@@ -107,7 +107,7 @@ class Outbox:
             self._end(CallerGone)
         # Any other error is a bug, and is logged here: the next `put` or `flush` only points to the log.
         except Exception:
-            outbox_log.exception("outbox.bug")
+            log.exception("outbox.bug")
             self._end(lambda: StageError("", "a message could not be written; the log of this stage says why"))
         finally:
             self._task = None
@@ -128,13 +128,11 @@ class Outbox:
         return first if len(batch) == len(chunks) else batch.put_into(stage_pb2.RunResponse())
 
 
-log = structlog.get_logger(__name__)
-
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
 Context = grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
-"""A call whose requests come as bytes: wire/decoding.py makes messages of them."""
+"""A call whose requests come as bytes: wire/limits.py makes messages of them."""
 
 Taker = Callable[[stage_pb2.RunRequest | None], Awaitable[None]]
 """Called with each message of the caller, one after the other, and with None at the half-close."""

@@ -43,9 +43,13 @@ from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.chunks import Output
-from omnistage.wire.errors import StageError, bad_request, protocol_error
-from omnistage.wire.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
+from omnistage.wire.errors import StageError, protocol_error
+from omnistage.wire.errors import bad_request as bad_request
+from omnistage.wire.limits import MAX_LOGIT_BIASES
+from omnistage.wire.limits import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from omnistage.wire.proto_values import kind_name
+
+log = structlog.get_logger(__name__)
 
 _ELEMENT_TYPES = {
     ElementType.FLOAT32: tensor_pb2.ELEMENT_TYPE_FLOAT32,
@@ -95,22 +99,6 @@ def element_type(port: PortSpec) -> tensor_pb2.ElementType:
     return _ELEMENT_TYPES[port.element_type]
 
 
-params_log = structlog.get_logger(__name__)
-
-__all__ = [
-    "HISTORY",
-    "MAX_TOP_LOGPROBS",
-    "POSITIONS",
-    "bad_request",
-    "check_kind",
-    "made_type_of",
-    "media_of",
-    "protocol_error",
-    "refusals",
-    "sampling_of",
-    "streamed_of",
-]
-
 POSITIONS = "resume.positions"
 HISTORY = "resume.history"
 
@@ -132,7 +120,7 @@ def refusals() -> Iterator[None]:
     except Full as error:
         raise StageError("OVERLOADED", f"{error}; try again") from None
     except Failed as failure:
-        params_log.warning("model.failed", message=str(failure))
+        log.warning("model.failed", message=str(failure))
         raise StageError("", str(failure)) from None
 
 
@@ -386,8 +374,6 @@ def encode(samples: NDArray[np.float32], encoding: chunk_pb2.AudioEncoding) -> b
         return samples.astype("<f4").tobytes()
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2").tobytes()
 
-
-log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=Model)
 

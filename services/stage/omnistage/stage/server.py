@@ -44,7 +44,7 @@ from omnistage.wire.errors import StageError, abort
 from omnistage.wire.limits import HOP_ROOM_BYTES
 from omnistage.wire.token import KEY, VARIABLE, Token
 
-guard_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 OPEN_TO_ALL = (HEALTH_NAME, "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 """Services that need no token; every other service needs it, channelz too."""
@@ -140,7 +140,7 @@ async def _half_close(context: Context) -> None:
             while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
                 pass
     except TimeoutError:
-        guard_log.debug("guard.no_half_close")
+        log.debug("guard.no_half_close")
 
 
 def check_open(address: str) -> None:
@@ -154,10 +154,8 @@ def check_open(address: str) -> None:
 
 def say_open(address: str) -> None:
     """Log that a stage listens at HOST:PORT without a token."""
-    guard_log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
+    log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
 
-
-log = structlog.get_logger(__name__)
 
 SWEEP_PERIOD_S = 60.0
 

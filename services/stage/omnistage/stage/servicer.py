@@ -50,7 +50,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._watch_metrics(metrics)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add this service to a server. Run gets its requests as bytes: wire/decoding.py makes messages of them in bounded time."""
+        """Add this service to a server. Run gets its requests as bytes: wire/limits.py makes messages of them in bounded time."""
         stage_pb2_grpc.add_StageServiceServicer_to_server(self, server)
         run: grpc.RpcMethodHandler[bytes, stage_pb2.RunResponse] = grpc.stream_stream_rpc_method_handler(
             self.Run, None, stage_pb2.RunResponse.SerializeToString

@@ -36,6 +36,8 @@ from omnistage.wire.chunks import chunks_of
 from omnistage.wire.errors import StageError, protocol_error
 from omnistage.wire.proto_values import kind_name
 
+log = structlog.get_logger(__name__)
+
 OnPost = Callable[[str, int], None]
 """Called with the name of a tensor's transport and the tensor's size in bytes; see Sender."""
 
@@ -99,8 +101,6 @@ class SessionEnvironment:
 
         return new_sender
 
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from omnistage.host.names import Name, Resolver, SystemResolver, check_replica_a
 from omnistage.host.settings import ServerSettings
 from omnistage.host.spare import SHORTAGES
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("omnistage.stage.allowlist")
 
 KEPT_S = 1.0
 """Seconds for which the result of a lookup, even an empty result, counts as current."""

@@ -4,8 +4,8 @@ Prometheus (docs/metrics.md): their labels are stage and model, never a request.
 
 from __future__ import annotations
 
+import collections
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -104,8 +104,8 @@ class SessionTrace:
         """When the first piece was offered to the next hop, and when the next hop had accepted the last piece."""
         self._waited_s = 0.0  # seconds that the logic waited for the next hop
         self._pieces = 0  # pieces that went to the next hop
-        self._sent_tensors: Counter[str] = Counter()
-        self._sent_bytes: Counter[str] = Counter()
+        self._sent_tensors: collections.Counter[str] = collections.Counter()
+        self._sent_bytes: collections.Counter[str] = collections.Counter()
 
     def came(self) -> None:
         """Note when input came from the caller."""
