@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway import fetching, film_jobs, guard, held, port
+from omnistage.gateway import accounts, fetching, film_jobs, guard, port
 from omnistage.gateway.body import MAX_KEYS
-from omnistage.gateway.chat_schema import MAX_CHOICES, MAX_STOPS, MAX_TEXTS
+from omnistage.gateway.chat import MAX_CHOICES, MAX_STOPS, MAX_TEXTS, TRANSCRIPTS_BYTES
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
 from omnistage.gateway.kept import KEPT_S
 from omnistage.gateway.messages import MAX_PARTS
-from omnistage.gateway.pictures import FILES_BYTES
-from omnistage.gateway.pictures_schema import MOST_PICTURES
-from omnistage.gateway.responses_schema import MAX_METADATA
+from omnistage.gateway.pictures import FILES_BYTES, MOST_PICTURES
+from omnistage.gateway.responses import MAX_METADATA
 from omnistage.gateway.settings import GatewaySettings
-from omnistage.gateway.transcripts import TRANSCRIPTS_BYTES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
-from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
+from omnistage.host.metrics import MAX_VISITORS, SILENCE_S
 from omnistage.host.places import HOST_SHARE, MAX_WAITING, MAX_WAITING_EACH, MAX_WAITING_OF_HOST
 from omnistage.models.media import hidden_work
 from omnistage.models.media.limits import MediaLimits
@@ -49,9 +47,9 @@ def _default(setting: str) -> Any:
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
-_BODIES = f"{held.BODIES_BYTES >> 20} MiB; {HOST_SHARE:g} of that from one host"
+_BODIES = f"{accounts.BODIES_BYTES >> 20} MiB; {HOST_SHARE:g} of that from one host"
 _READ = f"all bodies that are being read, plus {guard.PART_BYTES} bytes for each `,` `:` `[` `{{` in them"
-_RESERVE = f"{held.SMALL_BODIES_BYTES >> 20} MiB more; {HOST_SHARE:g} of that from one host"
+_RESERVE = f"{accounts.SMALL_BODIES_BYTES >> 20} MiB more; {HOST_SHARE:g} of that from one host"
 _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its waiting answer"
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; chunks beyond these must have at least {port.LEAST_CHUNK_BYTES} bytes on average"
@@ -88,7 +86,7 @@ fewer than {port.LEAST_DESCRIPTORS} descriptors does not start.
 | parts of all messages together | {MAX_PARTS:,} | 400 |
 | texts in `stop`; texts in `choice`; entries of `metadata` | {MAX_STOPS}; {MAX_TEXTS:,}; {MAX_METADATA} | 400 |
 | {_READ}; of requests that wait for answers, texts and media alone | {_BODIES} | 503, `OVERLOADED` |
-| the same of requests with at most {held.SMALL_BYTES >> 10} KiB, once that is taken | {_RESERVE} | 503, `OVERLOADED` |
+| the same of requests with at most {accounts.SMALL_BYTES >> 10} KiB, once that is taken | {_RESERVE} | 503, `OVERLOADED` |
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
 | text of an error | {ERROR_CHARACTERS:,} characters | cut |

@@ -15,7 +15,7 @@ from omnistage.cli.loras import with_loras
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client.errors import BadRequestError, StackError
 from omnistage.client.private_stack import StackPlan
-from omnistage.host.commandline import read
+from omnistage.host.settings import read_settings
 from omnistage.models.options import LoadOptions
 from omnistage.stage.settings import StageSettings
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 def option(layout: Layout, at: int = 0) -> object:
     """The option that the stage of one pipeline is started with, as the stage reads it."""
     words = layout.stage_arguments(layout.pipelines[at].stages[0], ["127.0.0.1:1"])
-    return LoadOptions.of(read(StageSettings, words, "stage")).family.get("lora")
+    return LoadOptions.of(read_settings(StageSettings, words, "stage")).family.get("lora")
 
 
 def test_files_and_scales_are_options_of_the_stage_that_draws(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
 from omnistage.cli.served import Served, all_served
 from omnistage.client import Omni
 from omnistage.client.errors import StackError
-from omnistage.host.metrics_page import serve_metrics
+from omnistage.host.metrics import serve_metrics
 from omnistage.models.toy import formulas
 
 LIMIT_S = 100.0

@@ -9,7 +9,7 @@ import pytest
 from omnistage.cli.layout import Layout, PipelineLayout, StageLayout
 from omnistage.cli.pipelines import share_devices
 from omnistage.client.errors import StackError
-from omnistage.host.commandline import read
+from omnistage.host.settings import read_settings
 from omnistage.models import registry
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.options import LoadOptions
@@ -33,7 +33,7 @@ def shares(*stages: StageLayout) -> dict[str, float]:
     """The share that a server of each stage reads from its command line."""
     layout = share_devices(one(*stages))
     told = layout.pipelines[0].stages
-    options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in told}
+    options = {stage.kind: LoadOptions.of(read_settings(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in told}
     return {kind: each.memory_share for kind, each in options.items()}
 
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from helpers.metrics import value
 from omnistage.cli.stack_metrics import StackCollector, serve_stack_metrics
 from omnistage.client.errors import StackError
-from omnistage.host.metrics_page import serve_metrics
+from omnistage.host.metrics import serve_metrics
 
 
 def serving(name: str, count: int) -> str:

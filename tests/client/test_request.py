@@ -11,7 +11,7 @@ from omnistage.client.errors import BadRequestError
 from omnistage.client.private_stack import StackPlan, StackSettings
 from omnistage.client.request import Options
 from omnistage.diffusion import stage
-from omnistage.gateway import films_schema
+from omnistage.gateway import films
 from omnistage.v1 import stage_pb2
 from omnistage.wire import limits
 
@@ -131,7 +131,7 @@ def test_numbers_of_numpy_are_numbers_in_a_drawing() -> None:
 def test_more_characters_than_a_router_takes_are_not_sent() -> None:
     most = limits.MAX_TEXT_CHARACTERS
     assert most == requests.MAX_TEXT_CHARACTERS
-    assert stage.MAX_PROMPT_CHARACTERS == films_schema.MAX_PROMPT_CHARACTERS
+    assert stage.MAX_PROMPT_CHARACTERS == films.MAX_PROMPT_CHARACTERS
     assert len(requests.for_verbatim("\N{SNOWMAN}" * most, Options()).complete().thinker.verbatim) == most
     half = {"role": "user", "content": "a" * (most // 2)}
     assert len(requests.for_conversation([half, half], Options()).complete().thinker.messages) == 2

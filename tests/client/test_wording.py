@@ -19,7 +19,7 @@ from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolati
 from omnistage.client.found import Found, advise
 from omnistage.client.routers import Routers
 from omnistage.client.wording import PYTHON, Wording
-from omnistage.gateway.chat_options import FIELDS
+from omnistage.gateway.chat import FIELDS
 from omnistage.gateway.failure import HINTS, of_omni, wording
 from omnistage.v1 import omni_pb2, stage_pb2
 

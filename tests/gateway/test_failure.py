@@ -15,13 +15,13 @@ from helpers.peer import PlayingPeer, listening
 from helpers.raw_http import connected, heard, post
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
-from omnistage.gateway import chat_options, door, pictures, responses, speech
-from omnistage.gateway.chat_schema import ChatRequest
+from omnistage.gateway import audio, chat, door, pictures, responses
+from omnistage.gateway.audio import SpeechBody
+from omnistage.gateway.chat import ChatRequest
 from omnistage.gateway.failure import of_omni
-from omnistage.gateway.pictures_schema import PictureRequest
-from omnistage.gateway.responses_schema import ResponsesRequest
-from omnistage.gateway.speech import SpeechBody
-from omnistage.gateway.usage import audio_tokens, chat_usage, speech_usage
+from omnistage.gateway.pictures import PictureRequest
+from omnistage.gateway.report import audio_tokens, chat_usage, speech_usage
+from omnistage.gateway.responses import ResponsesRequest
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import REASONS, StageError
 
@@ -39,14 +39,14 @@ def test_hints_are_for_who_asks_over_http(kind: type[OmniError]) -> None:
 
 
 ASKED = [
-    (ChatRequest, chat_options.FIELDS, ("request", "conversation", "pipeline", "outputs", "thinker", "thinker.messages", "diffusion")),
+    (ChatRequest, chat.FIELDS, ("request", "conversation", "pipeline", "outputs", "thinker", "thinker.messages", "diffusion")),
     (
         ResponsesRequest,
         responses.FIELDS,
         ("request", "conversation", "pipeline", "outputs", "talker", "thinker.constraint", "seed", "top_p"),
     ),
-    (SpeechBody, speech.FIELDS, ("request", "text", "pipeline", "outputs", "thinker", "talker", "code2wav", "thinker.verbatim")),
-    (SpeechBody, speech.FIELDS, ("talker.voice", "talker.speed", "code2wav.profile", "code2wav.sample_rate_hz", "thinker.messages")),
+    (SpeechBody, audio.SPEECH_FIELDS, ("request", "text", "pipeline", "outputs", "thinker", "talker", "code2wav", "thinker.verbatim")),
+    (SpeechBody, audio.SPEECH_FIELDS, ("talker.voice", "talker.speed", "code2wav.profile", "code2wav.sample_rate_hz", "thinker.messages")),
     (PictureRequest, pictures.FIELDS, ("request", "prompt", "pipeline", "outputs", "diffusion", "width", "diffusion.height", "results")),
     (PictureRequest, pictures.FIELDS, ("diffusion.media_type", "diffusion.previews", "diffusion.steps", "diffusion.layers", "previews")),
 ]

@@ -26,9 +26,8 @@ from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
 from omnistage.gateway import film_jobs
-from omnistage.gateway.film_growing import Growing
 from omnistage.gateway.film_jobs import AGAIN_S, pause_s
-from omnistage.gateway.film_store import DATABASE, FilmJob
+from omnistage.gateway.film_store import DATABASE, FilmJob, Growing
 from omnistage.models.toy.files import png
 
 LONG: dict[str, Any] = {"steps": 30}

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from helpers.videos import SEED
-from omnistage.gateway.film_growing import Growing
-from omnistage.gateway.film_store import DATABASE, FilmJob, Store
+from omnistage.gateway.film_store import DATABASE, FilmJob, Growing, Store
 from omnistage.host.errors import StartError
 
 

@@ -21,10 +21,9 @@ from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.servers import all_free, watch_until
 from helpers.waiting import until
-from omnistage.gateway import guard, held
-from omnistage.gateway.account import HttpAccount
+from omnistage.gateway import accounts, guard
+from omnistage.gateway.accounts import HeldMemory, HttpAccount, Ledger, size_of
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.held import HeldMemory, Ledger, size_of
 from omnistage.host.places import HOST_SHARE
 
 MIB = 1 << 20
@@ -134,7 +133,7 @@ async def test_what_no_answer_needs_counts_until_the_rest_was_copied(
     slow: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of these bodies counts for half of all that one host may have."""
-    monkeypatch.setattr(held, "BODIES_BYTES", 16 * MIB)
+    monkeypatch.setattr(accounts, "BODIES_BYTES", 16 * MIB)
     async with local_gateway(slow.address) as (url, _):
         with ExitStack() as stack:
             await ask_and_wait(stack, url, slow, 5, with_values(MIB // 16))
@@ -157,7 +156,7 @@ async def test_what_no_answer_needs_is_not_held_while_it_is_made(slow: servers.S
 
 
 async def test_each_of_several_answers_has_its_copy_of_the_media(slow: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
     content = [{"type": "text", "text": "a" * (MIB - 1000)}]
     async with local_gateway(slow.address) as (url, _):
         question = {**QUESTION, "messages": [{"role": "user", "content": content}], "n": 4}
@@ -169,8 +168,8 @@ async def test_each_of_several_answers_has_its_copy_of_the_media(slow: servers.S
 async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
     toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
-    monkeypatch.setattr(held, "SMALL_BODIES_BYTES", 0)
+    monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(accounts, "SMALL_BODIES_BYTES", 0)
     half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
     async with local_gateway(toy.address) as (url, door):
         with connected(url) as holder:
@@ -210,8 +209,8 @@ def drawn_request(source: random.Random) -> tuple[str, list[bytes]]:
 async def test_whatever_is_sent_nothing_is_held_at_the_end_and_others_are_answered(
     toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int
 ) -> None:
-    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
-    monkeypatch.setattr(held, "SMALL_BODIES_BYTES", MIB // 4)
+    monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(accounts, "SMALL_BODIES_BYTES", MIB // 4)
     source, ledgers = random.Random(seed), list[tuple[Ledger, int]]()
     begin = Ledger.__init__
 
@@ -254,7 +253,7 @@ def is_held(taken: list[int], held_bytes: int) -> bool:
 
 async def test_small_requests_have_a_reserve(toy: servers.ServerProcesses, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hosts hold all that they may, with bodies that do not end."""
-    monkeypatch.setattr(held, "BODIES_BYTES", 4 * MIB)
+    monkeypatch.setattr(accounts, "BODIES_BYTES", 4 * MIB)
     async with local_gateway(toy.address) as (url, _):
         with ExitStack() as stack:
             for host, size_bytes, held_bytes in (("127.0.0.1", 3 * MIB, 3 * MIB), ("127.0.0.2", MIB * 3 // 4, MIB * 15 // 4)):

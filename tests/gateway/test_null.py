@@ -8,10 +8,10 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from omnistage.gateway import chat_schema, drawn_sound, films_schema, pictures_schema, responses_schema, speech
+from omnistage.gateway import audio, chat, films, pictures, responses
 from omnistage.gateway.body import Body
 
-MODULES = (chat_schema, drawn_sound, films_schema, pictures_schema, responses_schema, speech)
+MODULES = (chat, audio, films, pictures, responses, audio)
 VALUES: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "Hello"}],

@@ -20,8 +20,7 @@ from helpers.openai_document import document
 from helpers.videos import FRAMES, PROMPT, SEED, ask, by, frames, get, over
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.film_growing import Growing
-from omnistage.gateway.film_store import FilmJob, Store
+from omnistage.gateway.film_store import FilmJob, Growing, Store
 from omnistage.models.toy.files import png
 from omnistage.models.toy.products import FILM
 

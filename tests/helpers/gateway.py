@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from helpers.servers import ServerProcess
-from omnistage.gateway.app import new_app
+from omnistage.gateway.accounts import GatewayMetrics
 from omnistage.gateway.door import Door
-from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.port import HttpListener
+from omnistage.gateway.server import new_app
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.wire.token import Token
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from omnistage.host import event_loop
+from omnistage.host import watchdog
 
 HANG, WAKE, HOLD, TRIM, HOLD_ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
 BURN = signal.SIGRTMIN + 3
@@ -70,7 +70,7 @@ def main() -> None:
     signal.signal(BURN, burn)
     signal.signal(TRIM, trim)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
-        event_loop.PATIENCE_S = 2 * LONGEST_S
+        watchdog.PATIENCE_S = 2 * LONGEST_S
     sys.argv = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from omnistage.host.program import main
+from omnistage.host.process import main
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
 from omnistage.wire.channel import Credentials

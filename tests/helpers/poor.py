@@ -18,11 +18,11 @@ from typing import Any
 
 SPARE = {
     "settle": ("omnistage.host.process", "use_huge_pages"),
-    "log": ("omnistage.host.log_writer", "LogWriter._write"),
-    "metrics": ("omnistage.host.metrics_page", "_Server.serve_forever"),
-    "visitor": ("omnistage.host.metrics_page", "_Server.finish_request"),
-    "visitor's error": ("omnistage.host.metrics_page", "_Server.handle_error"),
-    "watchdog's look": ("omnistage.host.kernel_threads", "read_threads"),
+    "log": ("omnistage.host.logs", "LogWriter._write"),
+    "metrics": ("omnistage.host.metrics", "_Server.serve_forever"),
+    "visitor": ("omnistage.host.metrics", "_Server.finish_request"),
+    "visitor's error": ("omnistage.host.metrics", "_Server.handle_error"),
+    "watchdog's look": ("omnistage.host.watchdog", "read_threads"),
     "tidy": ("omnistage.stage.server", "tidy"),
 }
 """Where a server does what it can do without: a module, and a function in it."""

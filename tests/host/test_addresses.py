@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
-from omnistage.host.addresses import check_address, check_can_listen, is_loopback
+from omnistage.host.addresses import check_address, check_can_listen, check_replica_address, is_loopback
 from omnistage.host.errors import StartError
-from omnistage.host.names import check_replica_address
 from omnistage.host.settings import ServerSettings
 
 
@@ -135,7 +134,7 @@ def test_a_host_that_is_not_here(address: str, told: str) -> None:
 
 def test_the_module_is_named_where_python_runs_one() -> None:
     """pytest runs this test, started as a module or not; the process's own command line says which."""
-    from omnistage.host.listeners import listener
+    from omnistage.host.addresses import listener
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = listener(server.getsockname()[1])

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from omnistage.host.commandline import read
-from omnistage.host.errors import StartError
-from omnistage.host.faults import fault_found
+from omnistage.host.errors import StartError, fault_found
+from omnistage.host.settings import read_settings
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
 
@@ -19,7 +18,7 @@ TOY = ["--family", "toy"]
 def test_words_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISTAGE_THREADS", "3")
     monkeypatch.setenv("OMNISTAGE_DEVICE", "cuda:1")
-    settings = read(StageSettings, [*TOY, "--threads=2", "--options", '{"length": 3}', "--allow", "a:1,b:2"], "stage")
+    settings = read_settings(StageSettings, [*TOY, "--threads=2", "--options", '{"length": 3}', "--allow", "a:1,b:2"], "stage")
     assert (settings.threads, settings.device, settings.options, settings.allow) == (2, "cuda:1", {"length": 3}, ("a:1", "b:2"))
 
 
@@ -44,7 +43,7 @@ def test_words_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_mistake_is_one_line_that_names_the_option(words: list[str], told: str) -> None:
     with pytest.raises(StartError) as raised:
-        read(StageSettings, words, "stage")
+        read_settings(StageSettings, words, "stage")
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 300
@@ -63,14 +62,14 @@ def test_a_mistake_is_one_line_that_names_the_option(words: list[str], told: str
 def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartError) as raised:
-        read(RouterSettings, ["--pipeline", "toy"], "router")
+        read_settings(RouterSettings, ["--pipeline", "toy"], "router")
     assert told in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", [StageSettings, RouterSettings])
 def test_help_is_for_people(kind: type[StageSettings | RouterSettings], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
-        read(kind, ["--help"], "python -m omnistage.thinker")
+        read_settings(kind, ["--help"], "python -m omnistage.thinker")
     assert raised.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: python -m omnistage.thinker ")
@@ -101,4 +100,4 @@ def test_no_number_is_infinite(kind: type[StageSettings | RouterSettings], value
     for name in [name for name, field in kind.model_fields.items() if field.annotation is float]:
         option = "--" + name.replace("_", "-")
         with pytest.raises(StartError, match=f"{option}: is '{value}'; it must be a number"):
-            read(kind, [f"{option}={value}"], "server")
+            read_settings(kind, [f"{option}={value}"], "server")

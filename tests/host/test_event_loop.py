@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from omnistage.host import event_loop
-from omnistage.host.event_loop import EventLoop
-from omnistage.host.watchdog import IDLE_S, Watchdog
+from omnistage.host import watchdog
+from omnistage.host.watchdog import IDLE_S, EventLoop, Watchdog
 
 LIMIT_S = 60.0
 PATIENCE_S = 0.3
@@ -23,8 +22,8 @@ PATIENCE_S = 0.3
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "PERIOD_S", 0.05)
-    monkeypatch.setattr(event_loop, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(watchdog, "PERIOD_S", 0.05)
+    monkeypatch.setattr(watchdog, "PATIENCE_S", PATIENCE_S)
 
 
 class Running:
@@ -126,11 +125,11 @@ def test_a_loop_that_computes_for_some_seconds_does_not_hang():
 
 
 def test_a_loop_that_answers_is_not_looked_at(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(event_loop, "PATIENCE_S", LIMIT_S)
+    monkeypatch.setattr(watchdog, "PATIENCE_S", LIMIT_S)
     with running() as loop:
         assert loop.watched is not None
         before = loop.watched.answers
         while loop.watched.answers < before + 10:
-            time.sleep(event_loop.PERIOD_S)
+            time.sleep(watchdog.QUESTION_PERIOD_S)
         assert (loop.watched.steps, loop.watched.busy) == (0, False)
         assert not loop.verdict.done()

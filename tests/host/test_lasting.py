@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from omnistage.host.lasting import LastingTasks
+from omnistage.host.background import LastingTasks
 
 
 async def fail() -> None:

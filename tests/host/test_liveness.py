@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from helpers import lengths, waiting
-from omnistage.host.liveness import answering
+from omnistage.host.watchdog import answering
 
 
 @asynccontextmanager

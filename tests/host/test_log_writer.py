@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from omnistage.host.log_writer import LogWriter
+from omnistage.host.logs import LogWriter
 
 LIMIT_S = 60.0
 LINE = "x" * 999 + "\n"
@@ -94,7 +94,7 @@ def test_a_process_whose_log_nobody_reads_ends_well():
 
 UNREAD = """
 import sys, structlog
-from omnistage.host.log_writer import MAX_WAITING
+from omnistage.host.logs import MAX_WAITING
 from omnistage.host.logs import configure_logs
 configure_logs("info", "json")
 for n in range(2 * MAX_WAITING):

@@ -11,7 +11,7 @@ SCRIPT = """
 import ctypes
 import platform
 import sys
-from omnistage.host.memory import tune_malloc
+from omnistage.host.startup import tune_malloc
 
 glibc = platform.libc_ver()[0] == "glibc"
 assert tune_malloc() is glibc
@@ -39,7 +39,7 @@ HUGE = """
 import ctypes
 import mmap
 import sys
-from omnistage.host.memory import use_huge_pages
+from omnistage.host.startup import use_huge_pages
 
 PR_SET_THP_DISABLE = 41
 MIB = 1 << 20
@@ -87,7 +87,7 @@ def test_without_huge_pages_all_is_as_before() -> None:
 COLLECTION = """
 import gc
 import weakref
-from omnistage.host.memory import collect_from_now_on, put_off_collection
+from omnistage.host.startup import collect_from_now_on, put_off_collection
 
 class Cycle:
     def __init__(self):

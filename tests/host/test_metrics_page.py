@@ -14,8 +14,7 @@ from importlib.metadata import version
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from omnistage.host.metrics_page import MAX_VISITORS, serve_metrics
-from omnistage.host.registry import new_registry
+from omnistage.host.metrics import MAX_VISITORS, new_registry, serve_metrics
 
 
 def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() -> None:
@@ -23,7 +22,7 @@ def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() ->
     code = """
         import os, resource, socket, time
         from prometheus_client import CollectorRegistry, Counter
-        from omnistage.host.metrics_page import serve_metrics
+        from omnistage.host.metrics import serve_metrics
         registry = CollectorRegistry()
         Counter("seen", "x", registry=registry).inc()
         port = serve_metrics("127.0.0.1", 0, registry)
@@ -49,7 +48,7 @@ def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() ->
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_visitor_who_says_nothing_is_left(host: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("omnistage.host.metrics_page._Handler.timeout", 0.1)
+    monkeypatch.setattr("omnistage.host.metrics._Handler.timeout", 0.1)
     registry = CollectorRegistry()
     Counter("seen", "x", registry=registry).inc()
     port = serve_metrics(host, 0, registry)

@@ -15,7 +15,7 @@ import pytest
 from helpers.poor import ERRORS, SPARE
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.waiting import until
-from omnistage.host.spare import is_spare, start_spare, starting_spare
+from omnistage.host.background import is_spare, start_spare, starting_spare
 from omnistage.v1 import stage_pb2
 
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}

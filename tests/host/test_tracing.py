@@ -9,11 +9,11 @@ import pytest
 
 from helpers.bare import bare_environment, bare_python
 from helpers.collector import collector
-from omnistage.host.commandline import read
 from omnistage.host.errors import StartError
 from omnistage.host.otlp import MAX_WAITING, OtlpTracer
+from omnistage.host.process import tracing
+from omnistage.host.settings import read_settings
 from omnistage.host.spans import Tracer
-from omnistage.host.tracing import tracing
 from omnistage.router.settings import RouterSettings
 
 PARENT = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -65,7 +65,7 @@ async def test_without_a_collector_what_was_given_is_passed_on_and_no_more() -> 
 
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:4317", "https://collector.example.com:4317/", "http://[::1]:4317"])
 def test_collectors_that_can_be_named(url: str) -> None:
-    assert read(RouterSettings, ["--otlp", url], "router").otlp == url
+    assert read_settings(RouterSettings, ["--otlp", url], "router").otlp == url
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_collectors_that_can_be_named(url: str) -> None:
 )
 def test_collectors_that_cannot_be(url: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartError) as raised:
-        read(RouterSettings, ["--otlp", url], "router")
+        read_settings(RouterSettings, ["--otlp", url], "router")
     assert "--otlp: " in str(raised.value) and told in str(raised.value)
     monkeypatch.setenv("OMNISTAGE_OTLP", url)
     with pytest.raises(StartError, match=r"^OMNISTAGE_OTLP: "):
-        read(RouterSettings, [], "router")
+        read_settings(RouterSettings, [], "router")
 
 
 @pytest.mark.parametrize(("variable", "value"), [("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"), ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "99999")])

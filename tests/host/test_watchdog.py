@@ -18,7 +18,7 @@ import pytest
 
 from helpers.busy import busy_cores
 from omnistage.engine.types import Activity
-from omnistage.host import kernel_threads
+from omnistage.host import watchdog
 from omnistage.host.watchdog import IDLE_S, PERIOD_S, Watchdog
 
 LIMIT_S = 60.0
@@ -317,12 +317,12 @@ def _runs(task: str) -> int:
 
 
 def test_where_the_kernel_counts_no_waits_a_hang_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernel_threads, "DELAYS_ARE_TOLD", False)
+    monkeypatch.setattr(watchdog, "DELAYS_ARE_TOLD", False)
     test_a_thread_that_sleeps_in_its_step_hangs(1)
 
 
 def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernel_threads, "DELAYS_ARE_TOLD", False)
+    monkeypatch.setattr(watchdog, "DELAYS_ARE_TOLD", False)
     worker = SteppedThread()
     helper = threading.Thread(target=compute_for_long)
     with watched(worker) as verdict:

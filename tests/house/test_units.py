@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from omnistage.cli.main import app
-from omnistage.host.commandline import METAVARS
+from omnistage.host.settings import METAVARS
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
 

@@ -14,7 +14,7 @@ from helpers import waiting
 from helpers.ask import ask, request
 from helpers.servers import CHAIN, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
-from omnistage.host.names import Name, SystemResolver, check_replica_address, name_of
+from omnistage.host.addresses import Name, SystemResolver, check_replica_address, name_of
 from omnistage.router.placement import DRAINING, SERVING, Placement
 from omnistage.router.settings import RouterSettings
 

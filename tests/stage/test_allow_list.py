@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from helpers.run import RunStream, open_of
 from helpers.servers import local_stage, stage_stub, toy_logic
-from omnistage.host.names import Name
+from omnistage.host.addresses import Name
 from omnistage.stage.settings import AllowList, StageSettings
 from omnistage.v1 import stage_pb2
 

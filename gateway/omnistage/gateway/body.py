@@ -1,14 +1,26 @@
-"""The fields and checks that all bodies of requests share."""
+"""The bodies of requests: the fields and checks that all share, how a form is read, and routes that use a body of JSON as the guard has
+parsed it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway.failure import invalid, unsupported_error
+from omnistage.gateway.failure import ApiError, invalid, unsupported_error
 
 MAX_MESSAGES = 1024
 
@@ -154,3 +166,90 @@ def refuse(body: Body, *names: str) -> None:
     for name in names:
         if getattr(body, name) not in (None, [], {}, False):
             raise unsupported_error(name, "nothing here does that yet; leave it out")
+
+
+B = TypeVar("B", bound=BaseModel)
+
+FORM, JSON = "multipart/form-data", "application/json"
+
+MOST_FIELDS = 64
+FIELD_BYTES = 1 << 20
+"""The most bytes of a field that is not a file."""
+
+PIECE_BYTES = 1 << 20
+
+
+class _InMemory(MultiPartParser):
+    """Parses a form in memory: the guard has bounded the body, and nothing is written to disk."""
+
+    spool_max_size = 1 << 40
+
+
+def is_form(request: Request) -> bool:
+    """Whether the body is a form; False: it is JSON. Raises ApiError if it is neither."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (FORM, JSON):
+        hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
+        raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", hint=hint)
+    return kind == FORM
+
+
+async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | str]]:
+    """The names and values of a form, in order: the bytes of files, and texts. Raises ApiError."""
+    pieces = _pieces(b"".join([piece async for piece in request.stream()]))  # `request.body` would hold it to the end of the request.
+    parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
+    try:
+        return [(name, await value.read() if isinstance(value, UploadFile) else value) for name, value in form.multi_items()]
+    finally:
+        await form.close()
+
+
+def validate_body(kind: type[B], body: object) -> B:
+    """The body as an object of the class `kind`. Raises RequestValidationError, which the app answers."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces without a second copy, so that other requests go on while a large form is parsed."""
+    for place in range(0, len(body), PIECE_BYTES):
+        yield body[place : place + PIECE_BYTES]
+        await asyncio.sleep(0)
+
+
+class _Parsed(APIRoute):
+    """A route that takes the JSON of the body from the guard."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As of a route of GET, if this is a HEAD for one."""
+        return super().matches({**scope, "method": "GET"} if self._is_head(scope) else scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_head(scope):  # The server sends the head of the answer alone.
+            await self.app(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
+
+    def _is_head(self, scope: Scope) -> bool:
+        """Whether this is a HEAD for a route of GET."""
+        return bool(scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in (self.methods or ()))
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def parsed(request: Request) -> Response:
+            request._json = request.scope["state"]["json"]
+            return await handle(request)
+
+        return parsed
+
+
+def new_router(prefix: str, tag: str) -> APIRouter:
+    """A router of such routes. tag: of its endpoints in our document."""
+    return APIRouter(prefix=prefix, tags=[tag], route_class=_Parsed)

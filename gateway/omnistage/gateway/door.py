@@ -16,14 +16,12 @@ from omnistage.client import AsyncOmni
 from omnistage.client.connection import Connection
 from omnistage.client.errors import BadRequestError
 from omnistage.client.found import Found
-from omnistage.gateway.account import HttpAccount
+from omnistage.gateway.accounts import GatewayMetrics, HttpAccount
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.fetching import Fetcher
 from omnistage.gateway.film_jobs import Jobs
-from omnistage.gateway.metrics import GatewayMetrics
-from omnistage.gateway.offer import Offer
+from omnistage.gateway.offer import Offer, Views
 from omnistage.gateway.settings import GatewaySettings
-from omnistage.gateway.views import Views
 from omnistage.host.token import Token
 
 log = structlog.get_logger(__name__)

@@ -11,9 +11,8 @@ from functools import partial
 
 import httpx2
 
-from omnistage.gateway.account import HttpAccount
+from omnistage.gateway.accounts import HeldMemory, HttpAccount, Ledger
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.held import HeldMemory, Ledger
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -17,14 +17,12 @@ import structlog
 
 from omnistage.client import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, RouterLostError, StageLostError, UnavailableError
-from omnistage.gateway.failure import ApiError, of_omni
-from omnistage.gateway.fields import fields_of
-from omnistage.gateway.film_growing import Growing, beside, facts_of, make_film
-from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Store, finish
+from omnistage.gateway.accounts import GatewayMetrics
+from omnistage.gateway.failure import ApiError, fields_of, of_omni
+from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Growing, Store, beside, facts_of, finish, make_film
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.metrics import GatewayMetrics
+from omnistage.gateway.offer import Views
 from omnistage.gateway.settings import GatewaySettings
-from omnistage.gateway.views import Views
 from omnistage.host.places import Client, Places, Refused
 
 log = structlog.get_logger(__name__)

@@ -15,12 +15,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnistage.gateway import held
-from omnistage.gateway.account import ANSWERS, HttpAccount
+from omnistage.gateway import accounts
+from omnistage.gateway.accounts import ANSWERS, HeldMemory, HttpAccount, Ledger
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.held import HeldMemory, Ledger
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback, network_of
 
@@ -80,7 +79,7 @@ class HttpGuard:
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         self._app = self._readable(app)
-        self._ledger, self._reserve = Ledger(held.BODIES_BYTES), Ledger(held.SMALL_BODIES_BYTES)
+        self._ledger, self._reserve = Ledger(accounts.BODIES_BYTES), Ledger(accounts.SMALL_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -194,7 +193,7 @@ class HttpGuard:
         if size > limit:
             raise _too_large(limit)
         kind = headers.get("content-type", "").partition(";")[0].lower()
-        is_small = bool(length) and size <= held.SMALL_BYTES
+        is_small = bool(length) and size <= accounts.SMALL_BYTES
         memory = HeldMemory([self._ledger, self._reserve] if is_small else [self._ledger], host)
         try:
             yield _Body(limit, memory, is_json=not kind.strip() or "json" in kind)

@@ -1,4 +1,5 @@
-"""Lists the router's pipelines, as they were a moment ago, and resolves other names that clients may use for them."""
+"""The router as the gateway asks it: its pipelines as they were a moment ago, with other names that clients may use for them, and a view of
+its client for each sender of requests."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 
 from omnistage.client import AsyncOmni
 from omnistage.client.errors import OmniError
+from omnistage.client.key import ApiKey
 from omnistage.client.listing import Pipeline
 from omnistage.gateway.failure import LIST, ApiError
+from omnistage.host.token import GATEWAY_HOST, GATEWAY_KEY, Token
 
 FRESH_S = 1.0
 """Seconds for which the last list is used, or the last error, before the router is asked anew."""
@@ -141,3 +144,17 @@ class Offer:
             return voice
         has_it = any(voice in one.voices for one in await self.pipelines())
         return voice if has_it else self._voice_names[voice] or None
+
+
+class Views:
+    """Makes views of the router's client. token: proves to the router that this is the gateway of its stack; then the router shares its
+    places among the hosts that the gateway names. None: all senders together share the places of the gateway's own host."""
+
+    def __init__(self, omni: AsyncOmni, token: Token | None) -> None:
+        self._omni, self._token = omni, token
+
+    def of(self, key: str, host: str) -> AsyncOmni:
+        """A view that asks for one sender. key: the sender's, or a text in place of it. host: a name of the host that it asks from. Raises
+        BadRequestError for a text that cannot be a key."""
+        proof = ((GATEWAY_KEY, self._token.secret), (GATEWAY_HOST, host)) if self._token else ()
+        return self._omni.as_client(ApiKey(key, extra_metadata=proof))

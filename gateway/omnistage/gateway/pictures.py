@@ -1,32 +1,202 @@
-"""POST /v1/images/generations and /v1/images/edits, and GET of the pictures that their URLs name."""
+"""POST /v1/images/generations and /v1/images/edits: draws pictures."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omnistage.client.answer import Answer
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
-from omnistage.gateway import additions
-from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
-from omnistage.gateway.choices import collect_whole
+from omnistage.gateway import report
+from omnistage.gateway.answering import Pieces, as_event, collect_whole, stream_response, unless_gone
+from omnistage.gateway.body import Body, DrawnBody, Ignored, form_of, is_form, new_router, validate_body, value_of_json
 from omnistage.gateway.door import Door, visitor_of
-from omnistage.gateway.failure import ApiError, in_words_of, invalid
-from omnistage.gateway.fields import fields_of
+from omnistage.gateway.failure import ApiError, fields_of, in_words_of, invalid
+from omnistage.gateway.fetching import Fetch
 from omnistage.gateway.kept import KEPT_S, ExpiringCache
 from omnistage.gateway.offer import DRAW
-from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, read_edit, take_guides
-from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
-from omnistage.gateway.usage import picture_usage
+from omnistage.gateway.report import picture_usage
+
+MOST_PICTURES = 8
+"""The most pictures of one answer, layers not counted."""
+MOST_GIVEN = 16
+"""The most pictures to draw from."""
+MOST_SIGMAS = 1000
+
+
+SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
+
+
+def size_of(value: str) -> str:
+    """`value`, if it is WIDTHxHEIGHT or auto."""
+    if not re.fullmatch(SIZE, value):
+        raise PydanticCustomError("size", "give WIDTHxHEIGHT in pixels, such as 512x512, or auto")
+    return value
+
+
+def sides_of(size: str | None) -> tuple[int, int] | tuple[None, None]:
+    """Width and height in pixels; None: the model chooses."""
+    if size is None or size == "auto":
+        return None, None
+    width, _, height = size.partition("x")
+    return int(width), int(height)
+
+
+class PictureReference(Body):
+    """A picture in JSON."""
+
+    _media: ClassVar[tuple[str, ...]] = ("image_url",)
+
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+Sigmas = Annotated[list[float], BeforeValidator(value_of_json), Field(min_length=1, max_length=MOST_SIGMAS)]
+
+
+class PictureRequest(DrawnBody):
+    """Fields that both bodies have."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_PICTURES)] | None = None
+    size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
+
+    complexity: Ignored = None
+    input_fidelity: Ignored = None
+    moderation: Ignored = None
+    output_compression: Ignored = None
+    quality: Ignored = None
+    safety_identifier: Ignored = None
+    style: Ignored = None
+    user: Ignored = None
+
+    layers: int | None = None
+    sigmas: Sigmas | None = None
+    strength: float | None = None
+    control_image: PictureReference | None = None
+    include_events: bool | None = None
+
+    @property
+    def sides(self) -> tuple[int, int] | tuple[None, None]:
+        """Width and height in pixels; None: the model chooses."""
+        return sides_of(self.size)
+
+
+class EditRequest(PictureRequest):
+    """The body of an edit in JSON."""
+
+    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MOST_GIVEN)]
+    mask: PictureReference | None = None
+
+
+FILE = {"type": "string", "format": "binary"}
+
+
+def edit_bodies() -> dict[str, Any]:
+    """The description of an edit's body in our document: the body may come in two forms."""
+    fields = PictureRequest.model_json_schema()
+    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}}
+    form |= {"mask": FILE, "control_image": FILE}
+    picture = PictureReference.model_json_schema()
+    listed = {"type": "array", "items": picture, "minItems": 1, "maxItems": MOST_GIVEN}
+    body = {**fields, "properties": {**fields["properties"], "images": listed, "mask": picture}, "required": ["prompt", "images"]}
+    content = {
+        "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": ["prompt", "image"]}},
+        "application/json": {"schema": body},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+GUIDES = {"mask": "mask_image", "control_image": "control_image"}
+"""Fields of single pictures, and the client library's argument for each."""
+
+PICTURES = ("image", "image[]")
+"""The fields of pictures in a form; each may be there several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """An edit that was asked for. pictures: those to draw from, each the bytes of a file, or a URL. field: the name of their field in
+    the body. guides: further pictures, by their fields."""
+
+    asked: PictureRequest
+    pictures: list[bytes | str]
+    field: str
+    guides: dict[str, bytes | str]
+
+
+async def read_edit(request: Request) -> Edit:
+    """The edit in a request. Raises ApiError, RequestValidationError."""
+    if is_form(request):
+        return await _of_form(request)
+    body = validate_body(EditRequest, request.scope["state"]["json"])
+    pictures: list[bytes | str] = [url_of(reference, f"images[{n}]") for n, reference in enumerate(body.images)]
+    body.images.clear()
+    return Edit(body, pictures, "images", take_guides(body))
+
+
+async def _of_form(request: Request) -> Edit:
+    """The edit in a form. Raises ApiError, RequestValidationError."""
+    pictures, guides, fields = list[bytes | str](), dict[str, bytes | str](), dict[str, str]()
+    for name, value in await form_of(request, MOST_GIVEN + len(GUIDES)):
+        if name in GUIDES and name not in guides and isinstance(value, bytes):
+            guides[name] = value
+        elif name in PICTURES and isinstance(value, bytes):
+            pictures.append(value)
+        elif name in PICTURES or name in GUIDES or isinstance(value, bytes):
+            raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
+        else:
+            fields[name] = value
+    if not 0 < len(pictures) <= MOST_GIVEN:
+        raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
+    return Edit(validate_body(PictureRequest, fields), pictures, "image", guides)
+
+
+def take_guides(body: PictureRequest) -> dict[str, bytes | str]:
+    """Take the guides out of a body in JSON: URLs, by field. Raises ApiError."""
+    references: dict[str, PictureReference | None] = {name: getattr(body, name, None) for name in GUIDES}
+    guides: dict[str, bytes | str] = {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
+    for name in guides:
+        setattr(body, name, None)
+    return guides
+
+
+def url_of(reference: PictureReference, field: str) -> str:
+    """The URL of a picture in a body of JSON. field: the name of its field. Raises ApiError."""
+    if reference.file_id is not None:
+        raise invalid(f"{field}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
+    if reference.image_url is None:
+        raise invalid(f"{field}.image_url", "is missing; give the picture as a data: URL")
+    return reference.image_url
+
+
+async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
+    """The pictures as the client library takes them, bytes or data: URLs, in order. Other URLs are fetched, because the library would read
+    any other text as a path. pictures: bytes or URLs, by field. Raises ApiError."""
+    ready = list(pictures.values())
+    for n, (field, picture) in enumerate(pictures.items()):
+        if isinstance(picture, str) and picture[:5].lower() != "data:":
+            ready[n] = await fetch(picture, f"{field}.image_url")
+    return ready
+
 
 FIELDS = fields_of(
     "prompt",
@@ -244,12 +414,12 @@ async def _events(events: AsyncGenerator[Event, None], body: PictureRequest, eve
                 case Progress() if body.include_events:
                     yield _event("omnistage.progress", {"done": event.done, "total": event.total})
                 case Failover() if body.include_events:
-                    yield _event("omnistage.failover", additions.failover(event))
+                    yield _event("omnistage.failover", report.failover_fields(event))
                 case Done():
                     if finished is not None:
                         yield _completed_event(finished, body, event_name, event.usage)
                     if body.include_events:
-                        yield _event("omnistage.usage", additions.account(event))
+                        yield _event("omnistage.usage", report.account_fields(event))
                 case _:
                     pass
 

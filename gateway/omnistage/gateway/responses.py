@@ -1,30 +1,25 @@
-"""POST /v1/responses: text, from text and pictures."""
+"""POST /v1/responses: an answer in text as a response, whole or as server-sent events."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
-from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
-from omnistage.gateway.body import top_p_of
-from omnistage.gateway.choices import Events
+from omnistage.gateway.answering import Events, Pieces, as_event, stream_response, unless_gone
+from omnistage.gateway.body import MAX_MESSAGES, ConversationBody, Ignored, Refused, Seed, StrictBody, few, new_router, refuse, top_p_of
 from omnistage.gateway.door import Door, Visitor, visitor_of
-from omnistage.gateway.failure import ApiError, in_words_of
-from omnistage.gateway.fields import fields_of
+from omnistage.gateway.failure import ApiError, fields_of, in_words_of, invalid, unrecognized_error, unsupported_error
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import Turn, with_fetched
-from omnistage.gateway.parsed import new_router
-from omnistage.gateway.response_items import REASONING, turns_of
-from omnistage.gateway.responses_schema import ResponsesRequest
-from omnistage.gateway.usage import response_usage
+from omnistage.gateway.report import logprobs_of, response_usage
 
 FIELDS = fields_of(
     "input",
@@ -274,3 +269,161 @@ class _Making:
             "truncation": "disabled",
             **({"usage": response_usage(self._done.usage)} if self._done else {}),
         }
+
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for logprobs; other values ask for things that no answer here has."""
+
+
+MAX_INCLUDED = 32
+MAX_METADATA = 16
+
+
+def _few(metadata: object) -> object:
+    """Refuse metadata with too many keys."""
+    return few(metadata, MAX_METADATA)
+
+
+def _messages_of(value: object) -> object:
+    """A text as a list with one message of the user; any other value unchanged."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class TextFormat(StrictBody):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    # `schema` is a method of the base class.
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Annotated[bool | None, Field(description="Answers always keep to the schema.")] = None
+
+    @property
+    def kept_to(self) -> dict[str, Any] | None:
+        """The schema that the text keeps to; None: any text is allowed."""
+        return None if self.type == "text" else self.schema_ or {"type": "object"}
+
+
+class Text(StrictBody):
+    format: TextFormat | None = None
+    verbosity: Ignored = None
+
+
+class ResponseStreamOptions(StrictBody):
+    include_obfuscation: Ignored = None
+
+
+class ResponsesRequest(ConversationBody):
+    input: Annotated[
+        list[dict[str, Any]],
+        BeforeValidator(_messages_of, json_schema_input_type=str | list[dict[str, Any]]),
+        (),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    instructions: str | None = None
+    text: Text | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    include: Annotated[list[str], Field(max_length=MAX_INCLUDED)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_few)] | None = None
+    seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
+
+    max_tool_calls: Ignored = None
+    reasoning: Ignored = None
+    truncation: Ignored = None
+
+    background: Refused = None
+    context_management: Refused = None
+    conversation: Refused = None
+    previous_response_id: Refused = None
+    prompt: Refused = None
+
+    def check(self) -> None:
+        """Raises ApiError if the gateway cannot do what is asked."""
+        refuse(
+            *(self, "tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt"),
+            *("context_management", "moderation"),
+        )
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def kept_to(self) -> dict[str, Any] | None:
+        return self.text.format.kept_to if self.text and self.text.format else None
+
+
+KEYS = ("type", "role", "content", "id", "status", "phase")
+"""The keys that a message may have."""
+REASONING = "reasoning"
+"""The type of an item with the thoughts before an answer; they are no part of the conversation."""
+REASONING_KEYS = ("type", "id", "status", "encrypted_content")
+THOUGHTS = {"summary": "summary_text", "content": "reasoning_text"}
+"""The lists that such an item may have, and the type of the parts in each."""
+PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
+"""By the type of a part: the key of its content. Except for texts, the key is also the type that chat gives the part."""
+
+
+def turns_of(body: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
+    """Returns (the turns, names for errors). The names: by the client library's name of a turn or its content, such as conversation[1], the
+    name in the body, such as input[0]. Raises ApiError."""
+    turns: list[Turn] = []
+    names: dict[str, str] = {}
+    if body.instructions:
+        names |= {"conversation[0]": "instructions", "conversation[0].content": "instructions"}
+        turns.append({"role": "system", "content": body.instructions})
+    for i, item in enumerate(body.input):
+        if item.get("type") == REASONING:
+            _check_reasoning(item, f"input[{i}]")
+            continue
+        names[f"conversation[{len(turns)}]"] = f"input[{i}]"
+        turns.append(_turn(item, f"input[{i}]"))
+    return turns, names
+
+
+def _check_reasoning(item: Mapping[str, Any], field: str) -> None:
+    """Raises ApiError if the item does not have the form of reasoning."""
+    _check_known(item, (*REASONING_KEYS, *THOUGHTS), field)
+    for name, kind in THOUGHTS.items():
+        parts = item.get(name)
+        if parts is not None and not isinstance(parts, list):
+            raise invalid(f"{field}.{name}", "must be a list")
+        for j, part in enumerate(parts or ()):
+            if not isinstance(part, Mapping) or part.get("type") != kind:
+                raise invalid(f"{field}.{name}[{j}].type", f"must be {kind}")
+            if not isinstance(part.get("text"), str):
+                raise invalid(f"{field}.{name}[{j}].text", "must be text")
+    if not isinstance(item.get("encrypted_content"), str | None):
+        raise invalid(f"{field}.encrypted_content", "must be text")
+
+
+def _check_known(item: Mapping[str, Any], keys: Sequence[str], field: str) -> None:
+    """Raises ApiError for a key that is not among `keys`."""
+    unknown = next((key for key in item if key not in keys), None)
+    if unknown is not None:
+        raise unrecognized_error(f"{field}.{unknown}"[:256])
+
+
+def _turn(item: Mapping[str, Any], field: str) -> Turn:
+    """The turn for a message item. Raises ApiError."""
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
+    _check_known(item, KEYS, field)
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [_part(part, f"{field}.content[{j}]") for j, part in enumerate(content)]
+    return {"role": item.get("role"), "content": content}
+
+
+def _part(part: object, field: str) -> dict[str, Any]:
+    """The part of a chat message for a part of an item. Raises ApiError."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in PARTS:
+        raise unsupported_error(f"{field}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
+    if part.get("file_id"):
+        raise unsupported_error(f"{field}.file_id", "no files are kept here; give image_url")
+    name = PARTS[kind]
+    if not isinstance(part.get(name), str):
+        raise invalid(f"{field}.{name}", "must be text")
+    return {"type": name, name: part[name]}

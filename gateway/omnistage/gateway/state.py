@@ -1,18 +1,78 @@
-"""Shows the state of the gateway to programs that watch it."""
+"""What the gateway says of itself: its pipelines and voices, its state for programs that watch it, and GET /openapi.json, the description of
+what the endpoints take and return, errors and streams too."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.errors import OmniError
-from omnistage.gateway.answering import unless_gone
+from omnistage.client.listing import Pipeline
+from omnistage.gateway.answering import EVENTS, unless_gone
+from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door
-from omnistage.gateway.parsed import new_router
+from omnistage.gateway.sound import MEDIA_TYPES
 
 
-def routes(door: Door) -> APIRouter:
+def listing_routes(door: Door) -> APIRouter:
+    router = new_router("/v1", "models")
+    # No server knows how old a pipeline is: all of them count as old as this process.
+    created = int(time.time())
+
+    @router.get("/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """All pipelines, also those that are still starting."""
+        pipelines = await unless_gone(request, door.offer.pipelines())
+        return {"object": "list", "data": [_model(one, created) for one in pipelines]}
+
+    @router.get("/models/{model}")
+    async def model(request: Request, model: str) -> dict[str, Any]:
+        """One pipeline, in its present state."""
+        await unless_gone(request, door.offer.pipelines())
+        return _model(await door.offer.pipeline(model), created)
+
+    @router.get("/audio/voices")
+    async def voices(request: Request) -> dict[str, Any]:
+        """All voices, each with the pipelines that have it."""
+        pipelines = await unless_gone(request, door.offer.pipelines())
+        names = sorted({voice for one in pipelines for voice in one.voices})
+        data = [_voice(name, pipelines, created) for name in names]
+        return {"object": "list", "data": data, "voices": names}
+
+    return router
+
+
+def _voice(name: str, pipelines: Sequence[Pipeline], created: int) -> dict[str, Any]:
+    """A voice in the shape of OpenAI's custom voices, with the models that speak with it."""
+    models = [one.name for one in pipelines if name in one.voices]
+    return {"id": name, "object": "audio.voice", "name": name, "created_at": created, "models": models}
+
+
+def _model(pipeline: Pipeline, created: int) -> dict[str, Any]:
+    """A pipeline in OpenAI's shape, with its inputs and outputs."""
+    return {
+        "id": pipeline.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "omnistage",
+        "description": pipeline.description,
+        "state": pipeline.state,
+        "stages": pipeline.stages,
+        "inputs": pipeline.inputs,
+        "outputs": pipeline.outputs,
+        "outputs_on_request": pipeline.on_request,
+        "voices": pipeline.voices,
+    }
+
+
+def state_routes(door: Door) -> APIRouter:
     router = new_router("", "state")
 
     @router.head("/health", include_in_schema=False)
@@ -47,3 +107,109 @@ async def _not_ready(door: Door) -> str:
     except OmniError as error:
         return error.message
     return "" if any(one.state == "ready" for one in pipelines) else "no pipeline is ready"
+
+
+_JSON = "application/json"
+
+_TEXT_OR_NOTHING = {"type": ["string", "null"]}
+
+ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "description": "What went wrong, in OpenAI's form, and beside it the reason of the router and what to do.",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code", "reason", "hint"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string", "minLength": 1},
+                "type": {"type": "string", "enum": ["invalid_request_error", "server_error"]},
+                "param": {**_TEXT_OR_NOTHING, "description": "the field that is wrong"},
+                "code": {**_TEXT_OR_NOTHING, "description": "for programs"},
+                "reason": {
+                    "type": "string",
+                    "description": "a name of omnistage.v1.ErrorReason, or the code in capitals",
+                },
+                "hint": {**_TEXT_OR_NOTHING, "description": "what to do"},
+            },
+        }
+    },
+    "example": {
+        "error": {
+            "message": "temperature: must be at most 2",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "invalid_value",
+            "reason": "BAD_REQUEST",
+            "hint": None,
+        }
+    },
+}
+
+_RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
+
+_SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
+
+ALSO: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": (EVENTS,),
+    "/v1/responses": (EVENTS,),
+    "/v1/audio/speech": (EVENTS, *_SOUND),
+    "/v1/audio/generate": (EVENTS, *_SOUND),
+    "/v1/images/generations": (EVENTS,),
+    "/v1/images/edits": (EVENTS,),
+}
+"""Media types that an answer may have in addition to JSON, by the path of its endpoint."""
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
+    "/v1/responses": {"model": "smol", "input": "What is a kite?", "max_output_tokens": 48},
+    "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Good morning."},
+    "/v1/audio/generate": {"prompt": "rain on a tin roof", "seconds": 10, "response_format": "flac"},
+    "/v1/videos": {"prompt": "a paper boat on a pond", "size": "832x480", "seconds": 5},
+    "/v1/images/generations": {"prompt": "a red circle on a blue background"},
+}
+
+
+def document(app: FastAPI) -> None:
+    """Add the endpoint of the OpenAPI document. It is made and serialized once: it has some 100 KB, and anybody may ask for it."""
+    router = new_router("", "document")
+
+    @cache
+    def serialized() -> bytes:
+        document_fields = app.openapi()
+        for path, operations in document_fields["paths"].items():
+            for operation in operations.values():
+                _complete(path, operation)
+        components = document_fields.setdefault("components", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(name, None)
+        components.setdefault("schemas", {})["Error"] = ERROR
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
+        document_fields["security"] = [{}, {"key": []}]
+        return json.dumps(document_fields, separators=(",", ":")).encode()
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """Give the document."""
+        return Response(serialized(), media_type=_JSON)
+
+    app.include_router(router)
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Complete one operation of the document: errors, media types, an example."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if path.startswith("/v1/"):
+        error = {"content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+        responses.setdefault("4XX", {"description": "The request is wrong.", **error})
+        responses.setdefault("503", {"description": "It passes: ask again.", "headers": {"Retry-After": _RETRY_AFTER}, **error})
+        responses.setdefault("500", {"description": "A fault of the server.", **error})
+    content = responses["200"].setdefault("content", {})
+    for media_type in ALSO.get(path, ()):
+        content.setdefault(media_type, {"schema": {}})
+    body = operation.get("requestBody", {}).get("content", {}).get(_JSON)
+    if body is not None and path in EXAMPLES:
+        body.setdefault("example", EXAMPLES[path])

@@ -1,14 +1,21 @@
-"""HOST:PORT as people type it: whether a text is one, in words, and whether a server can listen there."""
+"""HOST:PORT as people type it: whether a text is one, in words, and whether a server can listen there; if not, which process does.
+
+`dns:///NAME:PORT` stands for one replica at each address that the name has now. docker-compose gives a service's name one address per
+container; Kubernetes gives a headless service's name one per ready pod."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import re
 import socket
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from omnistage.host.errors import StartError
-from omnistage.host.listeners import listener
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
 _EXAMPLE = "such as 127.0.0.1:50050"
@@ -137,3 +144,117 @@ def _reason(number: int, host: str, port: int) -> str:
     if number == errno.EACCES:
         return f"port {port} is for root only"
     return errno.errorcode.get(number, str(number))
+
+
+LOOKUP_TIMEOUT_S = 2.0
+
+_NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,9}\.?):(?P<port>\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A host name with a port that is the same at all its addresses."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"dns:///{self.host}:{self.port}"
+
+
+Resolver = Callable[[Name], Awaitable[Collection[str]]]
+"""The addresses, HOST:PORT, that a name has now. Raises OSError, for example TimeoutError, if the lookup fails."""
+
+
+def check_replica_address(address: str) -> str:
+    """Check the address of one replica or of several, and return it. Raises ValueError."""
+    name = name_of(address)
+    if name is not None:
+        check_port(name.port, address)
+        return address
+    try:
+        return check_address(address)
+    except ValueError as error:
+        raise ValueError(f"{error}; dns:///NAME:PORT stands for all addresses of a name") from None
+
+
+def name_of(address: str) -> Name | None:
+    """The name in a checked address, or None for a plain HOST:PORT."""
+    match = _NAME.fullmatch(address)
+    return Name(match["host"], int(match["port"])) if match else None
+
+
+class SystemResolver:
+    """Asks the system: hosts file and DNS. It uses at most one thread for a name, however long an answer takes."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[Name, asyncio.Task[list[str]]] = {}
+
+    async def __call__(self, name: Name) -> list[str]:
+        """The addresses of a name, HOST:PORT. Raises OSError, also if the lookup takes too long. A lookup that takes too long goes on, and
+        the next call waits for it, because a thread that waits for DNS cannot be stopped."""
+        lookup = self._lookups.get(name) or asyncio.create_task(_look_up(name))
+        self._lookups[name] = lookup
+        await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
+        if not lookup.done():
+            raise TimeoutError(f"no answer within {LOOKUP_TIMEOUT_S:g} s")
+        if self._lookups.get(name) is lookup:  # Several calls may have waited for it; the first one forgets it.
+            del self._lookups[name]
+        return lookup.result()
+
+
+async def _look_up(name: Name) -> list[str]:
+    """The addresses of a name, HOST:PORT: its A records, or its AAAA records if it has none. With both, every replica would be listed
+    twice."""
+    infos = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    by_family = {
+        family: [address for also, _, _, _, (address, *_) in infos if also == family] for family in (socket.AF_INET, socket.AF_INET6)
+    }
+    if by_family[socket.AF_INET]:
+        return [f"{address}:{name.port}" for address in by_family[socket.AF_INET]]
+    return [f"[{address}]:{name.port}" for address in by_family[socket.AF_INET6]]
+
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = "0A"
+MAX_COMMAND = 60
+"""Largest number of characters of a command line that are shown."""
+
+
+def listener(port: int) -> str:
+    """The program that listens on a port, with its pid, in words; "another program" if the kernel does not show it, for example because the
+    process belongs to another user."""
+    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):
+            return f"{_command(process)} (pid {process.name})"
+    return "another program"
+
+
+def _listening(port: int) -> Iterator[str]:
+    """The inodes of the sockets that listen on a port. The format of the table: proc_net_tcp.txt of the kernel."""
+    for table in _TABLES:
+        with suppress(OSError):  # no IPv6, or no proc of this network
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """The targets of a process's descriptors, such as socket:[1234]; none if this user may not see them."""
+    with suppress(OSError):  # of another user, or it ended meanwhile
+        for file in (process / "fd").iterdir():
+            with suppress(OSError):
+                yield str(file.readlink())
+
+
+def _command(process: Path) -> str:
+    """The name of a process: `python -m MODULE` without further words; for other programs the beginning of the command line."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return "another program"
+    if "-m" in words[:-1]:
+        return f"python -m {words[words.index('-m') + 1]}"
+    return " ".join(words)[:MAX_COMMAND] or "another program"

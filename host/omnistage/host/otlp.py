@@ -18,9 +18,9 @@ from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from omnistage.host.background import start_spare, starting_spare
 from omnistage.host.errors import StartError
 from omnistage.host.spans import NO_ATTRIBUTES, Attributes, Metadata, Span, Tracer
-from omnistage.host.spare import start_spare, starting_spare
 
 log = structlog.get_logger(__name__)
 

@@ -1,9 +1,8 @@
-"""The life of a server process, whatever it is called over: bind, get ready, serve, drain, stop.
+"""The life of a server process, whatever it is called over, from the command line to the exit code: bind, get ready, serve, drain, stop.
 
 Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, also the event loop's; and the end of a
 lasting task. An engine without its thread answers nobody, and a router without its watchers knows nothing. Such a process must end, because
-other processes take over only when a process is gone. Work that the process can do without (spare.py) never ends it.
-"""
+other processes take over only when a process is gone. Work that the process can do without (background.py) never ends it."""
 
 from __future__ import annotations
 
@@ -11,26 +10,28 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Literal, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from omnistage.host.addresses import check_can_listen, host_and_port
+from omnistage.host.background import LastingTasks, is_spare, start_spare
+from omnistage.host.descriptors import raise_limit
 from omnistage.host.errors import StartError
-from omnistage.host.event_loop import EventLoop
-from omnistage.host.lasting import LastingTasks
-from omnistage.host.liveness import answering
-from omnistage.host.logs import drain_logs
-from omnistage.host.memory import collect_from_now_on, use_huge_pages
-from omnistage.host.metrics_page import serve_metrics
-from omnistage.host.settings import ServerSettings
-from omnistage.host.spare import is_spare, start_spare
-from omnistage.host.watchdog import Watchdog, Watched
+from omnistage.host.logs import configure_logs, drain_logs
+from omnistage.host.metrics import serve_metrics
+from omnistage.host.settings import ServerSettings, read_settings
+from omnistage.host.spans import Tracer
+from omnistage.host.startup import collect_from_now_on, use_huge_pages
+from omnistage.host.terminal import guard_standard_streams
+from omnistage.host.watchdog import EventLoop, Watchdog, Watched, answering
+from omnistage.wire.channel import Credentials as Credentials
 
 log = structlog.get_logger(__name__)
 
@@ -313,3 +314,42 @@ def _tell(ready_fd: int, line: Mapping[str, object]) -> None:
     if ready_fd >= 0:
         with os.fdopen(ready_fd, "w") as pipe:
             pipe.write(json.dumps(line) + "\n")
+
+
+S = TypeVar("S", bound=ServerSettings)
+
+
+def main(name: str, kind: type[S], serve: Callable[[S, Credentials], Awaitable[None]]) -> int:
+    """Read the settings and serve until the process is to end. name: the module that `python -m` runs. kind: class of the settings. Returns
+    the exit code: 0, or 1 for a server that cannot start. A process that breaks ends with BROKEN."""
+    guard_standard_streams()
+    try:
+        settings = read_settings(kind, sys.argv[1:], f"python -m {name}")
+    except StartError as error:
+        configure_logs("info", "auto")
+        return cannot_start(error)
+    configure_logs(settings.log_level, settings.log_format)
+    raise_limit()
+    return run(lambda: serve(settings, Credentials()), settings.ready_fd)
+
+
+@asynccontextmanager
+async def tracing(url: str, service: str) -> AsyncIterator[Tracer]:
+    """A tracer for the life of a process. url: as `--otlp`; empty: spans go nowhere. service: the name under which its spans are found.
+
+    At an orderly end the spans that wait get a moment to be sent; a process that breaks does not wait for that. Raises StartError."""
+    if not url:
+        yield Tracer()
+        return
+    try:
+        from omnistage.host.otlp import OtlpTracer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opentelemetry":
+            raise
+        raise StartError(
+            f"--otlp needs packages that are not installed ({error.name} is missing): `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[otel]'"
+        ) from None
+    tracer = OtlpTracer(url, service)
+    yield tracer
+    await tracer.close()

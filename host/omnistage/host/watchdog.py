@@ -1,4 +1,4 @@
-"""Finds a computing thread that hangs: it has work, and does nothing.
+"""Finds out whether a process hangs: a computing thread that has work and does nothing, or an event loop that is blocked.
 
 A thread hangs if it has work and, within one step, used no CPU for IDLE_S, or if one step took longer than its family allows. So that a
 busy machine makes no thread look as if it hangs, some time does not count:
@@ -9,22 +9,28 @@ A thread that waits for Python's lock is not idle: it wakes every few millisecon
 while native threads compute for it, such as torch's pool, or threads of other processes that it names, such as the other ranks of
 a model. It is not idle then either. Work of Python's other threads, such as the event loop, does not count for it. While no thread has
 work, the watchdog sleeps.
-"""
+
+The event loop is watched as one more thread, which counts as busy while it owes an answer. If the loop of a stage is blocked, other
+processes notice its silence and use another replica. The process must end too, because no other router acts for this one, and a replica
+is started anew only after it has ended."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 import structlog
 
-from omnistage.host import kernel_threads
-from omnistage.host.kernel_threads import KernelThread
-from omnistage.host.spare import SHORTAGES
+from omnistage.host.background import SHORTAGES
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +120,7 @@ class Watchdog:
         """All threads that matter, by number; empty if they cannot be read, for example because no descriptor is left: then no thread is
         judged."""
         try:
-            threads = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})
+            threads = read_threads({process for judge in self._judges for process in judge.thread.processes})
         except SHORTAGES as error:
             if not self._is_blind:  # Once, not four times a second.
                 log.warning("watchdog.sees_nothing", why=repr(error))
@@ -204,5 +210,159 @@ def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
     """Compare two readings of one thread, `elapsed_s` apart."""
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
     # The kernel counts a wait for a CPU only at its end. A thread that could run and did not is waiting now.
-    waits = after.state == "R" and not delay_s and (not cpu_s or not kernel_threads.DELAYS_ARE_TOLD)
+    waits = after.state == "R" and not delay_s and (not cpu_s or not DELAYS_ARE_TOLD)
     return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)
+
+
+QUESTION_PERIOD_S = 2.0
+"""Seconds between two questions, and between two checks for an answer, because an answer in time wakes no thread."""
+
+PATIENCE_S = 2.0
+"""Time to answer a question. Only a loop that takes longer is watched more closely, so a loop that answers costs two wake-ups in a
+period."""
+
+STEP_LIMIT_S = 60.0
+"""Seconds that one callback may compute, beyond PATIENCE_S."""
+
+
+class EventLoop:
+    """The running event loop as a Watched thread, for a Watchdog; a context manager. Another thread asks the loop for an answer once in
+    PERIOD_S.
+
+    answers: number of all answers so far. steps: number of late answers. busy: the loop owes an answer that is late now."""
+
+    name = "event loop"
+    step_limit_s = STEP_LIMIT_S
+    helped = False
+    processes: Sequence[int] = ()
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tell: Callable[[], None] = lambda: None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask_for_ever, name="omnistage-loop-watch", daemon=True)
+        self.thread_id: int | None = threading.get_native_id()
+        self.answers = 0
+        self.steps = 0
+        self.busy = False
+
+    def on_busy(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, which must not wait, when an answer is late."""
+        self._tell = tell
+
+    def __enter__(self) -> EventLoop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stopped.set()
+
+    def _ask_for_ever(self) -> None:
+        """Ask the loop for a sign once in PERIOD_S, and wait for each answer."""
+        while not self._stopped.is_set():
+            answered = threading.Event()
+            asked_s = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:  # The loop was closed meanwhile.
+                return
+            while not self._stopped.wait(QUESTION_PERIOD_S) and not answered.is_set():
+                if time.monotonic() >= asked_s + PATIENCE_S:
+                    self._wait(answered)
+            self.answers += 1
+
+    def _wait(self, answered: threading.Event) -> None:
+        """Wait for an answer that is late, which wakes this thread as soon as it comes. Meanwhile the loop counts as busy."""
+        self.busy = True
+        self._tell()
+        while not (answered.wait(QUESTION_PERIOD_S) or self._stopped.is_set()):
+            pass
+        self.steps += 1
+        self.busy = False
+
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelThread:
+    """A thread as the kernel sees it. state: R runs or waits for a CPU, S sleeps, D waits for a disk. cpu_s: seconds that it has run.
+    delay_s: seconds that it has waited for a CPU."""
+
+    state: str
+    cpu_s: float
+    delay_s: float
+
+
+def read_threads(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
+    """The threads of this process and of the processes with the given ids, by thread number. Raises OSError if they cannot be read, for
+    example because no descriptor is left."""
+    threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))
+    return {int(folder.name): thread for folder in threads if (thread := _thread(folder)) is not None}
+
+
+def _folders(tasks: Path) -> list[Path]:
+    """The folders of a process's threads; none if the process has ended."""
+    try:
+        return list(tasks.iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _thread(folder: Path) -> KernelThread | None:
+    """Read a thread from its folder /proc/PID/task/NUMBER, proc(5) stat and schedstat; None if it has ended."""
+    try:
+        stat = (folder / "stat").read_text()
+        if DELAYS_ARE_TOLD:
+            cpu_ns, delay_ns, _ = (folder / "schedstat").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name may hold anything. After it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
+    fields = stat.rpartition(")")[2].split()
+    if DELAYS_ARE_TOLD:
+        return KernelThread(fields[0], int(cpu_ns) / 1e9, int(delay_ns) / 1e9)
+    return KernelThread(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S, 0.0)
+
+
+def _delays_are_told() -> bool:
+    """Whether this kernel counts how long threads wait for a CPU. A kernel that does not has no such file, or zeros in it."""
+    try:
+        return Path("/proc/self/schedstat").read_text().split()[0] != "0"
+    except OSError:
+        return False
+
+
+DELAYS_ARE_TOLD = _delays_are_told()
+"""Whether this kernel counts delays. If not, run times are whole ticks of the kernel's clock, and delays are 0."""
+
+
+_MAX_QUESTIONS = 4096
+"""Largest number of bytes read at a time. Each byte is a question; one byte answers all of them."""
+
+
+@contextmanager
+def answering(fd: int) -> Iterator[None]:
+    """Answer questions on the socket with the descriptor `fd` while the block runs. If `fd` is negative, nobody asks."""
+    if fd < 0:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    with socket.socket(fileno=fd) as connection:
+        connection.setblocking(False)
+
+        def answer() -> None:
+            try:
+                if connection.recv(_MAX_QUESTIONS):
+                    connection.send(b"!")
+                    return
+            except BlockingIOError:  # Nobody has read the answers for long: the asking process was stopped.
+                return
+            except OSError:
+                pass
+            loop.remove_reader(connection)  # The asking process is gone.
+
+        loop.add_reader(connection, answer)
+        try:
+            yield
+        finally:
+            loop.remove_reader(connection)

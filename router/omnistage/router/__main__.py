@@ -1,7 +1,6 @@
 """`python -m omnistage.router`: the router."""
 
-from omnistage.host.memory import put_off_collection, tune_malloc
-from omnistage.host.structlog_import import import_structlog
+from omnistage.host.startup import import_structlog, put_off_collection, tune_malloc
 
 # Set before grpc is imported, because grpc allocates large messages. 16 arenas are as many as malloc makes on 2 cores: the memory of the
 # router may be limited, and every arena maps 64 MiB.
@@ -11,7 +10,7 @@ import_structlog()
 
 import sys  # noqa: E402
 
-from omnistage.host.program import main  # noqa: E402
+from omnistage.host.process import main  # noqa: E402
 from omnistage.router.server import serve_router  # noqa: E402
 from omnistage.router.settings import RouterSettings  # noqa: E402
 

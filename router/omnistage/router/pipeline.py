@@ -10,8 +10,8 @@ from google.protobuf import json_format
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from omnistage.host.faults import fault_found
-from omnistage.host.names import check_replica_address
+from omnistage.host.addresses import check_replica_address
+from omnistage.host.errors import fault_found
 from omnistage.router.yaml_text import BadYaml, read_yaml
 from omnistage.v1 import stage_pb2
 from omnistage.wire.chunks import converts

@@ -12,8 +12,8 @@ import grpc.aio
 import structlog
 
 from omnistage.connector import shm
-from omnistage.host.names import Name, Resolver, SystemResolver, name_of
-from omnistage.host.spare import SHORTAGES
+from omnistage.host.addresses import Name, Resolver, SystemResolver, name_of
+from omnistage.host.background import SHORTAGES
 from omnistage.link.channels import Channels
 from omnistage.router.process import ReplicaProcess
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import grpc.aio
 import structlog
 
+from omnistage.host.background import LastingTasks
 from omnistage.host.errors import StartError
 from omnistage.host.grpc_server import serve
-from omnistage.host.lasting import LastingTasks
+from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
-from omnistage.host.tracing import tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission, Callers, Gate

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from omnistage.host.names import check_replica_address
+from omnistage.host.addresses import check_replica_address
 from omnistage.host.places import HOST_SHARE
 from omnistage.host.settings import ServerSettings
 

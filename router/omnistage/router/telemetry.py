@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
-from omnistage.host.registry import new_registry
+from omnistage.host.metrics import new_registry
 from omnistage.host.spans import Attributes, Span, Value
 from omnistage.router.admission import Place
 from omnistage.router.placement import STATES

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from omnistage.cli.layout import Layout
 from omnistage.client.errors import StackError
 from omnistage.host.addresses import check_address, check_can_listen
-from omnistage.host.commandline import read
 from omnistage.host.errors import StartError
+from omnistage.host.settings import read_settings
 from omnistage.host.token import FILE_VARIABLE, read_token
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
@@ -40,12 +40,12 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):
-            settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
+            settings = read_settings(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
             if of_models:
                 check_model(stage.family, stage.kind, LoadOptions.of(settings))
         stages = [(f"{pipeline.name}/{stage.kind}", UNKNOWN) for pipeline in layout.pipelines for stage in pipeline.stages]
         words = layout.router_arguments(stages)
-        read(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
+        read_settings(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
         _check_apart(listening)
         for option, address in listening.items():
             check_can_listen(address, option)

@@ -66,7 +66,7 @@ def _in_our_words() -> Iterator[None]:
         yield
     except typer.BadParameter as error:
         if faults := getattr(error.__cause__, "errors", None):
-            from omnistage.host.faults import fault_found  # Not for a help text.
+            from omnistage.host.errors import fault_found  # Not for a help text.
 
             first = faults()[0]
             error.message = fault_found(first, ascii(str(first["input"])[:MAX_SHOWN]))

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from omnistage.client.errors import StackError
 from omnistage.host.addresses import host_and_port
-from omnistage.host.metrics_page import serve_metrics
-from omnistage.host.registry import new_registry
+from omnistage.host.metrics import new_registry, serve_metrics
 
 LAUNCHER = "launcher"
 """Name of the process that serves the page, for its own metrics."""

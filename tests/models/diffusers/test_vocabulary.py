@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import omnistage
-from omnistage.gateway.document import EXAMPLES
+from omnistage.gateway.state import EXAMPLES
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.store import model_directory
 from omnistage.models.diffusers.vocabulary import Vocabulary

@@ -22,14 +22,14 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from omnistage.connector.arena import Arena
 from omnistage.connector.liveness import sweep
 from omnistage.connector.shm import READERS
-from omnistage.host import program
+from omnistage.host import process
 from omnistage.host.addresses import check_can_listen, host_and_port, is_loopback
+from omnistage.host.background import LastingTasks
 from omnistage.host.errors import StartError
 from omnistage.host.grpc_server import serve
-from omnistage.host.lasting import LastingTasks
+from omnistage.host.process import tracing
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
-from omnistage.host.tracing import tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.stage.logic import StageLogic
@@ -281,6 +281,6 @@ async def serve_stage(kind: str, settings: StageSettings, credentials: Credentia
 
 def main(kind: str, load: LoadLogic, refusal: type[Exception]) -> int:
     """`python -m omnistage.<kind>`. Returns the exit code."""
-    return program.main(
+    return process.main(
         f"omnistage.{kind}", StageSettings, lambda settings, credentials: serve_stage(kind, settings, credentials, load, refusal)
     )

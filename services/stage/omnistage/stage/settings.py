@@ -12,10 +12,9 @@ from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.connector import INLINE_LIMIT
-from omnistage.host.addresses import check_address
-from omnistage.host.names import Name, Resolver, SystemResolver, check_replica_address, name_of
+from omnistage.host.addresses import Name, Resolver, SystemResolver, check_address, check_replica_address, name_of
+from omnistage.host.background import SHORTAGES
 from omnistage.host.settings import ServerSettings
-from omnistage.host.spare import SHORTAGES
 
 log = structlog.get_logger("omnistage.stage.allowlist")
 

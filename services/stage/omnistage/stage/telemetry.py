@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from omnistage.connector.arena import Arena
-from omnistage.host.registry import new_registry
+from omnistage.host.metrics import new_registry
 from omnistage.host.spans import Span, Value
 from omnistage.models.interface import Load
 from omnistage.stage.logic import SessionTiming

@@ -1,7 +1,6 @@
 """`python -m omnistage.thinker`: a Thinker server."""
 
-from omnistage.host.memory import put_off_collection, tune_malloc
-from omnistage.host.structlog_import import import_structlog
+from omnistage.host.startup import import_structlog, put_off_collection, tune_malloc
 
 tune_malloc()  # Set before grpc is imported, which allocates large messages.
 put_off_collection()

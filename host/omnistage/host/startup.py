@@ -1,10 +1,16 @@
-"""How a server process uses memory: what the C library keeps, how large the kernel's pages are, and which objects the collector looks
-at."""
+"""The start of a server process, before its other imports and after its loading: an import of structlog without rich, what the C library
+keeps of memory, how large the kernel's pages are, and which objects the garbage collector looks at.
+
+This module is imported before everything else, so it imports the standard library alone."""
+
+from __future__ import annotations
 
 import ctypes
 import gc
 import mmap
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
@@ -104,3 +110,22 @@ def _used_blocks(library: ctypes.CDLL, begin: int, end: int) -> Iterator[int]:
     for block in range(-(-begin // _BLOCK) * _BLOCK, end - _BLOCK + 1, _BLOCK):
         if library.mincore(ctypes.c_void_p(block), ctypes.c_size_t(_BLOCK), present) == 0 and 2 * sum(present) >= pages:
             yield block
+
+
+def import_structlog() -> None:
+    """Import structlog without rich. Code that needs rich can import it afterwards. Ends the process with a message if structlog is not
+    installed."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]  # None makes an import of rich fail.
+    try:
+        import_module("structlog")
+    except ModuleNotFoundError as error:
+        if error.name != "structlog":
+            raise
+        sys.exit(
+            "error: servers need packages that are not installed: `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[server]', for stages 'omnistage[models]'"
+        )
+    finally:
+        del sys.modules["rich"]

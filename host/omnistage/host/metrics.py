@@ -1,8 +1,8 @@
-"""The page of a process's Prometheus metrics, served over HTTP by threads of its own that end with the process.
+"""The Prometheus metrics of a process: a registry that has the metrics of all processes, and the page that shows it, served over HTTP by
+threads of its own that end with the process.
 
 The page is at `/metrics` and `/`. `/healthz` says that the process lives: the watchdog ends a process whose event loop hangs. Its gRPC
-health says whether it serves.
-"""
+health says whether it serves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,41 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector, disable_created_metrics, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from omnistage.host.spare import start_spare
+from omnistage.host.background import start_spare
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+UNKNOWN = "unknown"
+"""The version of a source tree that is not installed."""
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the version, the Python, and the processor time, memory and descriptors of this process."""
+    # They would tell when each counter was made, which is always when the process began.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    Info("omnistage_build", "The version that runs.", registry=registry).info({"version": _version()})
+    return registry
+
+
+def _version() -> str:
+    try:
+        return version("omnistage")
+    except PackageNotFoundError:
+        return UNKNOWN
+
 
 SILENCE_S = 10.0
 """A connection without a request for this long is closed, because each connection holds a thread and a descriptor."""

@@ -1,0 +1,126 @@
+"""What an answer reports beside its content: its cost in tokens and the log probabilities of tokens, in the shapes of OpenAI's interface, and
+facts that the gateway adds for clients that ask for them, in the same shapes at every endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from omnistage.client.events import AudioChunk, Done, Failover, StageReport, TextDelta, Usage
+
+TALKER, ALIGNMENT = "talker", "alignment"
+
+
+def audio_tokens(usage: Usage) -> int:
+    """The number of frames of speech that the Talker gave, as codes or as features. Its port `alignment`, with the times of words, is not
+    counted."""
+    items = (report.output_items for report in usage.stages if report.stage == TALKER)
+    return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
+
+
+def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """The usage of the answers to one request, in chat's shape: the prompt counts once."""
+    prompt = next((usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None), 0)
+    text, sound = sum(usage.completion_tokens or 0 for usage in usages), sum(map(audio_tokens, usages))
+    thought = sum(usage.thought_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + sound,
+        "total_tokens": prompt + text + sound,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens if usages else 0},
+        "completion_tokens_details": {
+            "text_tokens": text - thought,
+            "audio_tokens": sound,
+            "reasoning_tokens": thought,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def response_usage(usage: Usage) -> dict[str, Any]:
+    """The usage of text alone, in the shape of responses."""
+    prompt, text = usage.prompt_tokens or 0, usage.completion_tokens or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": text,
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
+        "total_tokens": prompt + text,
+    }
+
+
+def speech_usage(usage: Usage) -> dict[str, int]:
+    """The usage of a spoken text. input_tokens are the tokens of the text, as the model cut it."""
+    read, spoken_tokens = usage.completion_tokens or 0, audio_tokens(usage)
+    return {"input_tokens": read, "output_tokens": spoken_tokens, "total_tokens": read + spoken_tokens}
+
+
+def picture_usage(usage: Usage | None) -> dict[str, Any]:
+    """The usage of pictures. A picture has no tokens; the prompt has some if the model counts them. usage: None: all numbers are 0, because
+    another event has them."""
+    prompt_tokens = (usage.prompt_tokens if usage else None) or 0
+    return {
+        "input_tokens": prompt_tokens,
+        "output_tokens": 0,
+        "total_tokens": prompt_tokens,
+        "input_tokens_details": {"text_tokens": prompt_tokens, "image_tokens": 0},
+    }
+
+
+def logprobs_of(delta: TextDelta, count: int) -> list[dict[str, Any]]:
+    """A row for each token of a piece of text; no rows if the model gives no logprobs. count: how many likeliest tokens a row lists."""
+    tokens = len(delta.logprobs)
+    pieces, tops = delta.pieces or (b"",) * tokens, delta.top_logprobs or ((),) * tokens
+    return [
+        {**_token(piece, logprob), "top_logprobs": [_token(one.piece, one.logprob) for one in top[:count]]}
+        for piece, logprob, top in zip(pieces, delta.logprobs, tops, strict=True)
+    ]
+
+
+def _token(piece: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+REPORTED = (
+    *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
+    *("audio_underruns", "audio_starved_s"),
+)
+"""The fields of a StageReport that are shown."""
+
+
+def sound_fields(chunk: AudioChunk) -> dict[str, Any]:
+    """Fields about a sound: how many seconds a player should wait after the first sound so that it never runs dry (None: the server does
+    not say), and the sample rate in Hz."""
+    return {"prebuffer_s": chunk.prebuffer_s, "sample_rate_hz": chunk.sample_rate_hz}
+
+
+def failover_fields(event: Failover) -> dict[str, Any]:
+    """Fields about the loss of a server that another one replaced."""
+    return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
+
+
+def account_fields(done: Done) -> dict[str, Any]:
+    """Fields of the server's account of an answer."""
+    usage = done.usage
+    times = {
+        "queued_s": usage.queued_s,
+        "first_text_s": usage.first_text_s,
+        "first_audio_s": usage.first_audio_s,
+        "total_s": usage.total_s,
+        **unspoken_fields(usage),
+        "notes": list(usage.notes),
+        "drew": usage.drew,
+        "stages": [_stage_fields(report) for report in usage.stages],
+    }
+    return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+
+
+def unspoken_fields(usage: Usage) -> dict[str, Any]:
+    """Fields about the characters of a text that were not spoken: how many, and the first of them."""
+    return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
+
+
+def _stage_fields(report: StageReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in REPORTED}
