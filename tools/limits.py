@@ -189,7 +189,7 @@ who hold a place is shared among clients.
 
 | what is shared | by | what one gets | decided in |
 |---|---|---|---|
-| connections, memory of requests and of unread answers, media that are fetched | host | {_OF_HOST} | `gateway/port.py`, `gateway/held.py` |
+| connections, memory of requests and of unread answers, fetched media | host | {_OF_HOST} | `gateway/port.py`, `gateway/accounts.py` |
 | films that wait or are being made | host, client | {_OF_FILMS} | `gateway/film_jobs.py` |
 | open calls of a router ({MAX_OPEN}) | host, client | {HOST_SHARE:g} of what the others leave | `router/admission.py`, `host/places.py` |
 | reading of large requests ({MAX_LARGE} may wait) | host, client | {_TURNS} | `router/admission.py` |
@@ -200,7 +200,7 @@ who hold a place is shared among clients.
 | room for finished films | host, client | {_OLDEST} | `gateway/film_jobs.py` |
 | room for media that are streamed to a Thinker | host | {_OF_HOST} | `models/common/spool.py` |
 | room to repeat a turn of a conversation after a loss | host, client | {_OF_HOST} | `router/front.py` |
-| room for pictures and sounds of earlier answers | host | {_OLDEST} | `gateway/kept.py`, `gateway/transcripts.py` |
+| room for pictures and sounds of earlier answers | host | {_OLDEST} | `gateway/kept.py`, `gateway/chat.py` |
 | rows of a model's next pass | client | the client with the fewest sessions in it is next | `engine/scheduler.py` |
 | steps of drawings | client | an equal part of the time (weighted fair queueing) | `models/steps/fair.py` |
 

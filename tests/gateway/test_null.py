@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from omnistage.gateway import audio, chat, films, pictures, responses
 from omnistage.gateway.body import Body
 
-MODULES = (chat, audio, films, pictures, responses, audio)
+MODULES = (audio, chat, films, pictures, responses)
 VALUES: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "Hello"}],

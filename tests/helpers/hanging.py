@@ -6,7 +6,7 @@ connections and answer pings. Unless ENDING says so it does not end itself befor
 HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on. HOLD_ON
 does the same for HELD_S. BURN computes meanwhile, for as long as it may take.
 
-TRIM gives the kernel back what it has freed and keeps for later (host/memory.py). An answer of its event loop after that shows that it is
+TRIM gives the kernel back what it has freed and keeps for later (host/startup.py). An answer of its event loop after that shows that it is
 done.
 """
 

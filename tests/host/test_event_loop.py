@@ -22,7 +22,7 @@ PATIENCE_S = 0.3
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "PERIOD_S", 0.05)
+    monkeypatch.setattr(watchdog, "QUESTION_PERIOD_S", 0.05)
     monkeypatch.setattr(watchdog, "PATIENCE_S", PATIENCE_S)
 
 

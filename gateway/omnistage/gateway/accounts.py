@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter as MetricCounter
+from prometheus_client import Gauge, Histogram
 
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta
 from omnistage.gateway.failure import ApiError
@@ -174,7 +175,7 @@ class GatewayMetrics:
         self.registry = registry = new_registry()
         self.inflight = Gauge("omnistage_gateway_inflight", "HTTP requests that run now.", registry=registry)
         self.connections = Gauge("omnistage_gateway_connections", "Connections that are open.", registry=registry)
-        self.ended = Counter(
+        self.ended = MetricCounter(
             "omnistage_gateway_requests_total", "HTTP requests by how they ended.", ("endpoint", "status", "reason"), registry=registry
         )
         self.duration = Histogram(
@@ -193,7 +194,9 @@ class GatewayMetrics:
         )
         self.films = Gauge("omnistage_gateway_films", "Films that wait, and those that are made.", ("status",), registry=registry)
         self.film_bytes = Gauge("omnistage_gateway_film_bytes", "Bytes of all films that are kept.", registry=registry)
-        self.films_ended = Counter("omnistage_gateway_films_ended_total", "Films by how they ended.", ("status", "code"), registry=registry)
+        self.films_ended = MetricCounter(
+            "omnistage_gateway_films_ended_total", "Films by how they ended.", ("status", "code"), registry=registry
+        )
         self.films_ended.labels("completed", "OK")
 
 

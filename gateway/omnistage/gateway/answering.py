@@ -223,7 +223,7 @@ async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Eve
 
 
 async def _end_all(tasks: Sequence[asyncio.Task[object]]) -> None:
-    """Cancel tasks and wait for their end."""
+    """Cancel tasks and wait for their end, unless the caller is cancelled meanwhile."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,13 +12,12 @@ from pydantic import Field
 from starlette.responses import Response
 
 from omnistage.client.events import Done, Event, Failover, Progress
-from omnistage.gateway import report
 from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.body import Body, DrawnBody, Ignored, Seed, Voice, new_router
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import fields_of, in_words_of
 from omnistage.gateway.offer import SOUND, SPEAK
-from omnistage.gateway.report import speech_usage, unspoken_fields
+from omnistage.gateway.report import account_fields, failover_fields, speech_usage, unspoken_fields
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, encode_sound, file_of
 
 FORMAT = "response_format"
@@ -94,7 +93,6 @@ async def _speech_events(events: AsyncGenerator[Event, None], form: str) -> Piec
 
 
 MOST_SECONDS = 3600
-FORMAT = "response_format"
 
 SOUND_FIELDS = fields_of("prompt", {})
 """The field of this interface, by the name that the client library and the stages use."""
@@ -147,8 +145,8 @@ async def _sound_events(events: AsyncGenerator[Event, None], form: str) -> Piece
                 case Progress():
                     yield as_event({"type": "omnistage.progress", "done": piece.done, "total": piece.total})
                 case Failover():
-                    yield as_event({"type": "omnistage.failover", **report.failover_fields(piece)})
+                    yield as_event({"type": "omnistage.failover", **failover_fields(piece)})
                 case Done():
-                    yield as_event({"type": "audio.done", **report.account_fields(piece)})
+                    yield as_event({"type": "audio.done", **account_fields(piece)})
                 case _:
                     pass

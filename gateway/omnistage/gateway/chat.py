@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client import __version__
 from omnistage.client.answer import Answer
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta, ThoughtDelta
-from omnistage.gateway import report
 from omnistage.gateway.answering import DONE, Events, Numbered, Pieces, as_event, collect_all, merge_events, stream_response, unless_gone
 from omnistage.gateway.body import (
     MAX_MESSAGES,
@@ -38,7 +37,7 @@ from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import fields_of, in_words_of, invalid
 from omnistage.gateway.kept import ExpiringCache, new_name
 from omnistage.gateway.messages import turns_of
-from omnistage.gateway.report import chat_usage, logprobs_of
+from omnistage.gateway.report import account_fields, chat_usage, failover_fields, logprobs_of, sound_fields
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
 
 
@@ -324,11 +323,11 @@ class ChatStream:
                         yield self._chunk(number, {**choice.first(), "reasoning_content": event.text})
                     case AudioChunk():
                         if self._options.include_events and not choice.is_heard:
-                            yield self._own_chunk(number, {"sound": report.sound_fields(event)})
+                            yield self._own_chunk(number, {"sound": sound_fields(event)})
                         if delta := await choice.sound(event):
                             yield self._chunk(number, delta)
                     case Failover() if self._options.include_events:
-                        yield self._own_chunk(number, {"failover": report.failover_fields(event)})
+                        yield self._own_chunk(number, {"failover": failover_fields(event)})
                     case Done():
                         done[number] = event
                         for delta in await choice.end():
@@ -338,7 +337,7 @@ class ChatStream:
                         pass
         if self._options.include_events:
             for number, event in sorted(done.items()):
-                yield self._own_chunk(number, report.account_fields(event))
+                yield self._own_chunk(number, account_fields(event))
         if self._options.include_usage:
             yield as_event({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
         yield DONE

@@ -1,4 +1,6 @@
-"""POST /v1/images/generations and /v1/images/edits: draws pictures."""
+"""POST /v1/images/generations and /v1/images/edits, and GET of the pictures that their URLs name.
+
+The body of an edit is a form with files, or JSON with data: URLs."""
 
 from __future__ import annotations
 
@@ -14,12 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omnistage.client.answer import Answer
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
-from omnistage.gateway import report
 from omnistage.gateway.answering import Pieces, as_event, collect_whole, stream_response, unless_gone
 from omnistage.gateway.body import Body, DrawnBody, Ignored, form_of, is_form, new_router, validate_body, value_of_json
 from omnistage.gateway.door import Door, visitor_of
@@ -27,7 +27,7 @@ from omnistage.gateway.failure import ApiError, fields_of, in_words_of, invalid
 from omnistage.gateway.fetching import Fetch
 from omnistage.gateway.kept import KEPT_S, ExpiringCache
 from omnistage.gateway.offer import DRAW
-from omnistage.gateway.report import picture_usage
+from omnistage.gateway.report import account_fields, failover_fields, picture_usage
 
 MOST_PICTURES = 8
 """The most pictures of one answer, layers not counted."""
@@ -414,12 +414,12 @@ async def _events(events: AsyncGenerator[Event, None], body: PictureRequest, eve
                 case Progress() if body.include_events:
                     yield _event("omnistage.progress", {"done": event.done, "total": event.total})
                 case Failover() if body.include_events:
-                    yield _event("omnistage.failover", report.failover_fields(event))
+                    yield _event("omnistage.failover", failover_fields(event))
                 case Done():
                     if finished is not None:
                         yield _completed_event(finished, body, event_name, event.usage)
                     if body.include_events:
-                        yield _event("omnistage.usage", report.account_fields(event))
+                        yield _event("omnistage.usage", account_fields(event))
                 case _:
                     pass
 

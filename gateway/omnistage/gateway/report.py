@@ -1,5 +1,5 @@
-"""What an answer reports beside its content: its cost in tokens and the log probabilities of tokens, in the shapes of OpenAI's interface, and
-facts that the gateway adds for clients that ask for them, in the same shapes at every endpoint."""
+"""What an answer reports beside its content: its cost in tokens and the log probabilities of tokens, in the shapes of OpenAI's interface,
+and facts that the gateway adds for clients that ask for them, in the same shapes at every endpoint."""
 
 from __future__ import annotations
 

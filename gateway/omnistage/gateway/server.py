@@ -25,10 +25,8 @@ from omnistage.gateway.failure import ApiError, of_omni, of_validation
 from omnistage.gateway.guard import BUG, HttpGuard
 from omnistage.gateway.port import HttpListener
 from omnistage.gateway.settings import GatewaySettings
-from omnistage.gateway.state import document
 from omnistage.host import process
 from omnistage.host.background import LastingTasks
-from omnistage.host.process import Credentials
 from omnistage.host.token import GATEWAY_VARIABLE, Token, read_token
 from omnistage.host.watchdog import Watched
 
@@ -77,7 +75,7 @@ def _token(settings: GatewaySettings) -> Token | None:
     return of_stack.for_gateway() if of_stack else read_token(settings.gateway_token_file, os.environ, GATEWAY_VARIABLE)
 
 
-async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
+async def serve_gateway(settings: GatewaySettings, credentials: process.Credentials) -> None:
     """Serve until a signal stops the process. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
     # These loggers have a line for every request and form that cannot be parsed, so any client could fill the log; the guard logs failures.
     for name in ("uvicorn.error", "python_multipart"):
@@ -101,14 +99,17 @@ def new_app(door: Door) -> ASGIApp:
     """The whole app: all endpoints, with the guard in front of them."""
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, openapi_url=None, redirect_slashes=False)
-    for endpoints in (chat, responses, audio, audio, pictures, films, state, state, page):
-        app.include_router(endpoints.routes(door))
+    for routes in (
+        *(chat.routes, responses.routes, audio.speech_routes, audio.sound_routes, pictures.routes, films.routes),
+        *(state.listing_routes, state.state_routes, page.routes),
+    ):
+        app.include_router(routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _answer_invalid)
     app.add_exception_handler(ApiError, _answer_failure)
     app.add_exception_handler(OmniError, _answer_failure)
     app.add_exception_handler(Exception, _answer_bug)
-    document(app)
+    state.document(app)
     return HttpGuard(app, door)
 
 

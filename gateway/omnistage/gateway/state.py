@@ -1,5 +1,6 @@
-"""What the gateway says of itself: its pipelines and voices, its state for programs that watch it, and GET /openapi.json, the description of
-what the endpoints take and return, errors and streams too."""
+"""What the gateway says of itself: its pipelines and voices, its state for programs that watch it, and GET /openapi.json.
+
+The document there describes what the endpoints take and return, errors and streams too."""
 
 from __future__ import annotations
 

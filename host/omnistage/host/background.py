@@ -63,8 +63,6 @@ class LastingTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-log = structlog.get_logger(__name__)
-
 SHORTAGES = (OSError, MemoryError, RuntimeError)
 """Errors that Python raises if a process has no descriptor (OSError), no memory or no further thread (RuntimeError) left."""
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
+log = structlog.get_logger(__name__)
+
 UNKNOWN = "unknown"
 """The version of a source tree that is not installed."""
 
@@ -59,8 +61,6 @@ BACKLOG = 128
 """Connections that the kernel keeps until the server accepts them."""
 
 _PAUSE_S = 1.0
-
-log = structlog.get_logger(__name__)
 
 _NEVER_S = 86_400.0
 """Seconds between two checks whether the server must end, which happens only with its process. The default wakes twice a second."""

@@ -342,7 +342,7 @@ async def tracing(url: str, service: str) -> AsyncIterator[Tracer]:
         yield Tracer()
         return
     try:
-        from omnistage.host.otlp import OtlpTracer
+        from omnistage.host.otlp import OtlpTracer  # Only now, because OpenTelemetry is an extra.
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise

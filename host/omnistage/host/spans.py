@@ -1,5 +1,5 @@
 """Spans: the work of one process for one request, as part of a trace. The classes here are for a process that traces nothing; `otlp` has
-the classes whose spans go to a collector, and `tracing` chooses. docs/tracing.md explains the spans."""
+the classes whose spans go to a collector, and `process.tracing` chooses. docs/tracing.md explains the spans."""
 
 from __future__ import annotations
 

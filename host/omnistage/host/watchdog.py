@@ -12,7 +12,7 @@ work, the watchdog sleeps.
 
 The event loop is watched as one more thread, which counts as busy while it owes an answer. If the loop of a stage is blocked, other
 processes notice its silence and use another replica. The process must end too, because no other router acts for this one, and a replica
-is started anew only after it has ended."""
+is started anew only after it has ended. A process that asks whether the loop still runs gets its answer from `answering`."""
 
 from __future__ import annotations
 
@@ -342,7 +342,8 @@ _MAX_QUESTIONS = 4096
 
 @contextmanager
 def answering(fd: int) -> Iterator[None]:
-    """Answer questions on the socket with the descriptor `fd` while the block runs. If `fd` is negative, nobody asks."""
+    """Have the event loop answer questions on the socket with the descriptor `fd` while the block runs. The process that started this one
+    asks whether the loop still runs. If `fd` is negative, nobody asks."""
     if fd < 0:
         yield
         return
