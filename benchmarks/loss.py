@@ -17,7 +17,7 @@ from datetime import datetime
 from helpers.disturbed import holder
 from helpers.fleet import Fleet
 from helpers.hanging import HANG, WAKE
-from omnistage.client.playback import AudioArrival, play
+from omnistage.client.events import AudioArrival, play
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 
 START_BUFFER_S = 0.5

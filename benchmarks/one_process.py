@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import cast
 
 from benchmarks.prompts import QUESTION
-from omnistage.client.playback import is_audible
+from omnistage.client.events import is_audible
 from omnistage.engine.types import Sampling
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import (

@@ -16,7 +16,7 @@ from benchmarks.figures import Figure, Report, median, percentile, run
 from benchmarks.processes import CpuMeter
 from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
-from omnistage.client.channel import INSECURE
+from omnistage.client.routers import INSECURE
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 

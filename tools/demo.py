@@ -15,7 +15,7 @@ from omnistage.cli.layout import ANY_PORT, DEFAULT_ADDRESS
 from omnistage.cli.pipelines import default_pipelines
 from omnistage.cli.served import Served, served_here
 from omnistage.client import Omni
-from omnistage.client.found import named_router
+from omnistage.client.connection import named_router
 from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
 

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from omnistage.client import Omni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from tools.languages import LANGUAGES, PROTOS, ROOT, Language, ToolchainError, build, install
 
 QUESTION, SEED = "Why is the sky blue?", 2**63 + 7

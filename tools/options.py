@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.client import options
-from omnistage.client.about import keywords
-from omnistage.client.settings import SETTINGS
+from omnistage.client.options import SETTINGS, keywords
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "client.md"
 

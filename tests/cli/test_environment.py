@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnistage.cli import environment
-from omnistage.client.key import VARIABLE as KEY_VARIABLE
+from omnistage.client.routers import KEY_VARIABLE as KEY_VARIABLE
 from omnistage.host.settings import ServerSettings
 from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
 from omnistage.wire.token import GATEWAY_VARIABLE, VARIABLE

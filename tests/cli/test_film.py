@@ -26,7 +26,7 @@ from omnistage.cli.output import GrowingFile
 from omnistage.cli.sounding import resample
 from omnistage.client import Omni, VideoDelta
 from omnistage.client.errors import RequestError
-from omnistage.client.film_file import KINDS
+from omnistage.client.files import FILM_KINDS
 from omnistage.client.request import DIFFUSION, PROTO_NAMES
 
 SMALL = ("--frames", "5", "--steps", "2", "--size", "32x32", "--seed", "3")
@@ -336,21 +336,21 @@ def test_where_it_goes_and_how_it_is_encoded() -> None:
 def test_a_file_grows_at_its_place_and_what_came_stays(tmp_path: Path) -> None:
     out = tmp_path / "x.webm"
     out.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), GrowingFile(out, "--out", KINDS) as file:
+    with pytest.raises(KeyboardInterrupt), GrowingFile(out, "--out", FILM_KINDS) as file:
         assert out.read_bytes() == b"old"
         file.append(b"one")
         assert out.read_bytes() == b"one"
         file.append(b"two")
         raise KeyboardInterrupt
     assert out.read_bytes() == b"onetwo" and names(tmp_path) == ["x.webm"]
-    with GrowingFile(out, "--out", KINDS):
+    with GrowingFile(out, "--out", FILM_KINDS):
         pass
     assert out.read_bytes() == b"onetwo" and names(tmp_path) == ["x.webm"]
 
 
 def test_a_file_that_was_removed_while_it_grew_is_not_begun_anew_without_its_head(tmp_path: Path) -> None:
     out = tmp_path / "x.webm"
-    with GrowingFile(out, "--out", KINDS) as file:
+    with GrowingFile(out, "--out", FILM_KINDS) as file:
         file.append(b"one")
         out.unlink()
         with pytest.raises(RequestError, match=r"x\.webm"):

@@ -20,7 +20,7 @@ from helpers.processes import ProcessFamily, StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.client import BadRequestError, Omni, StackError, UnknownModelError
-from omnistage.client.settings import StackSettings
+from omnistage.client.options import StackSettings
 
 BRINGING = """
 from omnistage.models.family import Family, Mark, ModelEntry

@@ -25,7 +25,7 @@ from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.bounds import OOM_SCORE, bound_text, for_router, for_stage, mapped, memory_of_machine
 from omnistage.client import Omni
-from omnistage.client.listing import Replica
+from omnistage.client.connection import Replica
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, HEADERS, END_HEADERS = 4, 1, 4

@@ -24,8 +24,8 @@ from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLay
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client import Omni
+from omnistage.client.connection import LOCAL_ADDRESS
 from omnistage.client.errors import BadRequestError, StackError, StartingError
-from omnistage.client.found import LOCAL_ADDRESS
 from omnistage.models.toy import formulas
 
 

@@ -19,7 +19,7 @@ from helpers.terminal import Terminal
 from omnistage.cli.served import Served, register_stack
 from omnistage.cli.show import settings_lines
 from omnistage.client import Omni
-from omnistage.client.listing import Replica
+from omnistage.client.connection import Replica
 
 WATCHED = """
 import json, os, sys

@@ -7,8 +7,7 @@ import pytest
 from helpers import lengths
 from omnistage.cli.rescue import sentence, waited_s
 from omnistage.cli.timeline import draw, opened_at
-from omnistage.client.events import Done, Failover, StageReport, Usage
-from omnistage.client.playback import AudioArrival, TextArrival, Timing
+from omnistage.client.events import AudioArrival, Done, Failover, StageReport, TextArrival, Timing, Usage
 
 
 def report(stage: str, port: str, first_output_s: float, total_s: float) -> StageReport:

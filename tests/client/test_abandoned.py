@@ -20,7 +20,7 @@ from helpers import lengths
 from helpers.servers import Local, local_chain, local_router
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni, OmniError, WrongLoopError
-from omnistage.client.loop_thread import LoopThread
+from omnistage.client.threads import LoopThread
 
 pytestmark = pytest.mark.usefixtures("collected_by_hand")
 
@@ -332,7 +332,7 @@ async def test_an_interrupt_cancels_and_the_client_goes_on(router: Local, call: 
 
 
 def test_every_call_ends_although_the_loop_is_stuck(toy_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnistage.client.loop_thread.ALLOWANCE_S", 0.3)
+    monkeypatch.setattr("omnistage.client.threads.ALLOWANCE_S", 0.3)
     omni = Omni(address=toy_address)
     stream = omni.stream("Hi", max_tokens=ENDLESS, ignore_eos=True, timeout_s=0.5)
     next(stream)

@@ -20,9 +20,8 @@ from helpers.ports import take_address
 from helpers.servers import ServerProcess, family_logic, local_router, local_stage, toy_logic
 from omnistage.client import AsyncOmni, BadRequestError, Done, NotAvailableError, Omni, Picture, Progress, ProtocolError, UnknownModelError
 from omnistage.client.answer import Answer
-from omnistage.client.events import Usage
+from omnistage.client.events import Timing, Usage
 from omnistage.client.options import GUIDES
-from omnistage.client.playback import Timing
 from omnistage.client.request import DIFFUSION, NEVER_ZERO, PROTO_NAMES, Options, for_drawing
 from omnistage.models.toy.files import pixels_of
 from omnistage.router.pipeline import load_pipeline

@@ -25,13 +25,11 @@ from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli import options, targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, found, request
-from omnistage.client.channel import OPTIONS, ClientCredentials
-from omnistage.client.connection import Connection
+from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, connection, request
+from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Connection, Found, find_router
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
-from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
-from omnistage.client.routers import Routers
+from omnistage.client.routers import CHANNEL_OPTIONS, ClientCredentials, Routers
 from omnistage.router.pipeline import load_pipeline
 
 ASKED = Need(["text"], ["text"], "thinker")
@@ -41,14 +39,14 @@ DRAWN = Need(["text"], ["image"], "diffusion")
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As a person's shell has it."""
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(ROUTER_VARIABLE)
     return monkeypatch
 
 
 @pytest.fixture
 def serving(looking: pytest.MonkeyPatch, toy_address: str) -> str:
     """The toy stack is where `omnistage serve` listens; that of this machine may have anything behind it."""
-    looking.setattr(found, "LOCAL_ADDRESS", toy_address)
+    looking.setattr(connection, "LOCAL_ADDRESS", toy_address)
     return toy_address
 
 
@@ -73,7 +71,7 @@ def listening(answer: bytes | None) -> Iterator[str]:
 
 
 def test_it_is_looked_for_where_serve_listens() -> None:
-    assert found.LOCAL_ADDRESS == DEFAULT_ADDRESS
+    assert connection.LOCAL_ADDRESS == DEFAULT_ADDRESS
 
 
 def test_commands_have_the_time_of_the_client() -> None:
@@ -89,11 +87,11 @@ async def test_the_one_that_runs_is_found(serving: str) -> None:
 
 
 async def test_a_named_one_counts_more_and_is_not_even_tried(serving: str, looking: pytest.MonkeyPatch) -> None:
-    looking.setenv(VARIABLE, "127.0.0.1:1")
+    looking.setenv(ROUTER_VARIABLE, "127.0.0.1:1")
     assert await find_router() == Found("127.0.0.1:1", is_named=True)
-    looking.setenv(VARIABLE, OFF)
+    looking.setenv(ROUTER_VARIABLE, SEARCH_OFF)
     assert await find_router() is None
-    looking.setenv(VARIABLE, " ")
+    looking.setenv(ROUTER_VARIABLE, " ")
     router = await find_router()
     assert router is not None and router.address == serving
 
@@ -101,24 +99,24 @@ async def test_a_named_one_counts_more_and_is_not_even_tried(serving: str, looki
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closing", "http"])
 async def test_who_is_no_router_is_left_alone_soon(looking: pytest.MonkeyPatch, answer: bytes | None) -> None:
     with listening(answer) as address:
-        looking.setattr(found, "LOCAL_ADDRESS", address)
+        looking.setattr(connection, "LOCAL_ADDRESS", address)
         async with asyncio.timeout(30):
             assert await find_router() is None
 
 
 async def test_nobody_is_asked_where_nobody_listens(looking: pytest.MonkeyPatch, free_port: int) -> None:
-    looking.setattr(found, "LOCAL_ADDRESS", f"127.0.0.1:{free_port}")
+    looking.setattr(connection, "LOCAL_ADDRESS", f"127.0.0.1:{free_port}")
     assert await find_router() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 async def test_a_router_of_another_user_is_not_asked(looking: pytest.MonkeyPatch, free_port: int) -> None:
     address = f"127.0.0.1:{free_port}"
-    looking.setattr(found, "LOCAL_ADDRESS", address)
+    looking.setattr(connection, "LOCAL_ADDRESS", address)
     with squatter(address) as other:
         assert other.tries().startswith("took ")
-        assert found.is_taken(address)
-        assert not found.is_ours(address)
+        assert connection.is_address_taken(address)
+        assert not connection.is_router_ours(address)
         assert await find_router() is None
         with pytest.raises(UnavailableError, match="another user of this machine"):
             must_run()
@@ -126,18 +124,18 @@ async def test_a_router_of_another_user_is_not_asked(looking: pytest.MonkeyPatch
 
 def test_a_socket_that_only_has_a_connection_there_is_no_listener(free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)) as server:
-        assert found.is_ours(f"127.0.0.1:{free_port}")
+        assert connection.is_router_ours(f"127.0.0.1:{free_port}")
         with socket.create_connection(("127.0.0.1", free_port)) as client:
-            assert not found.is_taken(f"127.0.0.1:{client.getsockname()[1]}")
+            assert not connection.is_address_taken(f"127.0.0.1:{client.getsockname()[1]}")
         server.close()
-    assert not found.is_taken(f"127.0.0.1:{free_port}")
+    assert not connection.is_address_taken(f"127.0.0.1:{free_port}")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
-        assert found.is_ours(f"127.0.0.1:{server.getsockname()[1]}")
+        assert connection.is_router_ours(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @lengths.long_form(
@@ -148,7 +146,7 @@ def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
 def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int, tmp_path: Path) -> None:
     """When it has ended, anybody may take its port; a client that is open goes on to nobody."""
     address = f"127.0.0.1:{free_port}"
-    looking.setattr(found, "LOCAL_ADDRESS", address)
+    looking.setattr(connection, "LOCAL_ADDRESS", address)
     command = [sys.executable, "-m", "omnistage.cli", "serve", toy_pipeline(tmp_path), "--address", address]
     with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving, ExitStack() as others:
         assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
@@ -228,9 +226,9 @@ def test_a_router_that_is_typed_is_asked(serving: str) -> None:
 
 def test_commands_that_start_nothing_mean_it_too(serving: str, looking: pytest.MonkeyPatch) -> None:
     assert must_run().address == serving
-    looking.setenv(VARIABLE, "127.0.0.1:9")
+    looking.setenv(ROUTER_VARIABLE, "127.0.0.1:9")
     assert running() == Found("127.0.0.1:9", is_named=True)
-    looking.setenv(VARIABLE, OFF)
+    looking.setenv(ROUTER_VARIABLE, SEARCH_OFF)
     assert running() is None
     with pytest.raises(UnavailableError, match="no router is looked for"):
         must_run()
@@ -249,13 +247,13 @@ def test_omni_asks_it(serving: str) -> None:
 
 
 def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, looking: pytest.MonkeyPatch, free_port: int) -> None:
-    looking.setenv(VARIABLE, toy_address)
+    looking.setenv(ROUTER_VARIABLE, toy_address)
     with Omni() as omni:
         assert omni.address == toy_address
-    looking.setenv(VARIABLE, f"127.0.0.1:{free_port}")
+    looking.setenv(ROUTER_VARIABLE, f"127.0.0.1:{free_port}")
     with pytest.raises(UnavailableError, match="no server answers"):
         Omni(connect_timeout_s=0.5)
-    looking.setenv(VARIABLE, "nonsense")
+    looking.setenv(ROUTER_VARIABLE, "nonsense")
     with pytest.raises(BadRequestError, match="no port"):
         Omni()
 
@@ -281,7 +279,7 @@ class Noted(ClientCredentials):
 
     addresses: ClassVar[list[str]] = []
 
-    def channel(self, address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:
+    def channel(self, address: str, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS) -> grpc.aio.Channel:
         self.addresses.append(address)
         return super().channel(address, options)
 

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnistage.client import AsyncOmni, BadRequestError, Omni, guesses
+from omnistage.client import AsyncOmni, BadRequestError, Omni, wording
 from omnistage.client import request as requests
-from omnistage.client.about import About, Range, keywords
-from omnistage.client.options import OPTIONS
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, About, Range, keywords
 from omnistage.client.private_stack import StackPlan
-from omnistage.client.settings import OF_CLIENT, SETTINGS
 from omnistage.client.wording import of_launcher
 
 MEDIA = ("images", "audios", "videos")
@@ -141,15 +139,15 @@ def test_several_are_told_at_once() -> None:
 
 
 def test_whatever_is_advised_exists() -> None:
-    for name in guesses.SAME:
+    for name in wording.SAME:
         assert name in OPTIONS or name in MEDIA
     of_clients = set(inspect.signature(Omni).parameters) | set(SETTINGS)
     assert set(OF_CLIENT) | {"tensor_parallel_size", "settings", "to_start"} == set(inspect.signature(Omni).parameters)
-    for told in guesses.OF_CLIENTS.values():
+    for told in wording.OF_CLIENTS.values():
         if named := re.match(r"here it is (\w+)", told):
             assert named[1] in of_clients
-    assert not set(guesses.OF_CALLS) & set(OPTIONS), "these exist"
-    assert not set(guesses.OF_CLIENTS) & of_clients
+    assert not set(wording.OF_CALLS) & set(OPTIONS), "these exist"
+    assert not set(wording.OF_CLIENTS) & of_clients
 
 
 def some_wrong(about: About, kind: str) -> list[object]:

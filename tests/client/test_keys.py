@@ -37,10 +37,9 @@ from omnistage.client import (
     TextDelta,
     UnencryptedKeyWarning,
 )
-from omnistage.client import key as keys
-from omnistage.client.address import is_local
-from omnistage.client.found import find_router
-from omnistage.client.key import MAX_CHARACTERS, VARIABLE, ApiKey, key_of
+from omnistage.client import routers as keys
+from omnistage.client.connection import find_router
+from omnistage.client.routers import KEY_VARIABLE, MAX_KEY_CHARACTERS, ApiKey, is_local, key_of
 from omnistage.router.admission import API_KEY
 from omnistage.router.pipeline import load_pipeline
 
@@ -62,7 +61,7 @@ def shown(secret: str) -> str:
 
 
 def test_the_client_and_the_router_call_it_alike() -> None:
-    assert keys.METADATA == API_KEY
+    assert keys.KEY_METADATA == API_KEY
 
 
 async def test_it_goes_with_every_call(lines: list[MutableMapping[str, Any]], tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ async def test_a_view_ends_with_the_client_that_it_is_of(toy_address: str) -> No
 
 
 async def test_a_visitor_without_a_key_has_that_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, OTHER)
+    monkeypatch.setenv(KEY_VARIABLE, OTHER)
     peer = PlayingPeer()
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         for client in (omni, omni.as_client(None), omni.as_client(SECRET).as_client(None)):
@@ -200,9 +199,9 @@ def test_a_view_keeps_its_client_open(toy_address: str) -> None:
 async def test_the_router_that_runs_here_is_looked_at_as_this_client(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Doorkeeper()
     monkeypatch.delenv("OMNISTAGE_ROUTER")
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     async with local_chain() as stages, local_router(addresses_of(stages), interceptors=[door]) as router:
-        monkeypatch.setattr("omnistage.client.found.LOCAL_ADDRESS", router.address)
+        monkeypatch.setattr("omnistage.client.connection.LOCAL_ADDRESS", router.address)
         async with AsyncOmni() as omni:
             await omni.generate("Hi", outputs=["text"], max_tokens=2)
         assert await find_router() is not None
@@ -235,16 +234,20 @@ def test_what_is_no_key_is_refused_and_not_repeated(secret: Any, told: str, toy_
 
 
 def test_a_key_of_the_variable_counts_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     assert key_of(None) is None
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(KEY_VARIABLE, "")
     assert key_of(None) is None
-    monkeypatch.setenv(VARIABLE, SECRET)
-    for given, expected in ((None, SECRET), (OTHER, OTHER), ("a b" + "c" * (MAX_CHARACTERS - 3), "a b" + "c" * (MAX_CHARACTERS - 3))):
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    for given, expected in (
+        (None, SECRET),
+        (OTHER, OTHER),
+        ("a b" + "c" * (MAX_KEY_CHARACTERS - 3), "a b" + "c" * (MAX_KEY_CHARACTERS - 3)),
+    ):
         found = key_of(given)
         assert found is not None and found.metadata == ((API_KEY, expected),)
-    monkeypatch.setenv(VARIABLE, f"{SECRET} ")
-    with pytest.raises(BadRequestError, match=f"{VARIABLE}: has characters") as refused:
+    monkeypatch.setenv(KEY_VARIABLE, f"{SECRET} ")
+    with pytest.raises(BadRequestError, match=f"{KEY_VARIABLE}: has characters") as refused:
         AsyncOmni()
     assert SECRET not in refused.value.message
 
@@ -342,7 +345,7 @@ async def test_who_makes_an_error_of_that_sends_nothing(elsewhere: str) -> None:
 @pytest.mark.parametrize("command", ["ask", "say", "chat", "draw", "pipelines", "status", "voices", "bench"])
 def test_every_command_that_asks_takes_a_key(command: str) -> None:
     (option,) = [one for one in typer.main.get_group(app).commands[command].params if one.name == "api_key"]
-    assert option.opts == ["--api-key"] and VARIABLE in (getattr(option, "help", None) or "")
+    assert option.opts == ["--api-key"] and KEY_VARIABLE in (getattr(option, "help", None) or "")
 
 
 def test_a_command_says_it_in_a_line(elsewhere: str, toy_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +355,8 @@ def test_a_command_says_it_in_a_line(elsewhere: str, toy_address: str, monkeypat
         done = omnistage(*words, "--address", toy_address, "--api-key", SECRET)
         assert done.returncode == 0 and "warning" not in done.stderr
         assert SECRET not in done.stdout + done.stderr
-    monkeypatch.setenv(VARIABLE, f"{OTHER} ")
+    monkeypatch.setenv(KEY_VARIABLE, f"{OTHER} ")
     refused = omnistage("status", "--address", toy_address)
-    assert refused.returncode == 1 and f"{VARIABLE}: has characters" in refused.stderr and "--api-key" not in refused.stderr
+    assert refused.returncode == 1 and f"{KEY_VARIABLE}: has characters" in refused.stderr and "--api-key" not in refused.stderr
     refused = omnistage("status", "--address", toy_address, "--api-key", f"{SECRET}\n")
     assert refused.returncode == 1 and "--api-key: has characters" in refused.stderr and SECRET not in refused.stderr

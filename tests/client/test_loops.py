@@ -12,7 +12,7 @@ import pytest
 
 from helpers import lengths
 from omnistage.client import AsyncOmni, UnavailableError
-from omnistage.client.loop_thread import is_of_another_loop
+from omnistage.client.threads import is_of_another_loop
 
 LOOPS, ROUNDS = 3, 25
 

@@ -21,7 +21,7 @@ from helpers.processes import StartedProcess
 from helpers.sink import Sink
 from helpers.waiting import until
 from omnistage.client import Audio, NotAvailableError, Player, RequestError, find_loudspeaker
-from omnistage.client.loudspeaker import VARIABLE
+from omnistage.client.loudspeaker import PLAYER_VARIABLE
 
 RATE = 24_000
 PATIENCE_S = 30.0
@@ -36,7 +36,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PULSE_SERVER", f"unix:{tmp_path}/run/nobody")
     for name in ("XDG_RUNTIME_DIR", "PIPEWIRE_RUNTIME_DIR", "PULSE_RUNTIME_PATH"):
         monkeypatch.setenv(name, str(tmp_path / "run"))
-    for name in (VARIABLE, "SDL_AUDIODRIVER", "AUDIODRIVER", "AUDIODEV"):
+    for name in (PLAYER_VARIABLE, "SDL_AUDIODRIVER", "AUDIODRIVER", "AUDIODEV"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -73,7 +73,7 @@ def test_the_first_program_that_works_is_taken(silent: Path, monkeypatch: pytest
 @pytest.mark.parametrize("script", ["exit 1", "echo 'audio open failed' >&2", "sleep 100"])
 def test_a_program_that_cannot_play_is_passed_over(silent: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv(VARIABLE, "ffplay")
+    monkeypatch.setenv(PLAYER_VARIABLE, "ffplay")
     program(silent / "bin", "ffplay", script)
     with pytest.raises(NotAvailableError, match=r"OMNISTAGE_PLAYER=ffplay: it (ended with code 1|has no device|did not answer within 2 s)"):
         find_loudspeaker()
@@ -81,7 +81,7 @@ def test_a_program_that_cannot_play_is_passed_over(silent: Path, monkeypatch: py
 
 def test_a_server_with_nothing_but_a_null_sink_plays_nothing(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv(VARIABLE, "pacat")
+    monkeypatch.setenv(PLAYER_VARIABLE, "pacat")
     program(silent / "bin", "pacat", "exit 0")
     program(silent / "bin", "pactl", "echo Default Sink: auto_null")
     with pytest.raises(NotAvailableError, match="it has no device"):
@@ -97,20 +97,20 @@ def test_no_server_is_asked_where_none_listens(silent: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", f"{silent / 'bin'}:/usr/bin:/bin")
     program(silent / "bin", "pacat", "exit 0")
     program(silent / "bin", "pactl", f"touch {shlex.quote(str(silent / 'asked'))}")
-    monkeypatch.setenv(VARIABLE, "pacat")
+    monkeypatch.setenv(PLAYER_VARIABLE, "pacat")
     with pytest.raises(NotAvailableError, match="there is no such server here"):
         find_loudspeaker()
     assert not (silent / "asked").exists()
 
 
 def test_none_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "none")
+    monkeypatch.setenv(PLAYER_VARIABLE, "none")
     assert find_loudspeaker() is None
 
 
 def test_a_command_is_taken_as_it_is(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, sound = Sink(silent / "si nk", speed=0.0), np.linspace(-1, 1, 100, dtype=np.float32)
-    monkeypatch.setenv(VARIABLE, sink.variable)
+    monkeypatch.setenv(PLAYER_VARIABLE, sink.variable)
     with Player(sample_rate_hz=8000) as player:
         player.write(Audio(sound, 8000))
     np.testing.assert_array_equal(sink.samples(), sound)
@@ -126,7 +126,7 @@ def test_a_command_is_taken_as_it_is(silent: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_wrong_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, kind: type[RequestError], says: str) -> None:
-    monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(PLAYER_VARIABLE, value)
     with pytest.raises(kind, match=says) as raised:
         find_loudspeaker()
     assert raised.value.hint
@@ -134,7 +134,7 @@ def test_a_wrong_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, k
 
 def test_a_known_player_that_is_not_there_is_told(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(silent))
-    monkeypatch.setenv(VARIABLE, "aplay")
+    monkeypatch.setenv(PLAYER_VARIABLE, "aplay")
     with pytest.raises(NotAvailableError, match="OMNISTAGE_PLAYER=aplay: it is not installed"):
         find_loudspeaker()
 
@@ -162,7 +162,7 @@ def test_alsa_gets_every_sample_once(silent: Path, monkeypatch: pytest.MonkeyPat
     need(player)
     recorded = silent / "recorded.raw"
     (silent / "alsa.conf").write_text(ALSA.format(file=recorded))
-    monkeypatch.setenv(VARIABLE, player)
+    monkeypatch.setenv(PLAYER_VARIABLE, player)
     sound = np.random.default_rng(seed).uniform(0.1, 0.9, RATE).astype(np.float32)
     with Player() as opened:
         for piece in np.split(sound, 24):
@@ -226,7 +226,7 @@ def test_pulseaudio_gets_every_sample_once(
         (silent / "alsa.conf").write_text("pcm.!default { type pulse }\n")
     if player == "play" and not any(Path("/usr/lib").glob("*/sox/libsox_fmt_pulseaudio.so")):
         pytest.skip("SoX cannot play by PulseAudio here: its package is libsox-fmt-pulse")
-    for name, value in ((VARIABLE, player), ("AUDIODRIVER", "pulseaudio"), ("SDL_AUDIODRIVER", "pulseaudio")):
+    for name, value in ((PLAYER_VARIABLE, player), ("AUDIODRIVER", "pulseaudio"), ("SDL_AUDIODRIVER", "pulseaudio")):
         monkeypatch.setenv(name, value)
     sound = np.random.default_rng(seed).uniform(0.1, 0.9, RATE).astype(np.float32)
     with Player() as opened:

@@ -24,8 +24,7 @@ from helpers.peer import PlayingPeer, listening
 from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
 from omnistage.client import media as client_media
 from omnistage.client import request as requests
-from omnistage.client.media import to_part
-from omnistage.client.media_types import media_types
+from omnistage.client.media import media_types, to_part
 from omnistage.client.request import Options
 from omnistage.v1 import stage_pb2
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers.media_files import picture
 from omnistage.client import Audio, Omni, Picture
-from omnistage.client.notebook import LONGEST_S, MOST_PICTURE_BYTES, pictures
+from omnistage.client.files import LONGEST_SHOWN_S, MOST_PICTURE_BYTES, pictures_html
 
 
 class NotebookPage(HTMLParser):
@@ -59,10 +59,10 @@ def test_a_sound_is_a_player_that_has_every_sample() -> None:
 
 def test_a_player_of_a_long_sound_says_how_much_it_has() -> None:
     rate_hz = 1000
-    ramp = (np.arange(round(LONGEST_S * rate_hz) + 90_000) % 30000).astype(np.float32) / np.float32(32768)
+    ramp = (np.arange(round(LONGEST_SHOWN_S * rate_hz) + 90_000) % 30000).astype(np.float32) / np.float32(32768)
     page = NotebookPage(Audio(ramp, rate_hz)._repr_html_())
     _, played = heard(page.sources[0][2])
-    np.testing.assert_array_equal(played, (ramp[: round(LONGEST_S * rate_hz)] * 32768).astype(np.int16))
+    np.testing.assert_array_equal(played, (ramp[: round(LONGEST_SHOWN_S * rate_hz)] * 32768).astype(np.int16))
     assert page.text == "The first 10 of 11.5 minutes; save writes all."
     assert NotebookPage(Audio(ramp[:-90_000], rate_hz)._repr_html_()).text == ""
 
@@ -99,6 +99,6 @@ def test_pictures_are_shown_as_they_came() -> None:
 
 def test_pictures_that_are_too_much_are_counted() -> None:
     large = bytes(MOST_PICTURE_BYTES - 1)
-    page = NotebookPage(pictures([("image/png", large), ("image/png", b"12"), ("image/webp", b"1"), ('image/x" onerror="', b"1")]))
+    page = NotebookPage(pictures_html([("image/png", large), ("image/png", b"12"), ("image/webp", b"1"), ('image/x" onerror="', b"1")]))
     assert [(tag, kind, len(data)) for tag, kind, data in page.sources] == [("img", "image/png", len(large)), ("img", "image/webp", 1)]
     assert page.text.startswith("2 more in pictures")

@@ -15,9 +15,8 @@ import pytest
 
 from omnistage.client import AsyncOmni, BadRequestError, Omni, options, private_stack
 from omnistage.client import request as requests
-from omnistage.client.about import About, Keyword, Range, keywords
-from omnistage.client.encoder import ENCODINGS
-from omnistage.client.settings import SETTINGS
+from omnistage.client.files import ENCODINGS
+from omnistage.client.options import SETTINGS, About, Keyword, Range, keywords
 from omnistage.code2wav.resampling import RATES_HZ
 from omnistage.diffusion import stage as diffusion
 from omnistage.models.interface import Profile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnistage.client.playback import AudioArrival, TextArrival, Timing, buffer_levels, is_audible, play
+from omnistage.client.events import AudioArrival, TextArrival, Timing, buffer_levels, is_audible, play
 
 RATE = 1000
 

@@ -23,7 +23,7 @@ from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.sink import BLOCK_S, BUFFER_S, Sink
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Audio, AudioChunk, Loudspeaker, Omni, Player, PlayerLostError, RequestError
-from omnistage.client.playback import AudioArrival, play
+from omnistage.client.events import AudioArrival, play
 
 RATE = 24_000
 PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from omnistage.client.answer import collect
 from omnistage.client.errors import ProtocolError
 from omnistage.client.events import Event, Picture, TextDelta, TokenLogprob
 from omnistage.client.reader import Reader
-from omnistage.client.tensors import DTYPES
+from omnistage.client.received import DTYPES
 from omnistage.connector.tensors import layout_of, split
 from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
 

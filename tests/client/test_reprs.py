@@ -24,8 +24,7 @@ from omnistage.client import (
     Usage,
 )
 from omnistage.client.answer import collect
-from omnistage.client.events import Event, StageReport
-from omnistage.client.playback import AudioArrival, TextArrival
+from omnistage.client.events import AudioArrival, Event, StageReport, TextArrival
 
 
 def test_timing_tells_its_figures_and_none_of_its_arrivals() -> None:

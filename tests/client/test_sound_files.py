@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from helpers import lengths
 from helpers.bare import bare_environment, bare_python
 from omnistage.client import Audio, AudioChunk, BadRequestError, Omni, RequestError, SoundEncoder, SoundFile
-from omnistage.client.encoder import FORMATS
+from omnistage.client.files import FORMATS
 from omnistage.models.toy import formulas
 
 soundfile = pytest.importorskip("soundfile", reason="the cli extra is not installed")

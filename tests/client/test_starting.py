@@ -11,8 +11,7 @@ from helpers.peer import TEXT, PlayingPeer, listening
 from helpers.servers import local_router, local_stage, toy_logic
 from helpers.terminal import Terminal
 from omnistage.client import AsyncOmni, Failover, StartingError, UnavailableError
-from omnistage.client.connection import START_PATIENCE_S
-from omnistage.client.listing import Pipeline
+from omnistage.client.connection import START_PATIENCE_S, Pipeline
 from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError

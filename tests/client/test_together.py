@@ -13,7 +13,7 @@ import pytest
 from helpers import lengths
 from helpers.waiting import until
 from omnistage.client import Answer, AsyncOmni, BadRequestError, Omni, OverloadedError
-from omnistage.client.together import FIRST, MOST, Together
+from omnistage.client.call import FIRST_ROOM, LARGEST_ROOM, Together
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
@@ -55,8 +55,8 @@ async def test_all_are_answered_however_few_places_there_are(places: int) -> Non
     texts = [str(i) for i in range(200)]
     assert len(await Together(asked.ask, 60.0).answers(texts)) == 200
     assert sorted(asked.ended) == sorted(texts)
-    assert asked.most <= min(places, MOST)
-    assert asked.refused <= FIRST + 4, "it learns how many there are"
+    assert asked.most <= min(places, LARGEST_ROOM)
+    assert asked.refused <= FIRST_ROOM + 4, "it learns how many there are"
 
 
 async def test_a_moment_without_places_does_not_bind_the_rest() -> None:
@@ -76,14 +76,14 @@ async def test_a_moment_without_places_does_not_bind_the_rest() -> None:
             return await asked.ask(text)
 
         assert len(await Together(ask, 60.0).answers([str(i) for i in range(400)])) == 400
-        assert asked.most == MOST
+        assert asked.most == LARGEST_ROOM
         asked.most = 0
 
 
 async def test_each_time_that_places_are_tried_out_again_is_rarer() -> None:
     asked = PlacesTogether(1)
     await Together(asked.ask, 60.0).answers([str(i) for i in range(2000)])
-    assert asked.refused <= FIRST + 4 + 2000 // MOST
+    assert asked.refused <= FIRST_ROOM + 4 + 2000 // LARGEST_ROOM
 
 
 async def test_places_that_are_known_are_not_tried_out() -> None:
@@ -134,7 +134,7 @@ async def test_as_few_tasks_as_are_asked_at_once() -> None:
         return ANSWER
 
     assert len(await Together(ask, 60.0).answers(["a"] * 10_000)) == 10_000
-    assert max(seen) <= MOST + 2
+    assert max(seen) <= LARGEST_ROOM + 2
 
 
 def test_a_list_is_answered_in_its_order_by_both_clients(toy_address: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_cancelled_list_leaves_nothing_behind(toy_address: str) -> None:
     async with AsyncOmni(address=toy_address) as omni:
         beside = asyncio.all_tasks()
         asking = asyncio.create_task(omni.generate(["a"] * 9, max_tokens=ENDLESS, ignore_eos=True))
-        await until(lambda: len(asyncio.all_tasks() - beside) > FIRST)
+        await until(lambda: len(asyncio.all_tasks() - beside) > FIRST_ROOM)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

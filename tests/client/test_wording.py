@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from omnistage.cli.wording import CHAT, SHELL, word_error
-from omnistage.client import errors, found
+from omnistage.client import connection, errors
+from omnistage.client.connection import Found, advise
 from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolation, OmniError, StageLostError, UnavailableError
-from omnistage.client.found import Found, advise
 from omnistage.client.routers import Routers
 from omnistage.client.wording import PYTHON, Wording
 from omnistage.gateway.chat import FIELDS
@@ -65,7 +65,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 
 OF_CLASSES = [kind.ADVICE for kind in kinds() if kind.ADVICE]
-ANYWHERE = [*OF_CLASSES, *errors.HINTS.values(), *errors.HINTS_BY_CODE.values(), *found.ON_PRIVATE_STACK.values()]
+ANYWHERE = [*OF_CLASSES, *errors.HINTS.values(), *errors.HINTS_BY_CODE.values(), *connection.ON_PRIVATE_STACK.values()]
 OF_THE_CLIENT = sorted({*ANYWHERE, *filter(None, said_in("sdk/omnistage/client"))})
 ONLY_IN_PYTHON = (
     "pip install pillow",
@@ -207,7 +207,7 @@ def test_an_error_that_says_it_all_has_no_note() -> None:
 
 @pytest.mark.parametrize("router", [None, Found("127.0.0.1:1", is_named=True, is_own=True)], ids=["python", "command"])
 def test_who_has_a_stack_of_their_own_is_not_sent_to_look_at_another(router: Found | None) -> None:
-    for kind in found.ON_PRIVATE_STACK:
+    for kind in connection.ON_PRIVATE_STACK:
         error = kind("gone")
         advise(router, error, omni_pb2.GenerateRequest())
         assert error.hint and not re.search(r"address|status|replicas\(\)|log of", error.hint)

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 from helpers import servers
 from helpers.openai_document import document, events_of
 from omnistage.client import Omni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from omnistage.models.toy import formulas
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

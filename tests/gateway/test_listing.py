@@ -17,7 +17,7 @@ from helpers import servers
 from helpers.gateway import local_gateway
 from helpers.openai_document import document
 from helpers.raw_http import answer, connected, head
-from omnistage.client.listing import Pipeline
+from omnistage.client.connection import Pipeline
 
 PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/ready")
 """Paths that ask the router."""

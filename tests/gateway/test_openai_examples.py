@@ -17,7 +17,7 @@ import pytest
 from helpers import lengths, servers
 from helpers.gateway import gateway
 from omnistage.client import Omni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from omnistage.models.toy import formulas
 from tools.languages import ROOT, install_modules, with_modules
 

@@ -17,7 +17,7 @@ from playwright.async_api import Page, expect
 from helpers import servers
 from helpers.browser import LAUNCHER, ask, browser, heard, needs_chromium, opened, serious_faults
 from helpers.gateway import gateway
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from omnistage.gateway.page import FILES, FOLDER, HEADERS
 from omnistage.models.toy import formulas
 

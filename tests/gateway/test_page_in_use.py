@@ -27,7 +27,7 @@ from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
 from helpers.waiting import until
-from omnistage.client.encoder import SoundEncoder
+from omnistage.client.files import SoundEncoder
 from omnistage.models.toy import files, film, formulas
 
 SEED = 7

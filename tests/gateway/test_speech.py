@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from helpers import lengths, servers
 from helpers.openai_document import document, events_of
 from omnistage.client import AsyncOmni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 
 TEXT = " ".join(f"word{n}" for n in range(80))
 """The toy makes 0.4 s of sound of it."""

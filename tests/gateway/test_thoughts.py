@@ -17,7 +17,7 @@ from helpers.browser import ask, browser, needs_chromium, opened
 from helpers.gateway import gateway
 from helpers.openai_document import document, events_of
 from omnistage.client import Omni, TextDelta, ThoughtDelta
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from omnistage.models.toy import formulas
 
 THINKS = 5

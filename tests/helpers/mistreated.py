@@ -16,7 +16,7 @@ import structlog
 from helpers.ask import ask, request
 from helpers.servers import CHAIN, CLIENT_OPTIONS, KINDS, all_free, local_router, local_stage, toy_logic
 from helpers.stage import Stage
-from omnistage.client.loop_thread import is_of_another_loop
+from omnistage.client.threads import is_of_another_loop
 from omnistage.host.logs import somebody_is_there
 from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnistage.wire.errors import REASONS

@@ -205,7 +205,7 @@ def test_an_import_that_is_not_declared_is_seen() -> None:
 
 
 CONNECTS = re.compile(r"\b(?:in)?secure_channel\b|\badd_(?:in)?secure_port\b")
-CONNECTING = {"omnistage.wire.channel", "omnistage.client.channel"}
+CONNECTING = {"omnistage.wire.channel", "omnistage.client.routers"}
 """Modules that make connections, for servers and for clients: no other code decides whether a connection is encrypted."""
 
 

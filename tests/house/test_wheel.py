@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from omnistage.client.install import ALL, install
+from omnistage.client.private_stack import ALL_EXTRAS, install
 from tools import wheels
 from tools.groups import OWN
 
@@ -153,7 +153,7 @@ def test_whoever_tells_what_to_install_has_the_words_of_the_page_of_the_client()
     names."""
     page = (ROOT / "docs" / "client.md").read_text()
     named = set(re.findall(r"`omnistage\[([a-z,]+)\]`", page)) | {"{','.join(extras)}", "cli,convert,models,otel"}
-    assert install(*ALL) in [f"`make wheels` in a clone, then {line}" for line in re.findall(r"`(pip install .*)`", page)]
+    assert install(*ALL_EXTRAS) in [f"`make wheels` in a clone, then {line}" for line in re.findall(r"`(pip install .*)`", page)]
     sources = [path for area in AREAS for path in (ROOT / area).rglob("*.py") if "build" not in path.parts]
     told = 0
     for path in (*sources, *(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "sdk" / "README.md"):

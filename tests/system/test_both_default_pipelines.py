@@ -23,7 +23,7 @@ from helpers.gateway import gateway
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 from tools.examples import Example
 from tools.languages import LANGUAGES, build
 

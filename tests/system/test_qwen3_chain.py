@@ -25,7 +25,7 @@ from helpers.omni_answers import CASES, Qwen3Answers
 from helpers.omni_family import FAMILIES, question
 from helpers.servers import all_free, omni_stub
 from omnistage.client import Omni
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import to_pcm16
 
 pytestmark = [
     lengths.long_form(

@@ -13,9 +13,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from omnistage.client import AsyncOmni
-from omnistage.client.connection import Connection
+from omnistage.client.connection import Connection, Found
 from omnistage.client.errors import BadRequestError
-from omnistage.client.found import Found
 from omnistage.gateway.accounts import GatewayMetrics, HttpAccount
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.fetching import Fetcher

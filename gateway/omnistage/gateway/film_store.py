@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from omnistage.client import AsyncOmni
 from omnistage.client.events import Done, Event, Progress, VideoDelta
-from omnistage.client.film_file import MEDIA_TYPES
+from omnistage.client.files import FILM_MEDIA_TYPES
 from omnistage.gateway.answering import BrokenOff, Pieces
 from omnistage.gateway.failure import ApiError
 from omnistage.host.errors import StartError
@@ -50,7 +50,7 @@ MAX_PROBED_ROWS = 100_000
 BUSY_S = 5.0
 """Seconds to wait while another program has locked the database."""
 
-ENDS = {media_type: ending.removeprefix(".") for ending, media_type in MEDIA_TYPES.items()}
+ENDS = {media_type: ending.removeprefix(".") for ending, media_type in FILM_MEDIA_TYPES.items()}
 """The suffix of a file, by its media type."""
 GROWING, BEGINNING = "part", "picture"
 """Suffixes of a job's other files: the growing film, and the picture that it begins with."""

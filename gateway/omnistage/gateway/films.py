@@ -13,10 +13,9 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import FileResponse, Response
 
-from omnistage.client.allowed import fault_of
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_part
-from omnistage.client.options import OPTIONS
+from omnistage.client.options import OPTIONS, fault_of
 from omnistage.gateway.answering import begin_pieces, stream_response, unless_gone
 from omnistage.gateway.body import DrawnBody, Ignored, PipelineOptions, form_of, is_form, new_router, validate_body
 from omnistage.gateway.door import Door, Visitor, visitor_of

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from omnistage.client import AsyncOmni
+from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
-from omnistage.client.key import ApiKey
-from omnistage.client.listing import Pipeline
+from omnistage.client.routers import ApiKey
 from omnistage.gateway.failure import LIST, ApiError
 from omnistage.host.token import GATEWAY_HOST, GATEWAY_KEY, Token
 

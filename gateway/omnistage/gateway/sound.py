@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.client.encoder import FORMATS, SoundEncoder, channels_of
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event
-from omnistage.client.install import install
-from omnistage.client.wav import to_pcm16
+from omnistage.client.files import FORMATS, SoundEncoder, channels_of, to_pcm16
+from omnistage.client.private_stack import install
 from omnistage.gateway.failure import ApiError, invalid
 
 Samples = NDArray[np.float32]

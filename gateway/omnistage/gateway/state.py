@@ -14,8 +14,8 @@ from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from omnistage.client.connection import Pipeline
 from omnistage.client.errors import OmniError
-from omnistage.client.listing import Pipeline
 from omnistage.gateway.answering import EVENTS, unless_gone
 from omnistage.gateway.body import new_router
 from omnistage.gateway.door import Door

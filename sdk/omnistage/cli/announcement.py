@@ -10,7 +10,7 @@ from rich.markup import escape
 from omnistage.cli.layout import Layout, flag, reachable_address
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import Served
-from omnistage.client import found
+from omnistage.client import connection
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.models.options import GPU_MEMORY
 
@@ -48,7 +48,7 @@ def announce(
     it. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: where the processes' output goes;
     empty: to the terminal."""
     router_address = reachable_address(address)
-    is_found = router_address == found.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
+    is_found = router_address == connection.LOCAL_ADDRESS  # Other commands look for a router at this address by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {router_address}'}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     option = "" if is_found else f" --address {router_address}"

@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from omnistage.cli.folders import state_folder
 from omnistage.cli.notices import Notices
 from omnistage.cli.talk import LINES, WORDS
-from omnistage.client.beside import beside
+from omnistage.client.threads import beside
 
 BLOCK = '"""'
 """Stands before and after several lines that are one message, a block."""

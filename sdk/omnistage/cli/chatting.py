@@ -44,15 +44,15 @@ from omnistage.cli.talk import (
 )
 from omnistage.cli.where import Where
 from omnistage.cli.wording import CHAT
+from omnistage.client.answer import write_sound
 from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.connection import Pipeline
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Done
-from omnistage.client.guesses import did_you_mean
-from omnistage.client.listing import Pipeline
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 from omnistage.client.request import Options
-from omnistage.client.sound_file import write_sound
+from omnistage.client.wording import did_you_mean
 from omnistage.models.common.voices import those_there_are
 
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)

@@ -155,7 +155,7 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
 
 def _nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` with the most similar spelling; empty if none is similar."""
-    from omnistage.client.guesses import near  # Imported here, because a help text does without the client, whose import takes a while.
+    from omnistage.client.wording import near  # Imported here, because a help text does without the client, whose import takes a while.
 
     return near(name, names)
 

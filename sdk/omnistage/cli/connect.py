@@ -12,8 +12,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.targets import check_target
 from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection
-from omnistage.client.found import Found
+from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection, Found
 
 
 @asynccontextmanager

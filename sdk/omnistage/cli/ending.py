@@ -9,7 +9,7 @@ from omnistage.cli import interrupt
 from omnistage.cli.layout import ROUTER
 from omnistage.cli.notices import Notices
 from omnistage.cli.stack import Stack
-from omnistage.client.beside import beside
+from omnistage.client.threads import beside
 
 RUNNING = "omnistage_router_inflight"
 """The metric by which a router counts its running answers."""

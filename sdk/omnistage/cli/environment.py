@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omnistage.client.key import VARIABLE as KEY_VARIABLE
+from omnistage.client.routers import KEY_VARIABLE as KEY_VARIABLE
 from omnistage.host.token import FILE_VARIABLE, GATEWAY_VARIABLE, VARIABLE, new_token, read_token
 
 

@@ -12,7 +12,7 @@ from omnistage.cli.bars import bars
 from omnistage.cli.layout import DEFAULT_PIPELINES
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import BadRequestError, StackError
-from omnistage.client.install import ALL, install
+from omnistage.client.private_stack import ALL_EXTRAS, install
 from omnistage.models.errors import FetchError, LoadError
 from omnistage.models.registry import fetch_default, has_default, missing_packages, recognise
 from omnistage.router.pipeline import load_pipeline
@@ -45,7 +45,7 @@ def fetch(family: str) -> Path:
     if missing := missing_packages(family):
         raise StackError(
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
-            hint=install(*ALL),
+            hint=install(*ALL_EXTRAS),
         )
     with bars() as show:
         try:
@@ -96,7 +96,7 @@ def hub_name(text: str) -> HubName | None:
     try:
         from omnistage.models.hub import hub_name
     except ModuleNotFoundError as error:
-        raise StackError(f"models by name need a package that is not installed: {error.name}", hint=install(*ALL)) from error
+        raise StackError(f"models by name need a package that is not installed: {error.name}", hint=install(*ALL_EXTRAS)) from error
     return hub_name(text)
 
 

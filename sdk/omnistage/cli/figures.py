@@ -12,8 +12,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.rescue import as_object
 from omnistage.cli.screen import Spoken
 from omnistage.cli.wrap import Wrap
-from omnistage.client.events import Done, unspoken_text
-from omnistage.client.playback import CONTINUITY_LIMIT_S
+from omnistage.client.events import CONTINUITY_LIMIT_S, Done, unspoken_text
 
 SEPARATOR = " · "
 """Stands between two figures."""

@@ -18,7 +18,7 @@ from omnistage.cli.steps import follow, report
 from omnistage.cli.where import Where
 from omnistage.client.errors import RequestError
 from omnistage.client.events import Event, VideoDelta
-from omnistage.client.film_file import KINDS
+from omnistage.client.files import FILM_KINDS
 from omnistage.client.request import time_limit_s
 
 MEDIA_TYPES = {("vp9", ".webm"): "video/webm", ("vp9", ".mp4"): "video/mp4", ("h264", ".mp4"): 'video/mp4; codecs="avc1"'}
@@ -33,7 +33,7 @@ class FilmOrder(PictureOrder):
 
     def open_files(self, files: ExitStack) -> GrowingFile:
         """The one opened file."""
-        return self.open_file(GrowingFile, self.out, KINDS, files)
+        return self.open_file(GrowingFile, self.out, FILM_KINDS, files)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from omnistage.cli.ending import RUNNING
 from omnistage.cli.layout import GATEWAY, ROUTER
-from omnistage.client.beside import beside
+from omnistage.client.threads import beside
 
 LOOKS = 10
 """How many times the metrics are read within the time limit."""

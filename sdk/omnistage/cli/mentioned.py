@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-from omnistage.client.media import KINDS, to_medium
-from omnistage.client.media_types import LOOK_BYTES, media_types
+from omnistage.client.media import KINDS, LOOK_BYTES, media_types, to_medium
 
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|\S)+""")
 """A word as a shell reads it: a path that is dropped onto a terminal comes in quotes, or with a backslash before each space."""

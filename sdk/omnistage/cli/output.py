@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from omnistage.client.encoder import any_of
 from omnistage.client.errors import RequestError
+from omnistage.client.files import any_of
 from omnistage.models.common.owned import OwnFile
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)

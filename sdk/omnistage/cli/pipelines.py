@@ -16,8 +16,8 @@ from omnistage.cli.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.cli.loras import with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
-from omnistage.client.guesses import did_you_mean
-from omnistage.client.install import install
+from omnistage.client.private_stack import install
+from omnistage.client.wording import did_you_mean
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, has_model, lacking, missing_packages, recognise, uses

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from omnistage.client.events import Failover
-from omnistage.client.playback import START_BUFFER_S, Timing, play
+from omnistage.client.events import START_BUFFER_S, Failover, Timing, play
 
 
 def sentence(failover: Failover, timing: Timing) -> str:

@@ -20,8 +20,8 @@ from omnistage.cli.layout import reachable_address
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import served_here
 from omnistage.cli.targets import must_run, running
-from omnistage.client import found
-from omnistage.client.listing import Pipeline, Replica
+from omnistage.client import connection
+from omnistage.client.connection import Pipeline, Replica
 from omnistage.models.humans import bytes_told
 from omnistage.models.registry import voices
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
@@ -50,7 +50,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
     nothing_runs = address is None and running() is None
     if nothing_runs:
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
-        Notices().tell(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
+        Notices().tell(f"[dim]nothing serves at {connection.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
         async with connect_client(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)

@@ -11,9 +11,9 @@ import sys
 import threading
 from contextlib import suppress
 
-from omnistage.client.encoder import SoundEncoder, channels_of
 from omnistage.client.errors import RequestError
 from omnistage.client.events import AudioChunk
+from omnistage.client.files import SoundEncoder, channels_of
 
 
 class SoundPipe:

@@ -20,11 +20,11 @@ from omnistage.cli.steps import follow, report
 from omnistage.cli.targets import Need
 from omnistage.cli.where import Where
 from omnistage.cli.words import words
-from omnistage.client.encoder import FORMATS, Samples, format_of
+from omnistage.client.answer import write_sound
 from omnistage.client.errors import RequestError
 from omnistage.client.events import AudioChunk, Event
+from omnistage.client.files import FORMATS, Samples, format_of
 from omnistage.client.request import Options, for_drawing, time_limit_s
-from omnistage.client.sound_file import write_sound
 
 EXAMPLE = "rain on a tin roof"
 """Example of a prompt."""

@@ -26,14 +26,14 @@ from omnistage.cli.timeline import draw
 from omnistage.cli.where import Where
 from omnistage.cli.wording import SHELL
 from omnistage.cli.words import MAX_TEXT_BYTES, words
+from omnistage.client.answer import write_sound
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.conversation import Conversation
-from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, OmniError, RequestError
 from omnistage.client.events import Done
+from omnistage.client.files import FORMATS, format_of
 from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation, time_limit_s
-from omnistage.client.sound_file import write_sound
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of the files that `omnistage draw` writes."""

@@ -25,8 +25,8 @@ from omnistage.cli.keeper import RESTART_LIMIT_S, Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
 from omnistage.cli.pipelines import fetch_own
 from omnistage.cli.ports import Ports
-from omnistage.client.beside import beside
 from omnistage.client.errors import StackError, UnknownModelError
+from omnistage.client.threads import beside
 from omnistage.host.addresses import host_and_port
 from omnistage.models.common.owned import OwnFolder, sweep
 

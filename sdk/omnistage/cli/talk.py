@@ -16,10 +16,9 @@ import grpc
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
-from omnistage.client.guesses import did_you_mean
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
-from omnistage.client.wording import PYTHON
+from omnistage.client.wording import PYTHON, did_you_mean
 from omnistage.models.common.owned import OwnFile
 
 _PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")

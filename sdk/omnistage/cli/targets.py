@@ -12,11 +12,11 @@ from rich.markup import escape
 from omnistage.cli import interrupt
 from omnistage.cli.notices import Notices
 from omnistage.cli.where import Where, typed_key, where_of
-from omnistage.client import found
-from omnistage.client.address import LOOKUP_S, is_unknown, split
+from omnistage.client import connection
+from omnistage.client.connection import ROUTER_VARIABLE, SEARCH_OFF, Found, find_router, is_search_off, named_router
 from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
-from omnistage.client.found import OFF, VARIABLE, Found, find_router, is_off, named_router
-from omnistage.client.guesses import did_you_mean
+from omnistage.client.routers import LOOKUP_S, is_unknown, split_addresses
+from omnistage.client.wording import did_you_mean
 from omnistage.host.addresses import host_and_port
 
 
@@ -55,7 +55,7 @@ def target_for(
             message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if is_shown:
-            notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
+            notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({ROUTER_VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
     # Here an interrupt just ends the process: in the middle of an import it would give a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
@@ -90,7 +90,7 @@ async def check_target(address: str) -> None:
     """Raises BadRequestError for a text that is no address of a router, or if none of its hosts is known. address: as typed by `--address`,
     maybe several."""
     try:
-        addresses = split(address)
+        addresses = split_addresses(address)
     except BadRequestError as error:
         raise BadRequestError.of("--address", error.fields[0].description) from None
     if all([await _is_unknown(one) for one in addresses]):
@@ -101,11 +101,11 @@ async def check_target(address: str) -> None:
 def running() -> Found | None:
     """The router for a command that starts nothing: the one that the variable names, else one of this user where `omnistage serve` listens
     by default; None if there is neither, or if the variable turns the search off."""
-    if is_off():
+    if is_search_off():
         return None
     if (router := named_router()) is not None:
         return router
-    return Found(found.LOCAL_ADDRESS, is_named=False) if found.is_ours(found.LOCAL_ADDRESS) else None
+    return Found(connection.LOCAL_ADDRESS, is_named=False) if connection.is_router_ours(connection.LOCAL_ADDRESS) else None
 
 
 def must_run(address: str | None = None, api_key: str | None = None) -> Where:
@@ -114,14 +114,16 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
         return where_of(address, api_key)
     if (router := running()) is not None:
         return Where(router, typed_key(api_key))
-    local_address = found.LOCAL_ADDRESS
+    local_address = connection.LOCAL_ADDRESS
     others = _elsewhere()
-    if is_off():
-        raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint=f"Name one: --address HOST:PORT. {others}".rstrip())
-    if found.is_taken(local_address):
+    if is_search_off():
+        raise UnavailableError(
+            f"{ROUTER_VARIABLE}={SEARCH_OFF}: no router is looked for", hint=f"Name one: --address HOST:PORT. {others}".rstrip()
+        )
+    if connection.is_address_taken(local_address):
         hint = f"If you trust it, name it: --address {local_address}"
         raise UnavailableError(f"who listens at {local_address} is another user of this machine", hint=hint)
-    hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {VARIABLE}."
+    hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {ROUTER_VARIABLE}."
     raise UnavailableError(f"nothing serves at {local_address}", hint=f"{hint} {others}".rstrip())
 
 

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING
 
 from omnistage.cli.figures import seed_told
 from omnistage.cli.rescue import pause, sentence
-from omnistage.client.events import Done, Failover, StageReport
-from omnistage.client.playback import CONTINUITY_LIMIT_S, START_BUFFER_S, BufferLevel, Played, Timing, buffer_levels, play
+from omnistage.client.events import (
+    CONTINUITY_LIMIT_S,
+    START_BUFFER_S,
+    BufferLevel,
+    Done,
+    Failover,
+    Played,
+    StageReport,
+    Timing,
+    buffer_levels,
+    play,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omnistage.cli.layout import Layout
-from omnistage.client.found import Found
-from omnistage.client.key import ApiKey, key_of
+from omnistage.client.connection import Found
 from omnistage.client.options import Options
+from omnistage.client.routers import ApiKey, key_of
 
 
 @dataclass(frozen=True, slots=True)

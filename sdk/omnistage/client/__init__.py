@@ -11,9 +11,9 @@ with Omni() as omni:                       # or Omni(address="host:50050")
 from typing import TYPE_CHECKING
 
 from omnistage.client import grpc_import as grpc_import  # the first import: before anything that imports gRPC
-from omnistage.client.answer import Answer, Audio
+from omnistage.client.answer import Answer, Audio, SoundFile
 from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.encoder import SoundEncoder
+from omnistage.client.connection import Pipeline, Replica
 from omnistage.client.errors import (
     BadRequestError,
     CancelledError,
@@ -53,23 +53,20 @@ from omnistage.client.events import (
     StageReport,
     TextDelta,
     ThoughtDelta,
+    Timing,
     TokenLogprob,
     TokensDelta,
     Usage,
     VideoDelta,
 )
-from omnistage.client.film_file import Film
-from omnistage.client.key import UnencryptedKeyWarning
-from omnistage.client.listing import Pipeline, Replica
+from omnistage.client.files import Film, SoundEncoder
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
-from omnistage.client.options import Options
-from omnistage.client.playback import Timing
+from omnistage.client.options import Options, StackSettings
 from omnistage.client.player import Heard, Player
 from omnistage.client.request import Conversation
-from omnistage.client.settings import StackSettings
-from omnistage.client.sound_file import SoundFile
+from omnistage.client.routers import UnencryptedKeyWarning
 
 __all__ = [
     "Alignment",

@@ -10,29 +10,22 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from omnistage.client import fork
 from omnistage.client import request as requests
-from omnistage.client.about import takes
+from omnistage.client import threads
 from omnistage.client.answer import Answer, collect
-from omnistage.client.arguments import explain_calls
-from omnistage.client.beside import beside
-from omnistage.client.call import Call
-from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection
+from omnistage.client.call import Call, Together, checked_texts
+from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection, Found, Pipeline, Replica
 from omnistage.client.errors import ClosedError, OmniError, RequestError
 from omnistage.client.events import Event
-from omnistage.client.found import Found
-from omnistage.client.key import ApiKey, key_of
-from omnistage.client.limit import Limit
-from omnistage.client.listing import Pipeline, Replica
+from omnistage.client.limits import MAX_RETRIES, Limit, Retries, checked_retries
 from omnistage.client.media import Audios, Images, Videos, is_none
-from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
+from omnistage.client.options import DRAWN, OPTIONS, SETTINGS, SPOKEN, Options, StackSettings, takes
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
-from omnistage.client.retries import MAX_RETRIES, Retries, checked_retries
-from omnistage.client.routers import Router
-from omnistage.client.settings import SETTINGS, StackSettings
-from omnistage.client.together import Together, checked_texts
+from omnistage.client.routers import ApiKey, Router, key_of
+from omnistage.client.threads import beside
+from omnistage.client.wording import explain_calls
 from omnistage.v1 import omni_pb2
 
 RESUME_TIMEOUT_S = 10.0
@@ -127,7 +120,7 @@ class AsyncOmni:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
         In a forked child it does nothing: connection and stack belong to the parent."""
-        if fork.is_child_of_user() or self._is_view:
+        if threads.is_child_of_grpc_user() or self._is_view:
             return
         await self.disconnect()
         await beside(self.stop_stack, "omnistage-stop")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from typing import Any, TypeVar
 
-from omnistage.client.allowed import show_value
 from omnistage.client.errors import BadRequestError
-from omnistage.client.guesses import near
 from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_medium
+from omnistage.client.options import show_value
+from omnistage.client.wording import near
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]

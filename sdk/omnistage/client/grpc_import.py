@@ -1,4 +1,4 @@
-"""Imports gRPC first, with its own handlers for forks turned off; `omnistage.client.fork` has ours.
+"""Imports gRPC first, with its own handlers for forks turned off; `omnistage.client.threads` has ours.
 
 gRPC's handlers are on unless an environment variable says otherwise, which gRPC reads once, when it is imported. If calls of asyncio are
 under way, they end a forked child with SIGSEGV, inside `os.fork`, about once in ten times (gRPC 1.85); in the other children they do not

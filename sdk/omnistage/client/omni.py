@@ -1,7 +1,9 @@
-"""Omni: the client for programs without asyncio. It runs each call of an `AsyncOmni` on a thread with an event loop."""
+"""Omni: the client for programs without asyncio. It runs each call of an `AsyncOmni` on a thread with an event loop; other threads read
+the events of a stream one at a time."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import copy
 import time
@@ -12,22 +14,18 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from omnistage.client import fork
-from omnistage.client.about import takes
+from omnistage.client import threads
 from omnistage.client.answer import Answer
-from omnistage.client.arguments import explain_calls
 from omnistage.client.async_omni import RESUME_TIMEOUT_S, AsyncOmni
-from omnistage.client.connection import CONNECT_TIMEOUT_S
+from omnistage.client.connection import CONNECT_TIMEOUT_S, Pipeline, Replica
 from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
-from omnistage.client.listing import Pipeline, Replica
-from omnistage.client.loop_thread import LoopThread
+from omnistage.client.limits import MAX_RETRIES
 from omnistage.client.media import Audios, Images, Videos
-from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
+from omnistage.client.options import DRAWN, OPTIONS, SETTINGS, SPOKEN, Options, StackSettings, takes
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
-from omnistage.client.retries import MAX_RETRIES
-from omnistage.client.settings import SETTINGS, StackSettings
-from omnistage.client.steps import AsyncSteps
+from omnistage.client.threads import LoopThread
+from omnistage.client.wording import explain_calls
 
 T = TypeVar("T")
 
@@ -130,7 +128,7 @@ class Omni:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
         In a forked child it does nothing: connection and stack belong to the parent."""
-        if fork.is_child_of_user() or self._owner is not None or self._abandoned.detach() is None:
+        if threads.is_child_of_grpc_user() or self._owner is not None or self._abandoned.detach() is None:
             return
         _open.discard(self)
         if self._thread.is_current:  # a finalizer of the caller runs on our thread, which must not wait for itself
@@ -282,7 +280,7 @@ class Omni:
         """Run a call on the loop thread and return its result. limit_s: the call's own time limit in seconds. Raises ClosedError if this
         client is closed, ForkedError in a forked child."""
         try:
-            fork.check()
+            threads.check_fork()
             if not self._abandoned.alive:
                 raise ClosedError("this client is closed")
         except OmniError:
@@ -323,3 +321,21 @@ def _close_all() -> None:
     with ExitStack() as exits:
         for omni in list(_open):
             exits.callback(omni.close)
+
+
+class AsyncSteps:
+    """Reads an async generator event by event, on the client's loop only. `close` first waits until a running `next` has ended."""
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._events = events
+        self._turn = asyncio.Lock()
+
+    async def next(self) -> Event | None:
+        """The next event; None at the end."""
+        async with self._turn:
+            return await anext(self._events, None)
+
+    async def close(self) -> None:
+        """Close the generator, which cancels the rest of the answer."""
+        async with self._turn:
+            await self._events.aclose()

@@ -1,11 +1,127 @@
-"""The options of a single call."""
+"""What callers may give by name: the options of a single call and the settings of a private stack.
+
+Two TypedDicts have the description of each keyword in its type. From these descriptions `help` and docs/client.md are made, and the values
+are checked."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import cleandoc
+from numbers import Integral, Real
+from os import PathLike
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar, Union, get_args, get_origin
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from `low` to `high`. high: None: there is no upper bound. is_above: `low` itself is excluded. is_below: `high` itself is
+    excluded."""
+
+    low: float
+    high: float | None = None
+    is_above: bool = False
+    is_below: bool = False
+
+    def has(self, value: float) -> bool:
+        is_low = value < self.low or (self.is_above and value == self.low)
+        return not is_low and (self.high is None or value < self.high or (value == self.high and not self.is_below))
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"{'above' if self.is_above else 'from'} {_number(self.low)}"
+        if not self.is_above and not self.is_below:
+            return f"{_number(self.low)} to {_number(self.high)}"
+        return f"{'above' if self.is_above else 'from'} {_number(self.low)}, {'below' if self.is_below else 'at most'} {_number(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The description of one keyword. meaning: a sentence for users. default: the value if the keyword is absent, in words. allowed: the
+    numbers or the words that its value may be; None: any value."""
+
+    meaning: str
+    default: str
+    allowed: Range | Sequence[str] | None = None
+
+    @property
+    def allowed_text(self) -> str:
+        """The allowed values in words; empty if any value of the type is allowed."""
+        if self.allowed is None or isinstance(self.allowed, Range):
+            return str(self.allowed or "")
+        return ", ".join(self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """One keyword: its name, its type as people write it, and its description."""
+
+    name: str
+    type_text: str
+    about: About
+
+    def __str__(self) -> str:
+        allowed = f"; {self.about.allowed_text}" if self.about.allowed else ""
+        return f"    {self.name} ({self.type_text}{allowed}; default: {self.about.default})\n        {self.about.meaning}\n"
+
+
+def keywords(annotations: Mapping[str, Any]) -> list[Keyword]:
+    """The keywords of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in the same order."""
+    return [Keyword(name, type_text(kind), about) for name, (kind, about) in ((name, get_args(one)) for name, one in annotations.items())]
+
+
+def type_text(kind: Any) -> str:
+    """A type as people write it: `str or Mapping[str, Any]`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(type_text, get_args(kind)))
+    if inner := get_args(kind):
+        return f"{get_origin(kind).__name__}[{', '.join(map(type_text, inner))}]"
+    return getattr(kind, "__name__", str(kind))
+
+
+def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
+    """A decorator that adds descriptions of keywords to the docstring. names: the keywords to describe; None: all of `annotations`."""
+    lines = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
+
+    def extended(function: F) -> F:
+        if function.__doc__:  # With -OO there is no docstring.
+            function.__doc__ = f"{cleandoc(function.__doc__)}\n\nKeyword arguments:\n{''.join(lines)}"
+        return function
+
+    return extended
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+class Readable(Protocol):
+    """A file that was opened in binary mode, or an object with the same `read`."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class PillowImage(Protocol):
+    """A picture of Pillow; it is sent as PNG or TIFF, every pixel unchanged."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None: ...
+
+
+Encoded = bytes | bytearray | memoryview | str | PathLike[str] | Readable
+"""An encoded file (PNG, JPEG, WAV, MP3, MP4 ...): its bytes, its path, an open file, or a data: URL."""
+
+ImageLike = Encoded | PillowImage
+
 
 # No postponed annotations here, because the docstrings of methods are made from the descriptions in these annotations.
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypedDict
 
-from omnistage.client.about import About, Range
-from omnistage.client.media_like import ImageLike
 
 PIPELINE = "the pipeline's"
 MODEL = "the model's"
@@ -197,3 +313,170 @@ DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)
 
 OPTIONS: Mapping[str, Any] = Options.__annotations__
 """All options, each with its description."""
+
+
+# No postponed annotations here, because the docstring of the client is made from the descriptions in these annotations.
+
+
+MODEL_OF_STACK = "the model's"
+
+
+class StackSettings(TypedDict, total=False):
+    """Settings of a private stack. An absent setting has the default of `omnistage serve`.
+
+    A Mapping has values by stage, {"thinker": "cuda:0", "code2wav": "cpu"}, or by pipeline and stage, {"picture/diffusion": "cuda:0"},
+    which take precedence. A bare value is for all stages that have a use for it. `help(Omni)` and docs/client.md explain each of them."""
+
+    pipeline: Annotated[
+        str | Sequence[str],
+        About(
+            "Name or YAML file of the pipeline. If there are several, the first starts at once, each other one when it is asked.",
+            "that of the checkpoint, or smol and picture",
+        ),
+    ]
+    device: Annotated[str | Mapping[str, str], About("Where a model computes: cpu, cuda:0 ...", "cpu")]
+    dtype: Annotated[
+        str,
+        About(
+            "Number format that a model computes in; auto: the model's choice for this machine.", "auto", ("auto", "float32", "bfloat16")
+        ),
+    ]
+    threads: Annotated[int | Mapping[str, int], About("Compute threads of a process.", "1", Range(1, 64))]
+    replicas: Annotated[Mapping[str, int], About('Processes by stage: {"talker": 2}.', "1 of each", Range(1, 64))]
+    max_sessions: Annotated[int, About("Answers at once; further requests wait or are refused.", MODEL_OF_STACK, Range(1, 4096))]
+    max_batch_size: Annotated[
+        int | Mapping[str, int], About("Sequences in one step; other answers wait for a place in it.", "max_sessions", Range(1, 4096))
+    ]
+    max_batch_tokens: Annotated[
+        int | Mapping[str, int],
+        About(
+            "Rows in one step. With fewer rows, a prompt that is read holds other answers up less; with more, it is read in fewer steps.",
+            MODEL_OF_STACK,
+            Range(1, 1 << 20),
+        ),
+    ]
+    kv_cache_bytes: Annotated[
+        int | Mapping[str, int], About("Memory for keys and values, at least one whole context.", MODEL_OF_STACK, Range(1))
+    ]
+    enable_cache: Annotated[bool | Mapping[str, bool], About("Keep computed results for later prompts with the same beginning.", "True")]
+    gpu_memory_utilization: Annotated[
+        float | Mapping[str, float],
+        About("Part of a GPU's memory that may be filled; has no effect on a CPU.", MODEL_OF_STACK, Range(0, 1, is_above=True)),
+    ]
+    memory_share: Annotated[
+        float | Mapping[str, float],
+        About(
+            "Part of a device's memory that a process may count on, if several processes that take all free memory share the device.",
+            "equal parts",
+            Range(0, 1, is_above=True),
+        ),
+    ]
+    lora: Annotated[
+        str | Sequence[str],
+        About("LoRA files (safetensors) of a pipeline that draws: FILE[@PART][=SCALE], after PIPELINE= if several draw.", "none"),
+    ]
+    inline_limit: Annotated[int, About("Tensors of fewer bytes travel in the message, others through shared memory.", "65536", Range(0))]
+    start_timeout_s: Annotated[float, About("Time limit for download, load and start, seconds.", "900", Range(0, is_above=True))]
+
+
+SETTINGS: Mapping[str, Any] = {
+    **StackSettings.__annotations__,
+    "tensor_parallel_size": Annotated[
+        int | Mapping[str, int],
+        About("Number of ranks over which a model is spread: processes of this machine, each with a GPU.", "1", Range(1, 64)),
+    ],
+}
+"""All settings, each with its description; the last one is a parameter of `Omni` itself."""
+
+OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries")
+"""Parameters that `Omni` takes in addition to the settings."""
+
+
+PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+"""The words of a message for each type."""
+BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
+"""An example of a value of each type."""
+
+STAGES = ("thinker", "talker", "code2wav", "diffusion")
+
+
+def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
+    """The fault of a value in words; empty: there is none. annotation: of the keyword, `Annotated[type, About]`. of_kind: check only the
+    type, because a server checks the range."""
+    kind, about = get_args(annotation)
+    allowed = replace(about, allowed=None) if of_kind else about
+    return (
+        ""
+        if any(_fits(one, allowed, plain(value)) for one in _kinds(kind))
+        else f"is {show_value(value)}; it must be {_allowed_text(kind, about)}"
+    )
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy, or of another array library, as a number of Python; any other value unchanged."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def fault_of_stages(annotation: Any, value: object) -> str:
+    """The fault of a setting's value in words; empty: there is none. The value may be a mapping by stage, or by pipeline and stage."""
+    if fault := fault_of(annotation, value):
+        return fault
+    for key in value if isinstance(value, Mapping) else ():
+        if key.rpartition("/")[2] not in STAGES:
+            return f"has {show_value(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
+    return ""
+
+
+def _kinds(kind: Any) -> Sequence[Any]:
+    """The types in a union, or [kind] if `kind` is no union."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _fits(kind: Any, about: About, value: object) -> bool:
+    """Whether a value (as `plain` gives it) is of this type, and `about` allows it. In a list or a dict this holds for each value."""
+    match get_origin(kind) or kind:
+        case origin if origin is Mapping:
+            inner = get_args(kind)[1]
+            return isinstance(value, Mapping) and all(
+                isinstance(key, str) and (inner is Any or _fits(inner, about, one)) for key, one in value.items()
+            )
+        case origin if origin is Sequence:
+            inner = get_args(kind)[0]
+            return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(_fits(inner, about, one) for one in value)
+        case plain if plain is bool:
+            return isinstance(value, bool)
+        case plain if plain is str:
+            return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
+    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        return False
+    if not isinstance(value, Integral) and not math.isfinite(value):
+        return False
+    if isinstance(about.allowed, Range):
+        return about.allowed.has(value)  # type: ignore[arg-type]  # As it is: not every whole number is a float.
+    return about.allowed is None or str(value) in about.allowed
+
+
+def _allowed_text(kind: Any, about: About) -> str:
+    """The allowed values in words that follow "it must be"."""
+    if isinstance(about.allowed, Sequence):
+        *others, last = about.allowed
+        return f"{', '.join(others)} or {last}"
+    words = list[str]()
+    for one in _kinds(kind):
+        if one in PLAIN:
+            words.append(", ".join([PLAIN[one], *([about.allowed_text] if about.allowed_text else [])]))
+        elif get_origin(one) is Sequence:
+            words.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
+        else:
+            inner = get_args(one)[1]
+            words.append("a dict" if inner is Any else f"a dict by stage, such as {{'talker': {BY_STAGE[inner]!r}}}")
+    return ", or ".join(words)
+
+
+def show_value(value: object) -> str:
+    """A value as a message shows it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to convert a whole number of thousands of digits to text.
+        return "a number of too many digits"
+    return text if len(text) <= 64 else f"{text[:60]} ..."

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from omnistage.client.answer import Audio
 from omnistage.client.errors import NotAvailableError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk
-from omnistage.client.loudspeaker import VARIABLE, Loudspeaker, find_loudspeaker
-from omnistage.client.player_process import PATIENCE, STALL_S, PlayerProcess
+from omnistage.client.loudspeaker import PATIENCE, PLAYER_VARIABLE, STALL_S, Loudspeaker, PlayerProcess, find_loudspeaker
 
 USUAL_RATE_HZ = 24_000
 """The sample rate of our models, in Hz."""
@@ -68,7 +67,7 @@ class Player:
     def __init__(self, loudspeaker: Loudspeaker | None = None, *, sample_rate_hz: int = USUAL_RATE_HZ) -> None:
         loudspeaker = loudspeaker or find_loudspeaker()
         if loudspeaker is None:
-            hint = f"A file keeps the sound: {{keep_sound}}. {VARIABLE} may name a program that plays."
+            hint = f"A file keeps the sound: {{keep_sound}}. {PLAYER_VARIABLE} may name a program that plays."
             raise NotAvailableError("no loudspeaker here", hint=hint)
         self._feed = _Feed(loudspeaker, sample_rate_hz)
         weakref.finalize(self, _stop_own, self._feed, os.getpid())

@@ -1,39 +1,38 @@
 """A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
 The launcher, `omnistage serve`, starts and watches the processes. On one pipe it reports the router's address, and later the result for
-each pipeline that the client asks for on a second pipe. It ends everything when the second pipe closes: in `stop`, at the exit of this
-process, and when this process is killed."""
+each pipeline that the client asks for on a second pipe, the lifeline. When the lifeline closes, it ends everything that it started: in
+`stop` and `cut`, at the exit of this process, and when this process is killed. A forked child of this process does not hold the pipe open,
+and nothing that the child does ends the launcher."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import json
 import os
 import re
+import select
+import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from omnistage.client import fork
-from omnistage.client.allowed import fault_of_stages
-from omnistage.client.beside import beside, on_thread
+from omnistage.client import threads
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
-from omnistage.client.guesses import unknown_settings
-from omnistage.client.install import ALL, install
-from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
-from omnistage.client.log import logger
-from omnistage.client.options import OPTIONS
-from omnistage.client.settings import OF_CLIENT, SETTINGS
-from omnistage.client.settings import StackSettings as StackSettings
-from omnistage.client.wording import of_launcher
+from omnistage.client.options import OF_CLIENT, OPTIONS, SETTINGS, fault_of_stages
+from omnistage.client.options import StackSettings as StackSettings
+from omnistage.client.threads import beside, on_thread
+from omnistage.client.wording import logger, of_launcher, unknown_settings
 
 log = logger(__name__)
 
@@ -193,11 +192,11 @@ class PrivateStack:
         """Start the launcher and return HOST:PORT of the router when it serves. Raises the errors of `start`."""
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
-                f"only the client is installed here; a stack of one's own needs more: {install(*ALL)}",
+                f"only the client is installed here; a stack of one's own needs more: {install(*ALL_EXTRAS)}",
                 hint="Or give the address of a router that runs: {address=HOST:PORT}.",
             )
         # No fork here: a child would hold the pipes open, and neither this process nor the launcher would notice the end of the other.
-        with fork.held_off:
+        with threads.no_fork:
             launcher = self._launcher = Launcher(self._plan.command)
         # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
         weakref.finalize(self, launcher.cut).atexit = False
@@ -337,3 +336,135 @@ def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
         data += piece
     report: dict[str, str] = json.loads(data)
     return report
+
+
+STOP_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 5.0
+
+
+class Launcher:
+    """A running `omnistage serve`. It stays in `_kept` until its process has been waited for, even if no other object refers to it."""
+
+    _kept: ClassVar[set[Launcher]] = set()
+
+    def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
+        """command: makes the command line from two descriptors, for the launcher's answers and for the lifeline. Make a Launcher only
+        while no fork may begin."""
+        for launcher in list(self._kept):
+            launcher._forget_if_over()
+        lifeline, ours = os.pipe()
+        answers, ready = os.pipe()
+        # Each list is empty while a thread uses its descriptor, and once it is closed: so `cut` needs no lock.
+        self._lifeline, self._answers = [ours], [answers]
+        self._is_cut = False
+        self._lock = threading.Lock()
+        try:
+            self._process = subprocess.Popen(
+                command(ready, lifeline),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(ready, lifeline),
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then decides
+            )
+        except BaseException:
+            self.cut()
+            raise
+        finally:
+            os.close(lifeline)
+            os.close(ready)
+        self._kept.add(self)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None: the process runs, or has not been waited for."""
+        return self._process.returncode
+
+    def cut(self) -> None:
+        """Close the pipes, so that the launcher ends, and wait for nothing. Takes no lock: garbage collection may call this on any
+        thread."""
+        self._is_cut = True
+        for fds in (self._lifeline, self._answers):
+            with suppress(IndexError):
+                os.close(fds.pop())
+
+    def say(self, line: bytes) -> bool:
+        """Write a line into the lifeline; returns False if it is closed, or the launcher has ended. One thread at a time may call this."""
+        # A child forked now would not find the lifeline in its list, would not close it, and so would keep the launcher running.
+        with threads.no_fork:
+            try:
+                fd = self._lifeline.pop()
+            except IndexError:
+                return False
+            try:
+                os.write(fd, line)
+            except BrokenPipeError:
+                return False
+            finally:
+                self._lifeline.append(fd)
+                if self._is_cut:
+                    self.cut()
+        return True
+
+    def heard(self, timeout_s: float) -> bytes | None:
+        """Read the next piece of the launcher's output. Empty: the output has ended. None: nothing came in `timeout_s`. Only one thread may
+        call this at a time."""
+        try:
+            fd = self._answers.pop()
+        except IndexError:
+            return b""
+        try:
+            listening = select.poll()  # `select` refuses descriptors above 1023.
+            listening.register(fd, select.POLLIN)
+            return os.read(fd, 65536) if listening.poll(1000 * timeout_s) else None
+        finally:
+            self._answers.append(fd)
+            if self._is_cut:
+                self.cut()
+
+    def stop(self) -> None:
+        """Close the pipes and wait for the end of all processes; after `STOP_TIMEOUT_S` seconds kill them."""
+        if self not in self._kept:
+            return
+        self.cut()
+        with self._lock:
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                # The launcher's own children notice its end, and end too.
+                self._process.kill()
+                self._process.wait(KILL_TIMEOUT_S)
+            self._kept.discard(self)
+
+    def _forget_if_over(self) -> None:
+        """Remove this launcher from `_kept` if its process has ended."""
+        if self._process.poll() is not None:
+            self.cut()
+            self._kept.discard(self)
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """Stop all launchers, at the end of the interpreter."""
+        with ExitStack() as exits:
+            for launcher in list(cls._kept):
+                exits.callback(launcher.stop)
+
+    @classmethod
+    def leave_all_to_parent(cls) -> None:
+        """In a forked child: forget all launchers. They belong to the parent, and end when the parent ends."""
+        for launcher in cls._kept:
+            launcher.cut()
+            launcher._process.returncode = 0  # no child of this process: without a code Python would warn that it still runs
+        cls._kept.clear()
+
+
+atexit.register(Launcher.stop_all)
+os.register_at_fork(after_in_child=Launcher.leave_all_to_parent)
+
+
+ALL_EXTRAS = ("cli", "convert", "models")
+"""Extras that run models on this machine, the default ones too."""
+
+
+def install(*extras: str) -> str:
+    """The command that installs these extras."""
+    return f"`make wheels` in a clone, then pip install --find-links dist 'omnistage[{','.join(extras)}]'"

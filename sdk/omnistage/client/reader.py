@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import (
     Alignment,
+    AudioArrival,
     AudioChunk,
     Done,
     Event,
@@ -28,16 +29,17 @@ from omnistage.client.events import (
     SpeechCodes,
     SpokenWord,
     StageReport,
+    TextArrival,
     TextDelta,
     ThoughtDelta,
+    Timing,
     TokenLogprob,
     Usage,
     VideoDelta,
+    is_audible,
     unspoken_text,
 )
-from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
-from omnistage.client.received import Received
-from omnistage.client.tensors import Tensors
+from omnistage.client.received import Received, Tensors
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 STATUS_WAIT_S = 1.0

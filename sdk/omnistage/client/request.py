@@ -11,22 +11,32 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
 
-from omnistage.client.allowed import fault_of, plain, show_value
-from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.errors import BadRequestError, RequestError
-from omnistage.client.guesses import unknown_options
-from omnistage.client.limit import Limit
+from omnistage.client.limits import Limit, checked_retries
 from omnistage.client.media import Audios, Images, Medium, Videos, is_one, to_medium, to_part
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, GUIDES, OPTIONS, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.options import (
+    CODE2WAV,
+    CONSTRAINTS,
+    GUIDES,
+    OF_CLIENT,
+    OPTIONS,
+    SAMPLING,
+    SETTINGS,
+    TALKER,
+    THINKER,
+    TOP,
+    fault_of,
+    plain,
+    show_value,
+)
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
 from omnistage.client.reader import MADE
-from omnistage.client.retries import checked_retries
-from omnistage.client.settings import OF_CLIENT, SETTINGS
+from omnistage.client.routers import MAX_MESSAGE_BYTES
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
-from omnistage.client.wording import PYTHON
+from omnistage.client.wording import PYTHON, unknown_options
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0

@@ -1,23 +1,138 @@
-"""Chooses a router among those that a client may ask: the first that answers, and the next one when it is lost."""
+"""Chooses a router among those that a client may ask: the first that answers, and the next one when it is lost. Before the class `Routers`
+stand the parts of a connection: the key of the client, and the channel with its credentials and options; after it, the address.
+
+API keys are sent with every call. The router counts places and separates computed prompts by key; it refuses no key."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
+import re
+import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
-from omnistage.client.address import is_local, is_unknown, split
-from omnistage.client.channel import INSECURE, ClientCredentials, wait_for_ends
-from omnistage.client.errors import ClosedError, UnavailableError
-from omnistage.client.key import ApiKey, UnencryptedKeyWarning
+from omnistage.client import threads
+from omnistage.client.errors import BadRequestError, ClosedError, UnavailableError
 from omnistage.v1 import omni_pb2_grpc
 
 if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
+
+
+KEY_VARIABLE = "OMNISTAGE_API_KEY"
+
+KEY_METADATA = "x-api-key"
+"""The metadata of a call that carries the key."""
+
+MAX_KEY_CHARACTERS = 4096
+"""A token that proves an identity may be long; all metadata of a call must fit into 8 KiB."""
+
+
+class UnencryptedKeyWarning(UserWarning):
+    """An API key goes to another host over a connection that is not encrypted: others on the way can read it."""
+
+
+class ApiKey:
+    """A key that can be sent. Raises BadRequestError for a text that cannot be sent. No message, repr or pickle shows the key."""
+
+    __slots__ = ("_extra_metadata", "_secret")
+
+    def __init__(self, secret: str, called: str = "api_key", extra_metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        """secret: the key itself. called: the caller's name for the key, for errors. extra_metadata: further metadata of each call."""
+        if not isinstance(secret, str) or not secret:
+            raise BadRequestError.of(called, f"is {'empty' if secret == '' else 'no text'}; give the key that you were given, or none")
+        if len(secret) > MAX_KEY_CHARACTERS:
+            raise BadRequestError.of(called, f"has {len(secret)} characters; give at most {MAX_KEY_CHARACTERS}")
+        if not (secret.isascii() and secret.isprintable()) or secret != secret.strip():
+            fault = "has characters that a key cannot have; give printable ASCII without spaces at its ends, and without a line end"
+            raise BadRequestError.of(called, fault)
+        self._secret, self._extra_metadata = secret, extra_metadata
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of each call."""
+        return ((KEY_METADATA, self._secret), *self._extra_metadata)
+
+    def __repr__(self) -> str:
+        return "ApiKey(...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an API key is not pickled: give it to the other process by {KEY_VARIABLE}")
+
+
+def key_of(text: str | None, called: str = "api_key") -> ApiKey | None:
+    """The key `text`, or else the key in the variable; None: neither exists. called: the caller's name for `text`. Raises BadRequestError,
+    which names the wrong key."""
+    if text is not None:
+        return ApiKey(text, called)
+    value = os.environ.get(KEY_VARIABLE, "")
+    return ApiKey(value, KEY_VARIABLE) if value else None
+
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# gRPC notices a frozen peer only if ping_timeout_ms is set too: keepalive alone does not notice a stopped process. A ping, which gRPC's own
+# threads answer, may take two seconds: a router on a busy machine is late, not lost.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # Time for one attempt to connect.
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The environment may name a proxy; that is for the web, so calls to a user's own router do not go through it.
+    ("grpc.enable_http_proxy", 0),
+    # Each client in a process has its own connection, so closing one client does not disturb another.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCredentials:
+    """The way in which a client connects to routers: without encryption."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether others on the way to the router cannot read the bytes of the connection."""
+        return False
+
+    def channel(self, address: str, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS) -> grpc.aio.Channel:
+        """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it.
+        Raises ForkedError."""
+        threads.use_grpc()
+        channel = grpc.aio.insecure_channel(address, options=options)
+        threads.leave_to_parent(channel)
+        return channel
+
+
+INSECURE = ClientCredentials()
+
+STATUS_TASK = "_AioCall._handle_status_once_received"
+"""Name of the coroutine in which gRPC waits for the status of a call."""
+ENDS_TIMEOUT_S = 0.5
+
+
+async def wait_for_ends(watches: Iterable[asyncio.Task[None]] = ()) -> None:
+    """Wait until gRPC has delivered the ends of all calls on this loop that are over, and of these watches of channels; ENDS_TIMEOUT_S at
+    most, for other users of the loop may have calls that go on.
+
+    A cancelled call is over at once for its caller, but gRPC delivers its status a moment later. If the loop is closed by then, the status
+    becomes an error on any other loop of this process, because all loops share one poller."""
+    statuses = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == STATUS_TASK]
+    if ends := [*statuses, *watches]:
+        await asyncio.wait(ends, timeout=ENDS_TIMEOUT_S)
+
 
 TURN_S = 1.0
 """Seconds that one of several addresses may take to connect before the next one is tried. A host that is down does not even refuse."""
@@ -58,7 +173,7 @@ class Routers:
         credentials: ClientCredentials = INSECURE,
         warn: Callable[[str], None] = warn,
     ) -> None:
-        self._addresses = split(address)
+        self._addresses = split_addresses(address)
         self._is_trusted = is_trusted
         self._credentials = credentials
         self._warn = warn
@@ -193,3 +308,109 @@ class Routers:
         if address not in self._channels:
             self._channels[address] = self._credentials.channel(address)
         return self._channels[address]
+
+
+GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|passthrough|xds):")
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+LOOKUP_S = 2.0
+"""Seconds that `is_local` may take to look up a name; after that it answers False."""
+
+UNKNOWN_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """The addresses in a text with commas between them. Raises BadRequestError if one cannot be an address; the error says why."""
+    if not isinstance(addresses, str):
+        raise _bad_address(f"is {addresses!r}; give text, HOST:PORT")
+    return [_check_address(part.strip()) for part in addresses.split(",")]
+
+
+async def is_unknown(address: str) -> bool:
+    """True if the host is a name that no name service knows; False also if a name service does not answer."""
+    if GRPC_TARGET.match(address):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return False
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno in UNKNOWN_HOST
+    return False
+
+
+async def is_local(address: str) -> bool:
+    """Whether bytes sent to this address surely stay on this machine: it is a local socket or a loopback address. False if not known."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    hosts = _hosts(address)
+    try:
+        async with asyncio.timeout(LOOKUP_S):
+            resolved = [await _addresses(host) for host in hosts]
+    except (OSError, TimeoutError, ValueError):  # The look-up failed: the address may be of another machine.
+        return False
+    return all(one.is_loopback for addresses in resolved for one in addresses) and all(resolved) and bool(resolved)
+
+
+def _hosts(address: str) -> list[str]:
+    """The hosts in HOST:PORT, or in a target of gRPC; none if the target names no host."""
+    match = GRPC_TARGET.match(address)
+    if match is None:
+        return [_host(address)]
+    scheme, rest = match[1], address[match.end() :]
+    if scheme == "dns" and (not rest.startswith("//") or rest.startswith("///")):
+        return [_host(rest.removeprefix("///"))]
+    # A target with a name server of its own may know other hosts.
+    return [_host(one) for one in rest.split(",")] if scheme in ("ipv4", "ipv6") else []
+
+
+def _host(text: str) -> str:
+    """The host in HOST or HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    return (host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else text).strip("[]")
+
+
+async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The IP addresses of a host. host: its name, or an IP address. Raises OSError for an unknown host."""
+    with suppress(ValueError):
+        return [ipaddress.ip_address(host)]
+    infos = await asyncio.get_running_loop().getaddrinfo(host, None)
+    return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
+
+
+def _check_address(address: str) -> str:
+    """Returns `address` if it can be HOST:PORT or a target of gRPC. Raises BadRequestError otherwise."""
+    if not address:
+        raise _bad_address("is empty; give HOST:PORT of a router, or several with commas between them")
+    if GRPC_TARGET.match(address):
+        return address
+    if url := URL.match(address):
+        raise _bad_address(f"{address} is a URL; give HOST:PORT alone, without {url[0]} before it and without a path")
+    if re.search(r"[\s/]", address):
+        raise _bad_address(f"{address!r} is not HOST:PORT")
+    host, colon, port = address.rpartition(":")
+    if not colon and port.isdigit():
+        raise _bad_address(f"{address} has no host; give HOST:PORT, such as 127.0.0.1:{address}")
+    if not colon:
+        raise _bad_address(f"{address} has no port; give HOST:PORT, such as {address}:50050")
+    if not host:
+        raise _bad_address(f"{address} has no host; give HOST:PORT, such as 127.0.0.1{address}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise _bad_address(f"{address} names no possible host: between its dots stand 1 to 63 characters") from None
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise _bad_address(f"{address} is ambiguous; give an IPv6 address in brackets: [{host}]:{port}")
+    if not (port.isascii() and port.isdigit()):
+        raise _bad_address(f"the port of {address} is not a number")
+    if not 0 < int(port) < 65536:
+        raise _bad_address(f"{address} has port {port}; ports are 1 to 65535")
+    return address
+
+
+def _bad_address(description: str) -> BadRequestError:
+    error = BadRequestError.of("address", description)
+    error.hint = "Give the address that `omnistage serve` prints, such as 127.0.0.1:50050."
+    return error

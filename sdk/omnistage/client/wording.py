@@ -1,18 +1,27 @@
-"""Writes errors in the words of the user's interface: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`.
+"""The words of errors and of the log.
 
-An error has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a
-shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault, with the contract's names of
-fields. In a message the field at its beginning and the names of options are replaced, but only names with an underscore: `seed` and
-`stop` are English words too."""
+An error is written in the words of the user's interface: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`. It
+has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a shell;
+`{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault, with the contract's names of fields.
+In a message the field at its beginning and the names of options are replaced, but only names with an underscore: `seed` and `stop` are
+English words too.
+
+For a keyword that does not exist, the error guesses which option was meant: by its spelling, and by its meaning in other libraries."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import logging
+import mimetypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from os import PathLike, fspath
+from typing import Any, TypeVar
 
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OPTIONS, SAMPLING, TALKER, THINKER
-from omnistage.client.settings import SETTINGS
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OF_CLIENT, OPTIONS, SAMPLING, SETTINGS, TALKER, THINKER
 
 OF_STAGES = {
     "thinker": (*THINKER, "messages", "verbatim"),
@@ -106,3 +115,323 @@ PYTHON = Wording(
     },
     lambda name, value: f"{name}={value!r}",
 )
+
+
+SAME = {
+    "pipeline": ("model", "model_name", "model_id", "engine"),
+    "outputs": ("modalities", "return_audio", "output_modalities"),
+    "seed": ("random_seed", "manual_seed", "generator", "random_state"),
+    "timeout_s": ("timeout", "request_timeout", "max_time", "deadline"),
+    "max_tokens": ("max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length", "num_predict", "n_predict", "max_token"),
+    "min_tokens": ("min_new_tokens", "min_length"),
+    "stop": ("stop_sequences", "stop_strings", "stop_words", "stop_token_ids", "stops"),
+    "json_schema": ("response_format", "guided_json", "format", "schema", "output_schema", "json_mode", "response_schema", "grammar"),
+    "regex": ("guided_regex", "pattern"),
+    "choice": ("guided_choice", "choices"),
+    "temperature": ("temp", "do_sample", "greedy"),
+    "repetition_penalty": ("repeat_penalty",),
+    "voice": ("speaker", "voice_id", "voice_name", "spk", "speaker_id"),
+    "speed": ("rate", "speaking_rate", "length_scale"),
+    "sample_rate_hz": ("sample_rate", "sampling_rate", "sr", "samplerate"),
+    "steps": ("num_inference_steps", "num_steps", "inference_steps"),
+    "guidance_scale": ("guidance", "cfg", "cfg_scale", "true_cfg_scale", "classifier_free_guidance"),
+    "strength": ("denoising_strength", "image_strength", "denoise"),
+    "mask_image": ("mask", "mask_url", "inpaint_mask"),
+    "control_image": ("controlnet_image", "control", "conditioning_image"),
+    "options": ("pipeline_options", "pipeline_kwargs"),
+    "frames": ("num_frames", "n_frames", "video_length", "frame_count"),
+    "frames_per_second": ("fps", "frame_rate", "framerate"),
+    "seconds": ("duration", "duration_s", "seconds_total", "audio_end_in_s", "audio_length_in_s", "audio_duration"),
+    "begin_s": ("seconds_start", "audio_start_in_s"),
+    "guidance_scale_2": ("guidance_2", "cfg_2"),
+    "flow_shift": ("shift", "time_shift"),
+    "results": ("num_images", "num_images_per_prompt", "num_outputs", "count"),
+    "negative_prompt": ("negative", "neg_prompt"),
+    "media_type": ("output_format", "image_format"),
+    "images": ("image", "image_url", "init_image", "picture", "pictures", "multi_modal_data"),
+    "audios": ("audio", "sound", "sounds", "audio_url", "input_audio"),
+    "videos": ("video", "film", "films", "video_url"),
+}
+"""Other libraries' names of each option."""
+
+OF_CALLS: Mapping[str, str] = {
+    **{other: f"here it is {name}" for name, others in SAME.items() for other in others},
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "results is how many pictures; for several answers ask several times"),
+    **dict.fromkeys(("size", "image_size", "resolution"), "give width and height, in pixels"),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), "no pipeline calls tools or functions: leave it out"
+    ),
+    **dict.fromkeys(("logit_bias", "num_beams", "typical_p", "top_a", "use_cache"), "it is not offered: leave it out"),
+    **dict.fromkeys(
+        ("system", "system_prompt", "system_message", "instructions"),
+        "give chat a first turn that says it: {'role': 'system', 'content': ...}",
+    ),
+    **dict.fromkeys(("messages", "history", "conversation"), "chat takes a conversation, as its first argument"),
+    **dict.fromkeys(
+        ("stream", "streaming"), "stream, stream_chat, stream_say, stream_draw, stream_film and stream_sound give events as they come"
+    ),
+    **dict.fromkeys(
+        ("sampling_params", "generation_config", "params", "extra_body", "extra_args"),
+        "give each as an argument of its own, such as temperature=0.7",
+    ),
+    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
+    **dict.fromkeys(("language", "lang", "language_code", "locale"), "the voice says which language is spoken: leave it out"),
+    **dict.fromkeys(("pitch", "emotion", "style"), "no voice is changed so: leave it out; speed is how fast it speaks"),
+    **dict.fromkeys(("quality",), "it is not offered: leave it out; steps makes a picture better"),
+    **dict.fromkeys(("aspect_ratio", "ratio"), "give width and height, in pixels"),
+    "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
+    **dict.fromkeys(
+        ("text", "message", "prompts", "texts", "input", "inputs", "question", "content", "query"),
+        "the text is the first argument, without a name: generate('...'), say('...'); a list of texts for several answers",
+    ),
+    "alignment": "outputs names it: outputs=['text', 'audio', 'alignment']",
+    "user": "api_key of Omni says who asks",
+    **dict.fromkeys(("base_url", "api_base", "url", "host"), "Omni(address='HOST:PORT') names a router"),
+    **dict.fromkeys(
+        ("images", "audios", "videos"), "generate takes it; in chat a turn has it: {'role': 'user', 'content': ..., 'images': [...]}"
+    ),
+}
+"""Advice for keywords that no call takes, or only some calls."""
+
+_FORMS = ("response_format", "format", "output_format", "audio_format", "file_format")
+_NO_TEXT = "no text is made here: leave it out"
+_TEXT = "the text is the first argument, without a name"
+_TEXTS = ("text", "prompt", "prompts", "message", "texts", "input", "inputs", "question", "content", "query")
+_SYSTEM = ("system", "system_prompt", "system_message", "instructions")
+_PICTURES = ("images", *SAME["images"])
+_OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
+
+_DRAWN = {
+    **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+    **dict.fromkeys(_SYSTEM, "say it in the prompt"),
+    **dict.fromkeys(_TEXTS, _TEXT),
+}
+
+OF_METHODS: Mapping[str, Mapping[str, str]] = {
+    "generate": {},
+    "say": {
+        **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+        **dict.fromkeys(_SYSTEM, "no voice is changed so: leave it out; speed is how fast it speaks"),
+        **dict.fromkeys(_TEXTS, _TEXT),
+        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.mp3'), in the form that the name says"),
+    },
+    "draw": {**_DRAWN, **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'")},
+    "film": {
+        **_DRAWN,
+        **dict.fromkeys(_FORMS, "here it is media_type, such as 'video/mp4'"),
+        **dict.fromkeys(_PICTURES, "here it is image, with which it begins"),
+    },
+    "sound": {
+        **_DRAWN,
+        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.flac'), in the form that the name says"),
+        **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
+    },
+}
+"""Advice that depends on the called method, by method and keyword."""
+
+_SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
+"""Values of `_FORMS` that mean a sound file in every call."""
+
+OF_CLIENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("model", "model_name", "model_id", "checkpoint", "model_dir", "pretrained_model_name_or_path", "path"),
+        "model_path is a checkpoint, a folder or owner/name; pipeline is the name of a pipeline",
+    ),
+    **dict.fromkeys(
+        ("base_url", "api_base", "url", "host", "port", "server", "endpoint", "target", "router"),
+        "address='HOST:PORT' names a router",
+    ),
+    **dict.fromkeys(("key", "token", "api_token", "auth"), "here it is api_key"),
+    **dict.fromkeys(("timeout", "request_timeout", "timeout_s"), "each call has timeout_s; here are start_timeout_s and connect_timeout_s"),
+    **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "num_gpus", "gpus"), "here it is tensor_parallel_size"),
+    **dict.fromkeys(("max_num_seqs", "max_concurrency", "max_concurrent_requests"), "here it is max_sessions"),
+    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
+    "max_num_batched_tokens": "here it is max_batch_tokens",
+    **dict.fromkeys(("device_map", "devices", "gpu"), "here it is device"),
+    **dict.fromkeys(("torch_dtype", "precision"), "here it is dtype"),
+    **dict.fromkeys(("num_threads", "cpu_threads"), "here it is threads"),
+    **dict.fromkeys(("enable_prefix_caching", "prefix_caching", "use_cache"), "here it is enable_cache"),
+    **dict.fromkeys(("max_model_len", "max_seq_len", "context_length", "n_ctx"), "kv_cache_bytes is the memory for contexts"),
+    "trust_remote_code": "no code of a checkpoint is run: leave it out",
+    **dict.fromkeys(("quantization", "load_in_8bit", "load_in_4bit"), "it is not offered: leave it out"),
+    **dict.fromkeys(("organization", "project", "http_client", "default_headers"), "gRPC has no use for it: leave it out"),
+}
+"""Advice for keywords that `Omni` does not take."""
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """The known name whose spelling is most similar; empty: none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), 1)), "")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: the name that was probably meant; empty: none is similar."""
+    similar = near(name, names)
+    return f"; did you mean {similar}?" if similar else ""
+
+
+def unknown_options(keywords: Mapping[str, object], options: Collection[str], settings: Collection[str], method: str) -> TypeError:
+    """The error for keyword arguments that a call does not take. options: the options that calls take. settings: the keywords that `Omni`
+    takes. method: one of `OF_METHODS`."""
+    of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
+    sounds = {name: OF_METHODS["say"][name] for name in keywords if name in _FORMS and keywords[name] in _SOUNDS}
+    return _refusal("a call takes no", keywords, options, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
+
+
+def unknown_settings(keywords: Collection[str], settings: Collection[str], options: Collection[str]) -> TypeError:
+    """The error for keyword arguments that `Omni` does not take. settings: those that it takes. options: those that a call takes."""
+    of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
+    of_calls |= {
+        name: f"did you mean {similar} of a call, omni.generate(prompt, {similar}=...)?"
+        for name in keywords
+        if name not in OF_CLIENTS and (similar := _of_call(name, settings, options))
+    }
+    return _refusal("Omni takes no", keywords, settings, {**of_calls, **OF_CLIENTS}, "help(Omni)")
+
+
+def _of_call(name: str, settings: Collection[str], options: Collection[str]) -> str:
+    """The option of a call that was meant by a keyword of `Omni`; empty: none. The keyword is the option's name in another library, or is
+    spelt more like this option than like any setting."""
+    for option, others in SAME.items():
+        if name in others and option in options:
+            return option
+    similar = near(name, [*settings, *options])
+    return "" if similar in settings else similar
+
+
+def _refusal(opening: str, names_refused: Collection[str], names: Collection[str], advice: Mapping[str, str], page: str) -> TypeError:
+    """The error with advice for each name. opening: the text before each name. names: names that may have been misspelt. advice: advice by
+    name. page: the call that shows help; the advice for a name that is similar to no other."""
+
+    def guess(name: str) -> str:
+        if name in advice:
+            return advice[name]
+        similar = near(name, names)
+        return f"did you mean {similar}?" if similar else f"{page} tells what there is"
+
+    return TypeError("; ".join(f"{opening} {name}: {guess(name)}" for name in sorted(names_refused)))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FIRST_ARGUMENTS = {"prompt": "'What is a kite?'", "text": "'Good morning.'", "conversation": "[{'role': 'user', 'content': 'Hello'}]"}
+"""An example of each first argument, by its name."""
+
+
+def explain_calls(method: F) -> F:
+    """A decorator: a call that does not fit the method's signature raises TypeError, as Python's own calls do, with a text that shows how
+    to write it. The signature stays the same."""
+    signature = inspect.signature(method)
+
+    def check(positionals: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        try:
+            signature.bind(*positionals, **keywords)
+        except TypeError:
+            if refusal := _misfit(method.__name__, signature, positionals[1:], keywords):
+                raise refusal from None
+
+    if inspect.iscoroutinefunction(method):
+
+        @wraps(method)
+        async def waited(*positionals: Any, **keywords: Any) -> Any:
+            check(positionals, keywords)
+            return await method(*positionals, **keywords)
+
+        return waited  # type: ignore[return-value]
+
+    @wraps(method)
+    def called(*positionals: Any, **keywords: Any) -> Any:
+        check(positionals, keywords)
+        return method(*positionals, **keywords)
+
+    return called  # type: ignore[return-value]
+
+
+def _misfit(name: str, signature: inspect.Signature, positionals: Sequence[Any], keywords: Mapping[str, Any]) -> TypeError | None:
+    """The error for a call that does not fit the signature of the method `name`; None: the method itself raises a better error.
+    positionals: the positional arguments without `self`. keywords: the keyword arguments."""
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    names = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    has_options = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if len(positionals) > len(placed):
+        return TypeError(_surplus(name, placed, names, positionals))
+    if name == "__init__":
+        return None  # This method takes any keyword as a setting, and its own error names the unknown ones.
+    unknown = {one: value for one, value in keywords.items() if one not in names and not (has_options and one in OPTIONS)}
+    if unknown and has_options:
+        kind = name.removeprefix("stream_")
+        return unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS), kind if kind in OF_METHODS else "generate")
+    if unknown:
+        return TypeError("; ".join(f"{name} takes no {one}: {_guess(one, names)}" for one in unknown))
+    first = placed[0]
+    if positionals and first in keywords:
+        return TypeError(f"{name} has its {first} twice: first, and by name; leave one of them out")
+    return TypeError(
+        f"{name} needs its {first}, as the first argument" + (f": {name}({FIRST_ARGUMENTS[first]})" if first in FIRST_ARGUMENTS else "")
+    )
+
+
+def _guess(name: str, names: Sequence[str]) -> str:
+    """A hint for a keyword that does not exist: the keyword that was probably meant, or else all keywords of the call."""
+    similar = next((one for one in names if name in SAME.get(one, ())), "") or near(name, names)
+    return f"did you mean {similar}?" if similar else f"it takes {', '.join(names)} alone"
+
+
+def _surplus(name: str, placed: Sequence[str], names: Sequence[str], positionals: Sequence[Any]) -> str:
+    """The error text for too many positional arguments. placed: names of the arguments that may be positional. names: names that may be
+    keywords."""
+    if name == "__init__":
+        address = f"{positionals[0]}:{positionals[1]}" if isinstance(positionals[1], int) else "HOST:PORT"
+        return f"Omni takes only its pipeline without a name; give what else there is by name, such as Omni(address={address!r})"
+    if not placed:
+        return f"{name} takes no argument without a name; give it by name: {name}({names[0]}={_short_repr(positionals[0])})"
+    if name == "as_client":
+        return "as_client takes one argument, the key"
+    surplus = positionals[len(placed)]
+    if name.endswith("chat"):
+        other = "a turn has its media: {'role': 'user', 'content': ..., 'images': [...]}"
+    else:
+        other = f"give what else there is by name, such as {name}({placed[0]}, {_keyword(name, surplus)}={_short_repr(surplus)})"
+    return f"{name} takes only its {placed[0]} without a name; {other}"
+
+
+def _keyword(name: str, value: object) -> str:
+    """The keyword for which a second positional argument was probably meant, guessed from the type of its value. name: of the method."""
+    if name.endswith("say"):
+        return "voice" if isinstance(value, str) else "speed"
+    candidates = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(
+        name.removeprefix("stream_")
+    )
+    if candidates is not None:
+        return candidates[not isinstance(value, int | float)]
+    if isinstance(value, int | float):
+        return "max_tokens"
+    first = value[0] if isinstance(value, list) and value else value
+    kind = (mimetypes.guess_type(fspath(first))[0] or "") if isinstance(first, str | PathLike) else ""
+    return next((f"{one}s" for one in ("audio", "video") if kind.startswith(one)), "images")
+
+
+def _short_repr(value: object) -> str:
+    """repr(value), or "..." if that has more than 40 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else "..."
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module; it escapes the texts among the arguments of its lines as `show_text` does."""
+    log = logging.getLogger(name)
+    log.addFilter(_escape_record)
+    return log
+
+
+def show_text(text: str) -> str:
+    """The text with escapes for characters that control a terminal, end a line or cannot be seen."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    """A filter that escapes the arguments of a record, and lets every record pass."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(show_text(argument) if isinstance(argument, str) else argument for argument in record.args)
+    return True

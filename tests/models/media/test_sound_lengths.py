@@ -15,7 +15,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from helpers import media_files
-from omnistage.client.encoder import FORMATS, SoundEncoder
+from omnistage.client.files import FORMATS, SoundEncoder
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.joined import joined_sounds

@@ -19,8 +19,8 @@ from omnistage.cli.connect import connect_client
 from omnistage.cli.interruptible import Interrupted
 from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.connection import Replica
 from omnistage.client.errors import RequestError, UnknownModelError
-from omnistage.client.listing import Replica
 
 LISTED_S = 10.0
 """How long a router may take to list its pipelines or its servers."""

@@ -11,8 +11,7 @@ from omnistage.cli.bench.question import BenchQuestion
 from omnistage.cli.wording import word_error
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import OmniError, ProtocolError, RequestError, UnavailableError
-from omnistage.client.events import Done, Picture, Progress, TextDelta, ThoughtDelta
-from omnistage.client.playback import CONTINUITY_LIMIT_S
+from omnistage.client.events import CONTINUITY_LIMIT_S, Done, Picture, Progress, TextDelta, ThoughtDelta
 
 RETRY_S = 0.5
 """Seconds to wait after a refusal that names no delay."""

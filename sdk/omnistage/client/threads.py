@@ -1,20 +1,25 @@
-"""Runs the sync client's calls on a thread with an event loop: one per process, shared by every `Omni`, ended with the last.
+"""The threads of the client, and forks of its process.
 
-Every wait here has an end. Functions that the garbage collector calls wait for nothing, because it may run on any thread, also on the
-loop's own, whatever locks that thread holds.
-"""
+`LoopThread` runs the sync client's calls on an event loop: one per process, shared by every `Omni`, ended with the last. Every wait here
+has an end. Functions that the garbage collector calls wait for nothing, because it may run on any thread, also on the loop's own, whatever
+locks that thread holds. `beside` runs work that neither an event loop nor the interpreter waits for at its end.
+
+gRPC's threads do not exist in a forked child, so a child cannot use gRPC if its parent has used it: its calls would wait for these
+threads, and objects that it frees would write on the connections of its parent."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent import futures
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakSet
 
-from omnistage.client import fork
-from omnistage.client.errors import ClosedError, DeadlineError, WrongLoopError
+from omnistage.client.errors import ClosedError, DeadlineError, ForkedError, WrongLoopError
 
 T = TypeVar("T")
 
@@ -65,7 +70,7 @@ class LoopThread:
     @classmethod
     def acquire(cls) -> Self:
         """The shared thread, which the first call starts; call `release` once for each call of this. Raises ForkedError."""
-        fork.use()
+        use_grpc()
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -124,7 +129,7 @@ class LoopThread:
         """Have the loop run a coroutine soon, without waiting and without a lock, so that a finalizer may call this on any thread.
 
         work: makes the coroutine. It is not called if the loop has ended: then there is nothing left to do."""
-        if not fork.is_child_of_user():
+        if not is_child_of_grpc_user():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._start, work)
 
@@ -147,3 +152,78 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Pass reports about callbacks on to asyncio, except those about other loops."""
     if not is_of_another_loop(context):
         loop.default_exception_handler(context)
+
+
+T_ = TypeVar("T")
+
+
+async def beside(work: Callable[[], T_], name: str) -> T_:
+    """Return or raise the result of `work`, run on a daemon thread of this name. The work goes on if the caller is cancelled."""
+    return await asyncio.wrap_future(on_thread(work, name))
+
+
+def on_thread(work: Callable[[], T_], name: str) -> futures.Future[T_]:
+    """Start `work` on a daemon thread. Several callers may wait for the future, each by `asyncio.wrap_future`; a cancelled one does not end
+    the work."""
+    future: futures.Future[T_] = futures.Future()
+    future.set_running_or_notify_cancel()  # From now on no caller can cancel the future, so it always gets a result.
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+class _GrpcUse:
+    """Records the use of gRPC. uses_grpc: this process has used it. is_child_of_user: an ancestor used it before the fork. connected:
+    channels and calls that must not be freed in a forked child."""
+
+    def __init__(self) -> None:
+        self.uses_grpc = False
+        self.is_child_of_user = False
+        self.connected: WeakSet[object] = WeakSet()
+
+
+_grpc_use = _GrpcUse()
+
+no_fork = threading.RLock()
+"""While this lock is held no fork begins, so no child inherits a file descriptor that is just being opened."""
+
+
+def use_grpc() -> None:
+    """Note that this process uses gRPC; call it before objects of gRPC or the loop thread are made. Raises ForkedError as `check`."""
+    check_fork()
+    _grpc_use.uses_grpc = True
+
+
+def check_fork() -> None:
+    """Raises ForkedError in a child whose parent has used gRPC."""
+    if _grpc_use.is_child_of_user:
+        raise ForkedError("this process was forked from one that had used the client before, and gRPC does not work in it")
+
+
+def is_child_of_grpc_user() -> bool:
+    """Whether this process was forked from one that had used gRPC: then `check` raises."""
+    return _grpc_use.is_child_of_user
+
+
+def leave_to_parent(connected: object) -> None:
+    """Note a channel or a call, so that a forked child never frees it: freeing would end a connection that the parent still uses."""
+    _grpc_use.connected.add(connected)
+
+
+def _after_fork_in_child() -> None:
+    """Runs in each child right after the fork."""
+    no_fork.release()
+    if _grpc_use.uses_grpc:
+        _grpc_use.is_child_of_user = True
+    for connected in list(_grpc_use.connected):
+        # Adds a reference that nobody gives back, so the object is never freed. A list is emptied when the interpreter ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
+
+
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_after_fork_in_child)

@@ -1,26 +1,66 @@
-"""Turns sound into the bytes of a file, piece by piece as the sound comes: WAV with the standard library, FLAC, Ogg Vorbis, Ogg Opus and
-MP3 with libsndfile."""
+"""Sounds and films as files, and answers in notebooks.
+
+A `SoundEncoder` turns sound into the bytes of a file, piece by piece as the sound comes: WAV with the standard library, FLAC, Ogg Vorbis,
+Ogg Opus and MP3 with libsndfile. A notebook gets HTML that holds the text, a player of the sound and the pictures, so that they stay in
+the notebook's file."""
 
 from __future__ import annotations
 
+import struct
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike, fspath
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotAvailableError, RequestError
-from omnistage.client.wav import to_pcm16, wav_head
+
+PCM, FLOAT = 1, 3
+"""Tags of the sample format in the head."""
+
+UNKNOWN_WAV_BYTES = (1 << 32) - 1
+"""The length in the head of a file whose end is not known yet. Players then read to the end of the file."""
+
+
+def to_pcm16(samples: NDArray[np.float32]) -> bytes:
+    """float32 samples of any shape, full scale 1, as little-endian 16 bit integers; louder samples are clipped. Exact for sound that
+    came as 16 bit."""
+    pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()
+    return pcm
+
+
+def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: int | None) -> bytes:
+    """The head of a file. dtype: the type of the samples that follow it, int16, int32 or float32. samples: their number in each channel;
+    None: not known yet."""
+    width = dtype.itemsize
+    size = UNKNOWN_WAV_BYTES if samples is None else samples * channels * width
+    tag = PCM if dtype.kind == "i" else FLOAT
+    form = struct.pack("<HHIIHH", tag, channels, sample_rate_hz, sample_rate_hz * channels * width, channels * width, 8 * width)
+    chunks = [(b"fmt ", form)]
+    if tag == FLOAT:
+        count = UNKNOWN_WAV_BYTES if samples is None else samples
+        chunks = [(b"fmt ", form + b"\0\0"), (b"fact", struct.pack("<I", min(count, UNKNOWN_WAV_BYTES)))]
+    body = b"WAVE" + b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks) + b"data"
+    total_bytes = len(body) + 4 + size
+    return b"RIFF" + struct.pack("<I", min(total_bytes, UNKNOWN_WAV_BYTES)) + body + struct.pack("<I", min(size, UNKNOWN_WAV_BYTES))
+
+
+def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
+    """The bytes of a file with these samples, int16, int32 or float32 [samples, channels], unchanged."""
+    data = samples.astype(samples.dtype.newbyteorder("<"), copy=False).tobytes()
+    return wav_head(samples.dtype, samples.shape[1], sample_rate_hz, len(samples)) + data
+
 
 Samples = NDArray[np.float32]
 
 ENCODINGS = ("pcm16", "float32")
 """The types of samples in chunks of sound and in WAV files."""
 
-INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
+INSTALL_SOUNDFILE = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
 
 
 MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
@@ -67,7 +107,7 @@ class SoundFormat:
             library = _libsndfile(self.name)
             if not library.check_format(self.container, self.subtype):
                 version = library.__libsndfile_version__
-                raise NotAvailableError(f"{self.name}: libsndfile {version} cannot write it, 1.1 and later can", hint=INSTALL)
+                raise NotAvailableError(f"{self.name}: libsndfile {version} cannot write it, 1.1 and later can", hint=INSTALL_SOUNDFILE)
 
 
 FORMATS = {
@@ -108,9 +148,9 @@ def _libsndfile(name: str) -> Any:
     try:
         import soundfile  # A program that writes only WAV, or nothing, does not need the package.
     except ImportError as error:
-        raise NotAvailableError(f"{name} needs a package that is not installed: soundfile", hint=INSTALL) from error
+        raise NotAvailableError(f"{name} needs a package that is not installed: soundfile", hint=INSTALL_SOUNDFILE) from error
     except OSError as error:  # The package is installed, but the library that it needs is missing.
-        raise NotAvailableError(f"{name} needs libsndfile, which does not load: {error}", hint=INSTALL) from error
+        raise NotAvailableError(f"{name} needs libsndfile, which does not load: {error}", hint=INSTALL_SOUNDFILE) from error
     return soundfile
 
 
@@ -234,3 +274,109 @@ class _Sink:
     def read(self, size: int = -1) -> bytes:
         """Always empty: the file is only written."""
         return b""
+
+
+FILM_KINDS = {".webm": "WebM", ".mp4": "MP4"}
+"""The kind of file that each ending stands for. A film of another kind may have any name."""
+
+FILM_MEDIA_TYPES = {ending: f"video/{name.lower()}" for ending, name in FILM_KINDS.items()}
+"""The media type of each of these kinds."""
+
+
+def check_film_ending(path: str | PathLike[str], media_type: str) -> None:
+    """Raises RequestError if the name of a file does not fit a film of this type."""
+    ending = Path(path).suffix.lower()
+    fit = next((one for one, its_type in FILM_MEDIA_TYPES.items() if its_type == media_type), ending)
+    if ending != fit:
+        hint = (
+            f"Give a name that ends in {fit}{'' if ending not in FILM_KINDS else f', or ask for media_type={FILM_MEDIA_TYPES[ending]!r}'}."
+        )
+        raise RequestError(f"{path}: this film is {media_type}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Film:
+    """A film as the bytes of a file. media_type: such as video/webm or video/mp4. frames: number of frames. A `Film` can also be sent to a
+    model, among `videos`."""
+
+    data: bytes
+    media_type: str
+    frames: int
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a file whose ending fits the type: .webm or .mp4. Raises RequestError for another ending, OSError."""
+        check_film_ending(path, self.media_type)
+        Path(path).write_bytes(self.data)
+
+    def _repr_html_(self) -> str:
+        """A player, for a notebook."""
+        return films_html([(self.media_type, self.data)])
+
+    def __repr__(self) -> str:
+        return f"Film({self.media_type}, {self.frames} frames, {len(self.data)} bytes)"
+
+
+LONGEST_SHOWN_S = 600.0
+"""The most seconds of sound in a player. At 24,000 samples a second a millisecond takes 48 bytes, and a third more as base64."""
+
+MOST_PICTURE_BYTES = 32 << 20
+"""The most bytes of all pictures that are shown together."""
+
+MOST_FILM_BYTES = 32 << 20
+"""The most bytes of all films that are shown together."""
+
+SHOWN_FILM_TYPES = ("video/webm", "video/mp4")
+SHOWN_PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
+
+
+def sound_html(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
+    """HTML of a player with the sound as a WAV of 16 bit. samples: float32 [n] or [n, channels], full scale 1. If the sound is longer than
+    `LONGEST_S`, the player has only its beginning, and a text says so."""
+    shown = samples[: round(LONGEST_SHOWN_S * sample_rate_hz)]
+    wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
+    html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
+    if len(shown) < len(samples):
+        whole_s = len(samples) / sample_rate_hz
+        html += f"<div>The first {LONGEST_SHOWN_S / 60:g} of {whole_s / 60:.1f} minutes; <code>save</code> writes all.</div>"
+    return html
+
+
+def pictures_html(encoded: Iterable[tuple[str, bytes]]) -> str:
+    """HTML of pictures: those of types that browsers show, as far as they fit into `MOST_PICTURE_BYTES`, and the number of the others.
+    encoded: (media type, bytes) of each."""
+    html, room_bytes, hidden = "", MOST_PICTURE_BYTES, 0
+    for media_type, data in encoded:
+        if media_type in SHOWN_PICTURE_TYPES and len(data) <= room_bytes:
+            room_bytes -= len(data)
+            html += f'<img src="{_data_url(media_type, data)}">'
+        else:
+            hidden += 1
+    if hidden:
+        html += f"<div>{hidden} more in <code>pictures</code>, too large to be shown, or of another type.</div>"
+    return html
+
+
+def films_html(encoded: Iterable[tuple[str, bytes]]) -> str:
+    """HTML of players of films. A film that is too large for the rest of `MOST_FILM_BYTES`, or of a type that browsers do not show, becomes
+    a sentence. encoded: (media type, bytes) of each."""
+    html, room_bytes = "", MOST_FILM_BYTES
+    for media_type, data in encoded:
+        if media_type in SHOWN_FILM_TYPES and len(data) <= room_bytes:
+            room_bytes -= len(data)
+            html += f'<video controls loop src="{_data_url(media_type, data)}"></video>'
+        else:
+            html += (
+                "<div>One more in <code>videos</code>, too large to be shown, or of another type; its <code>save</code> writes it.</div>"
+            )
+    return html
+
+
+def text_html(text: str) -> str:
+    """HTML of a text with its spaces and line breaks."""
+    from html import escape  # The module's table of names is only for notebooks.
+
+    return f'<div style="white-space: pre-wrap">{escape(text)}</div>'
+
+
+def _data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode('ascii')}"
