@@ -24,8 +24,8 @@ from omnistage.client.connection import Replica
 WATCHED = """
 import json, os, sys
 del os.environ["OMNISTAGE_ROUTER"]  # the tests have it turned off
-from omnistage.client import found
-found.LOCAL_ADDRESS = sys.argv[1]  # that of this machine may have anything behind it
+from omnistage.client import connection
+connection.LOCAL_ADDRESS = sys.argv[1]  # that of this machine may have anything behind it
 started = []
 sys.addaudithook(lambda event, arguments: started.append(str(arguments[1])) if event == "subprocess.Popen" else None)
 from omnistage.cli.main import app

@@ -228,9 +228,9 @@ def test_pauses_grow_and_are_never_shorter_than_the_server_said() -> None:
     for _ in range(5):
         retries = Retries(1000)
         for number in (0, 1, 2, 2, *[2] * 400):
-            pause_s = limits.pause_s(1.0)
+            pause_s = retries.pause_s(1.0)
             assert GROWTH**number <= pause_s <= GROWTH**number * (1 + JITTER)
-            limits.count(StageLostError("gone"), pause_s)
+            retries.count(StageLostError("gone"), pause_s)
             drawn.add(pause_s)
     assert len(drawn) > 100, "many clients do not come in the same moment"
     assert MAX_RETRIES == 2
@@ -335,7 +335,7 @@ async def test_the_words_of_a_router_stand_in_the_log_as_text(caplog: pytest.Log
 
 def test_every_log_of_the_client_is_such_a_one() -> None:
     for path in Path(limits.__file__).parent.glob("*.py"):
-        assert "getLogger" not in path.read_text() or path.name == "log.py", path.name
+        assert "getLogger" not in path.read_text() or path.name == "wording.py", path.name
 
 
 # The command ---------------------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def main() -> None:
         if package == "omnistage":
             raise
         sys.stderr.write(f"error: the command needs the package {package}, which is not installed\n")
-        # `client.install` has this text too, but may not be importable: the missing package may be one that the client needs.
+        # `client.private_stack` has this text too, but may not be importable: the missing package may be one that the client needs.
         sys.stderr.write("hint: `make wheels` in a clone, then pip install --find-links dist 'omnistage[cli,convert,models]'\n")
         raise SystemExit(1) from None
     finally:

@@ -61,9 +61,9 @@ from omnistage.client.events import (
 )
 from omnistage.client.files import Film, SoundEncoder
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
-from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
+from omnistage.client.media import AudioLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
-from omnistage.client.options import Options, StackSettings
+from omnistage.client.options import ImageLike, Options, StackSettings
 from omnistage.client.player import Heard, Player
 from omnistage.client.request import Conversation
 from omnistage.client.routers import UnencryptedKeyWarning

@@ -260,15 +260,15 @@ class Call:
 
 
 FIRST_ROOM, LARGEST_ROOM = 4, 64
-"""How many texts are asked at once: FIRST at the beginning, then more and more as answers come, up to MOST; fewer after a refusal because
-no place is free."""
+"""How many texts are asked at once: FIRST_ROOM at the beginning, then more and more as answers come, up to LARGEST_ROOM; fewer after a
+refusal because no place is free."""
 
 DELAY_S = 1.0
 """Seconds to pause before the next question if other clients have all places and the router gave no delay."""
 
 CALM, CALMER = FIRST_ROOM, 4
 """If a text is refused because no place is free, so many answers must come before the room grows again: none after the first refusal,
-because one refusal says little; CALM after the second; CALMER times as many after each further one, up to MOST."""
+because one refusal says little; CALM after the second; CALMER times as many after each further one, up to LARGEST_ROOM."""
 
 Ask = Callable[[str], Coroutine[Any, Any, Answer]]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
@@ -293,7 +293,7 @@ class Together:
 
     def __init__(self, ask: Ask, patience_s: float, max_texts: int | None = None, pause: Pause = asyncio.sleep) -> None:
         """ask: asks one text. patience_s: seconds to wait while other clients have all places. max_texts: the largest number of texts to
-        ask at once; None: not known, so MOST. pause: waits for some seconds."""
+        ask at once; None: not known, so LARGEST_ROOM. pause: waits for some seconds."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = max_texts or LARGEST_ROOM
         self._room = max_texts or FIRST_ROOM

@@ -174,7 +174,7 @@ class Connection:
             await asyncio.sleep(seconds)
 
     def advise(self, error: OmniError, request: omni_pb2.GenerateRequest) -> None:
-        """Give an error a hint that fits the router and the request, as `found.advise` does."""
+        """Give an error a hint that fits the router and the request, as `advise` does."""
         advise(self._found, error, request)
 
     async def disconnect(self) -> None:
@@ -216,7 +216,7 @@ class Connection:
 
 
 ROUTER_VARIABLE = "OMNISTAGE_ROUTER"
-"""HOST:PORT of a router, or several with commas between; `OFF`: none, even if one runs."""
+"""HOST:PORT of a router, or several with commas between; `SEARCH_OFF`: none, even if one runs."""
 
 SEARCH_OFF = "none"
 
@@ -325,7 +325,7 @@ def named_router() -> Found | None:
 
 
 def is_search_off() -> bool:
-    """Whether the variable is `OFF`, so that no router is looked for."""
+    """Whether the variable is `SEARCH_OFF`, so that no router is looked for."""
     return os.environ.get(ROUTER_VARIABLE, "").strip().lower() == SEARCH_OFF
 
 

@@ -331,7 +331,7 @@ SHOWN_PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 def sound_html(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
     """HTML of a player with the sound as a WAV of 16 bit. samples: float32 [n] or [n, channels], full scale 1. If the sound is longer than
-    `LONGEST_S`, the player has only its beginning, and a text says so."""
+    `LONGEST_SHOWN_S`, the player has only its beginning, and a text says so."""
     shown = samples[: round(LONGEST_SHOWN_S * sample_rate_hz)]
     wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
     html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'

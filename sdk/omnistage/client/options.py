@@ -1,10 +1,9 @@
-"""What callers may give by name: the options of a single call and the settings of a private stack.
+"""The options of a single call and the settings of a private stack, which callers give by name.
 
 Two TypedDicts have the description of each keyword in its type. From these descriptions `help` and docs/client.md are made, and the values
 are checked."""
 
-from __future__ import annotations
-
+# No postponed annotations here, because the docstrings of methods are made from the descriptions in these annotations.
 import math
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -118,9 +117,6 @@ Encoded = bytes | bytearray | memoryview | str | PathLike[str] | Readable
 """An encoded file (PNG, JPEG, WAV, MP3, MP4 ...): its bytes, its path, an open file, or a data: URL."""
 
 ImageLike = Encoded | PillowImage
-
-
-# No postponed annotations here, because the docstrings of methods are made from the descriptions in these annotations.
 
 
 PIPELINE = "the pipeline's"
@@ -315,12 +311,6 @@ OPTIONS: Mapping[str, Any] = Options.__annotations__
 """All options, each with its description."""
 
 
-# No postponed annotations here, because the docstring of the client is made from the descriptions in these annotations.
-
-
-MODEL_OF_STACK = "the model's"
-
-
 class StackSettings(TypedDict, total=False):
     """Settings of a private stack. An absent setting has the default of `omnistage serve`.
 
@@ -343,7 +333,7 @@ class StackSettings(TypedDict, total=False):
     ]
     threads: Annotated[int | Mapping[str, int], About("Compute threads of a process.", "1", Range(1, 64))]
     replicas: Annotated[Mapping[str, int], About('Processes by stage: {"talker": 2}.', "1 of each", Range(1, 64))]
-    max_sessions: Annotated[int, About("Answers at once; further requests wait or are refused.", MODEL_OF_STACK, Range(1, 4096))]
+    max_sessions: Annotated[int, About("Answers at once; further requests wait or are refused.", MODEL, Range(1, 4096))]
     max_batch_size: Annotated[
         int | Mapping[str, int], About("Sequences in one step; other answers wait for a place in it.", "max_sessions", Range(1, 4096))
     ]
@@ -351,17 +341,15 @@ class StackSettings(TypedDict, total=False):
         int | Mapping[str, int],
         About(
             "Rows in one step. With fewer rows, a prompt that is read holds other answers up less; with more, it is read in fewer steps.",
-            MODEL_OF_STACK,
+            MODEL,
             Range(1, 1 << 20),
         ),
     ]
-    kv_cache_bytes: Annotated[
-        int | Mapping[str, int], About("Memory for keys and values, at least one whole context.", MODEL_OF_STACK, Range(1))
-    ]
+    kv_cache_bytes: Annotated[int | Mapping[str, int], About("Memory for keys and values, at least one whole context.", MODEL, Range(1))]
     enable_cache: Annotated[bool | Mapping[str, bool], About("Keep computed results for later prompts with the same beginning.", "True")]
     gpu_memory_utilization: Annotated[
         float | Mapping[str, float],
-        About("Part of a GPU's memory that may be filled; has no effect on a CPU.", MODEL_OF_STACK, Range(0, 1, is_above=True)),
+        About("Part of a GPU's memory that may be filled; has no effect on a CPU.", MODEL, Range(0, 1, is_above=True)),
     ]
     memory_share: Annotated[
         float | Mapping[str, float],

@@ -1,6 +1,6 @@
 """Plays an answer while it is made.
 
-A thread moves the sound from memory into the pipe of a process that plays it (`loudspeaker`, `player_process`). The caller that writes
+A thread moves the sound from memory into the pipe of a process that plays it (`loudspeaker`). The caller that writes
 never waits, and the listener does not notice when this program stands still for less than a second.
 """
 

@@ -466,5 +466,6 @@ ALL_EXTRAS = ("cli", "convert", "models")
 
 
 def install(*extras: str) -> str:
-    """The command that installs these extras."""
+    """The command that installs these extras, in the words of docs/client.md. Code that cannot import the client has a copy of these
+    words; a test compares them."""
     return f"`make wheels` in a clone, then pip install --find-links dist 'omnistage[{','.join(extras)}]'"

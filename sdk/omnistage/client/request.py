@@ -74,7 +74,7 @@ class Request:
         method: str = "generate",
     ) -> None:
         """request: the message to fill; no option is set in it yet. unread: a function for each medium, which reads it. names: the caller's
-        names of fields, by the contract's names. method: the method that was called, one of `guesses.OF_METHODS`. Raises BadRequestError
+        names of fields, by the contract's names. method: the method that was called, one of `wording.OF_METHODS`. Raises BadRequestError
         for an impossible value of an option, TypeError for an unknown option."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
         self._names = names

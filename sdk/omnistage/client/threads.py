@@ -154,18 +154,15 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-T_ = TypeVar("T")
-
-
-async def beside(work: Callable[[], T_], name: str) -> T_:
+async def beside(work: Callable[[], T], name: str) -> T:
     """Return or raise the result of `work`, run on a daemon thread of this name. The work goes on if the caller is cancelled."""
     return await asyncio.wrap_future(on_thread(work, name))
 
 
-def on_thread(work: Callable[[], T_], name: str) -> futures.Future[T_]:
+def on_thread(work: Callable[[], T], name: str) -> futures.Future[T]:
     """Start `work` on a daemon thread. Several callers may wait for the future, each by `asyncio.wrap_future`; a cancelled one does not end
     the work."""
-    future: futures.Future[T_] = futures.Future()
+    future: futures.Future[T] = futures.Future()
     future.set_running_or_notify_cancel()  # From now on no caller can cancel the future, so it always gets a result.
 
     def run() -> None:
@@ -195,7 +192,7 @@ no_fork = threading.RLock()
 
 
 def use_grpc() -> None:
-    """Note that this process uses gRPC; call it before objects of gRPC or the loop thread are made. Raises ForkedError as `check`."""
+    """Note that this process uses gRPC; call it before objects of gRPC or the loop thread are made. Raises ForkedError as `check_fork`."""
     check_fork()
     _grpc_use.uses_grpc = True
 
@@ -207,7 +204,7 @@ def check_fork() -> None:
 
 
 def is_child_of_grpc_user() -> bool:
-    """Whether this process was forked from one that had used gRPC: then `check` raises."""
+    """Whether this process was forked from one that had used gRPC: then `check_fork` raises."""
     return _grpc_use.is_child_of_user
 
 
