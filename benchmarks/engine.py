@@ -25,7 +25,7 @@ from omnistage.engine.sampler import Draws, sample
 from omnistage.engine.scheduler import Run, SchedulerLimits
 from omnistage.engine.sequence import SequenceStream
 from omnistage.engine.types import Sampling
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.devices import dtype_of
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import read_decoder

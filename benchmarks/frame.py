@@ -26,7 +26,7 @@ from omnistage.engine.sampler import Draws
 from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Sampling
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.qwen3_omni.loading_talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config

@@ -21,9 +21,9 @@ from helpers import media_files
 from helpers.sequences import items as items_of
 from helpers.sequences import read
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of
+from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading as qwen2_5_omni

@@ -27,7 +27,6 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.memory import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Run
-from omnistage.models.common.arrays import array_of
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TensorRows, TextRequest
 from omnistage.models.options import LoadOptions
@@ -35,6 +34,7 @@ from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.text.engine_model import array_of
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from helpers.processes import MARK, ProcessFamily
 from omnistage.models.devices import check_possible
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 
 pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness", "helpers.surroundings", "helpers.sharing")
 

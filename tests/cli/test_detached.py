@@ -22,7 +22,7 @@ from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.served import Served, StackEnd, all_served, folder, register_stack
 from omnistage.client import NotAvailableError, Omni
-from omnistage.models.common.owned import NEW
+from omnistage.models.fetch.disk import NEW
 
 
 @pytest.fixture(autouse=True)

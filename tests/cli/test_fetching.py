@@ -31,8 +31,8 @@ WAITING = "another process fetches; waiting"
 
 BRINGING = f"""
 from helpers.fetching import recipe
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import fetch_folder
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import fetch_folder
 from omnistage.models.family import Family, ModelEntry
 
 FAMILY = Family({{"thinker": ModelEntry("nobody:Loads")}}, default="bringing:folder")

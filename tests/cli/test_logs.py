@@ -12,7 +12,7 @@ from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.models.common.owned import PREFIX
+from omnistage.models.fetch.disk import PREFIX
 
 
 def words(folder: Path) -> tuple[str, ...]:

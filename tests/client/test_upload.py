@@ -17,7 +17,7 @@ from omnistage.client import AsyncOmni, BadRequestError, Done, Omni, TextDelta, 
 from omnistage.client import request as requests
 from omnistage.client.request import Options
 from omnistage.client.upload import LEAST_BYTES, PORTS, Conversing
-from omnistage.models.common.spool import MEDIA_PORTS
+from omnistage.models.media.spool import MEDIA_PORTS
 from omnistage.models.toy import formulas
 from omnistage.router.pipeline import load_pipeline
 

@@ -16,11 +16,6 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.sequence import SequenceStream
-from omnistage.models.common.answer import AnswerAssembler, EngineStream, answer_pieces
-from omnistage.models.common.arrays import array_of
-from omnistage.models.common.engine_model import EngineModel
-from omnistage.models.common.feed import PortFeed
-from omnistage.models.common.requests import check_constraint, check_parts, refuse_unfit
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
@@ -37,6 +32,10 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.options import with_resumed
+from omnistage.models.requests import check_constraint, check_parts, refuse_unfit
+from omnistage.models.speech.talker import PortFeed
+from omnistage.models.text.answer import AnswerAssembler, EngineStream, answer_pieces
+from omnistage.models.text.engine_model import EngineModel, array_of
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of
 

@@ -17,8 +17,8 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.types import Activity, Sampling
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, TextPiece, TextRequest, Wanted
+from omnistage.models.reports import LoadError
 from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings
 from omnistage.thinker.stage import ThinkerStage

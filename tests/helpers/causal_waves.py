@@ -17,7 +17,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omnistage.engine.linear import build_exact
-from omnistage.models.common.checkpoint import WEIGHTS, Config
+from omnistage.models.checkpoint.files import WEIGHTS, Config
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import MODEL_TYPE

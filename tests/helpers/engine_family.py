@@ -20,8 +20,6 @@ from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
-from omnistage.models.common.feed import PortFeed, next_rows
-from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import (
     Array,
@@ -36,6 +34,8 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.options import LoadOptions, with_resumed
+from omnistage.models.requests import refuse_unfit
+from omnistage.models.speech.talker import PortFeed, next_rows
 from omnistage.models.toy import formulas
 from omnistage.models.toy.omni import OmniOptions
 

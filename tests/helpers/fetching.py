@@ -8,9 +8,8 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
-from omnistage.models.common.fetch import Recipe, fetch_folder
-from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import ShowProgress, Unit
+from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.reports import ShowProgress, Unit
 
 NAME = "omnistage-test-weights"
 WEIGHTS = bytes(range(256)) * 40_000

@@ -134,9 +134,9 @@ def hub_server() -> Iterator[HubServer]:
 FETCHING = """
 import json, sys
 from dataclasses import asdict
-from omnistage.models.hub import fetch, hub_name
-from omnistage.models.common.progress import show_nothing
-from omnistage.models.errors import LoadError
+from omnistage.models.fetch.hub import fetch, hub_name
+from omnistage.models.reports import show_nothing
+from omnistage.models.reports import LoadError
 for text in sys.argv[1:]:
     told, checked = [], []
     check = lambda folder: checked.append(any(folder.rglob("*.safetensors")))
@@ -155,7 +155,7 @@ variables once."""
 def fetching(environment: Mapping[str, str], *names: str, list_limit_s: float | None = None) -> StartedProcess[str]:
     """That program. environment: in place of all variables that steer huggingface_hub. list_limit_s: as in `fetched`."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    limit = "" if list_limit_s is None else f"import omnistage.models.hub; omnistage.models.hub.LIST_LIMIT_S = {list_limit_s}\n"
+    limit = "" if list_limit_s is None else f"import omnistage.models.fetch.hub; omnistage.models.fetch.hub.LIST_LIMIT_S = {list_limit_s}\n"
     command = [sys.executable, "-c", limit + FETCHING, *names]
     return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**others, **environment})
 

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from omnistage.models.common.cache import cache_directory
+from omnistage.models.fetch.disk import cache_directory
 from omnistage.models.smol.store import THINKER, VOICE, model_directory
 from tools import setup, torch_build
 

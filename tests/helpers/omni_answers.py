@@ -20,12 +20,12 @@ from helpers.omni_reference import OmniReference, Seen
 from helpers.qwen3_speech import Qwen3Speech
 from helpers.speech_reference import PENALTY, SpeechReference
 from helpers.wave_reference import WaveReference
-from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.qwen2_5_omni import config as qwen2_5
 from omnistage.models.qwen2_5_omni import thinker as qwen2_5_thinker
 from omnistage.models.qwen3_omni import config as qwen3
 from omnistage.models.qwen3_omni import thinker as qwen3_thinker
+from omnistage.models.text.chat import ChatTokenizer
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 TOKENS = 24

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from helpers import media_files
 from helpers.models import text_pieces
 from helpers.omni_reference import ExpectedAnswer, OmniReference
-from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import Sampling, TextRequest
 from omnistage.models.media.decoder import MediaDecoder
 

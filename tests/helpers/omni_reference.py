@@ -25,11 +25,11 @@ from transformers import (
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from omnistage.models.common.encoders.media import preprocessing_of
-from omnistage.models.common.encoders.patches import grid_of, patches_of
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.encoder import grid_of, patches_of
+from omnistage.models.encoders.preparing import read_pictures
+from omnistage.models.encoders.reader import preprocessing_of
+from omnistage.models.encoders.starting import MEDIUM_ROWS
 from omnistage.models.media.decoded import DecodedFilm, DecodedSound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.drawings import checkpoint, writable
-from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
@@ -27,6 +26,7 @@ from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, plan_drawing
 from omnistage.models.interface import DrawRequest
+from omnistage.models.memory import TensorCache
 
 CLOSE = 1e-5
 SMALL_AREA = 128 * 128

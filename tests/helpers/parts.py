@@ -15,7 +15,7 @@ from omnistage.engine.devices import ALONE, Group
 from omnistage.engine.parts import DecoderConfig, ExpertSizes, Materials, experts, head_rms_norm, interleaved_axes, rotary
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.types import Sampling
-from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.checkpoint.decoder import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 
 READER = "helpers.parts:read_toy"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from omnistage.models.common.progress import show_nothing
+from omnistage.models.reports import show_nothing
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize

@@ -9,7 +9,7 @@ import torch
 from omnistage.engine.decoder import DecoderParts, PackedDecoder, last_and_embedding
 from omnistage.engine.devices import Group
 from omnistage.engine.parts import DecoderConfig
-from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.checkpoint.decoder import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 
 READER = "helpers.ranks:read_random"

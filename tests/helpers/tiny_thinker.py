@@ -12,9 +12,9 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import SequenceStream
-from omnistage.models.common.answer import EngineStream
 from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
 from omnistage.models.options import with_resumed
+from omnistage.models.text.answer import EngineStream
 
 
 def engine() -> Engine:

@@ -25,13 +25,13 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
 from helpers.moving import letters
-from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, plan_drawing
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import DrawRequest
+from omnistage.models.memory import TensorCache
 
 KINDS = ("t2v", "one", "ti2v", "ti2v-i2v", "i2v", "i2v-clip", "flf")
 """The kinds of pipelines. t2v, one: a film from words, by two experts or by one. ti2v, ti2v-i2v: TI2V by the names of both its pipelines.

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from omnistage.models.common.ahead import make_ahead
+from omnistage.models.worker import make_ahead
 
 
 class NumberSource:

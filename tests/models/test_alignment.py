@@ -13,8 +13,8 @@ from hibari.g2p import G2P
 
 from helpers import lengths
 from helpers.speech import frames_of, made_of, rows_of, spoken, words_of
-from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.weights import load_weights
+from omnistage.models.checkpoint.files import read_config
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import Alignment, BadRequest, Frames, SpeechRequest, SpokenWord
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.phrase import PhraseCutter

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.interface import BadRequest, FinishReason, TensorRows, TextPiece
+from omnistage.models.text.answer import AnswerAssembler
 
 WORDS = [" red", " green", " blue", ".", "\n", " a", "bc", "", "\U0001f600", "é"]
 PIECES = [*(word.encode() for word in WORDS), *(bytes([byte]) for byte in "é\U0001f600".encode())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from omnistage.models.common.arrays import array_of
+from omnistage.models.text.engine_model import array_of
 
 
 def test_bfloat16_travels_as_its_bits() -> None:

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from helpers import lengths
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.weights import load_weights
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import BadRequest, Piece, WaveRequest
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows, load_code2wav
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX

@@ -15,11 +15,11 @@ import pytest
 from helpers import lengths
 from omnistage.engine.request import Constraint as EngineConstraint
 from omnistage.engine.request import Walk
-from omnistage.models.common.constraint import Constraints
-from omnistage.models.common.grammar import FORMS
-from omnistage.models.common.thought import Marks
 from omnistage.models.conversation import ConstraintForm, TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest
+from omnistage.models.text.answer import Marks
+from omnistage.models.text.constraint import Constraints
+from omnistage.models.text.grammar import FORMS
 
 END, OTHER_END, TURN = 600, 601, 602
 PIECES = [bytes([byte]) for byte in range(256)]

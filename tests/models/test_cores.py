@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.common.cores import cores
+from omnistage.models.devices import cores
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeVisionEncoderConfig,
 )
 
-from omnistage.models.common.checkpoint import Config
-from omnistage.models.common.decoder_config import RopeConfig, rope_of, rope_theta_of
+from omnistage.models.checkpoint.decoder import RopeConfig, rope_of, rope_theta_of
+from omnistage.models.checkpoint.files import Config
 
 SPELT: list[dict[str, Any]] = [
     {"rope_theta": 500.0},

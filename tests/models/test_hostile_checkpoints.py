@@ -21,16 +21,15 @@ from safetensors.torch import load_file, save_file
 from helpers.drawings import writable
 from helpers.lengths import draw_of, some_or_all
 from helpers.omni_checkpoint import omni_checkpoint as made_omni
-from omnistage.models.common.building import check_stored, check_tensors
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.header import Stored, check_finite
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.header import Stored, check_finite, check_stored, check_tensors
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.errors import LoadError
+from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS
 from omnistage.models.registry import load
+from omnistage.models.reports import LoadError
 
 PARTS = {
     "thinker of qwen": "thinker_config",

@@ -18,7 +18,7 @@ from helpers import lengths
 from helpers.hub_server import BLOCK, FETCHING, File, HubServer, fetched, fetching, hub_server
 from helpers.mounts import run_on_mount
 from helpers.waiting import until
-from omnistage.models.hub import HubName, hub_name
+from omnistage.models.fetch.hub import HubName, hub_name
 
 CONFIG = File(b'{"model_type": "words"}')
 SMALL = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omnistage.models.humans import bytes_told
+from omnistage.models.reports import bytes_told
 
 
 @pytest.mark.parametrize(

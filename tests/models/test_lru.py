@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from omnistage.models.common.lru import LruCache, TensorCache
+from omnistage.models.memory import LruCache, TensorCache
 
 
 def test_what_is_kept_longest_without_use_goes_first() -> None:

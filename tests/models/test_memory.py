@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from omnistage.models.common.memory import FILLED, free_bytes, part_of_cpu, part_of_gpu
+from omnistage.models.memory import FILLED, free_bytes, part_of_cpu, part_of_gpu
 
 GIB = 1 << 30
 TOTAL = 80 * GIB

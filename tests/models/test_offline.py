@@ -16,8 +16,7 @@ import pytest
 
 from helpers.drawings import writable
 from helpers.lengths import LONG
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.offline import CONSTANTS, DIALS, SAID
+from omnistage.models.checkpoint.files import CONSTANTS, DIALS, SAID, BadCheckpoint
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 
@@ -31,7 +30,7 @@ opened = []
 sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
 if sys.argv[2] == "imported before":
     import huggingface_hub, transformers, diffusers
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 try:
@@ -126,7 +125,7 @@ def test_a_process_of_its_own_asks_nobody_either(what: str, when: str, tmp_path:
 
 DIAL = """
 import socket, sys
-from omnistage.models.common.offline import Unreachable, offline
+from omnistage.models.checkpoint.files import Unreachable, offline
 address = ("127.0.0.1", int(sys.argv[1]))
 for dial, *where in ((socket.create_connection, address), (socket.getaddrinfo, "localhost", 1), (socket.gethostbyname, "localhost")):
     with offline():

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize_fp8_weight
 
 from helpers.packed import in_blocks
-from omnistage.models.common.checkpoint import BadCheckpoint, Config
-from omnistage.models.common.header import check_plain
-from omnistage.models.common.weights import Weights, load_weights
+from omnistage.models.checkpoint.files import BadCheckpoint, Config
+from omnistage.models.checkpoint.header import check_plain
+from omnistage.models.checkpoint.weights import Weights, load_weights
 
 NAME = "layers.0.mlp.up_proj.weight"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from helpers import lengths
 from helpers.speech import pieces
 from omnistage.models import registry
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.errors import LoadError
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.family import Family, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import Frames, SpeechRequest, TalkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, families, has_default, load, missing_packages, recognise
+from omnistage.models.reports import LoadError
 
 ALONE = ModelEntry("nowhere:Nothing")
 FAMILIES_OF_MANY_FORMS: Mapping[str, Family] = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers import lengths
 from helpers.speech import Array, rows_of, sounds_of
-from omnistage.models.common.weights import load_weights
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import BadRequest, Sound, WaveRequest
 from omnistage.models.smol.code2wav import FRAMES_PER_ROW, NOISE_SEED, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
 from omnistage.models.smol.prosody import COUNT, INDEX

@@ -20,7 +20,7 @@ from helpers.tiny import tiny_decoder
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
 
 OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
 

@@ -16,10 +16,10 @@ from helpers.models import said, text_pieces
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.models.conversation import Turn
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import TextRequest, ThinkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
+from omnistage.models.reports import LoadError
 from omnistage.models.smol import thinker as smol
 
 LONG = "Tell me about the sea and the ships that sail on it. " * 30

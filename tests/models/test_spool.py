@@ -15,9 +15,9 @@ import pytest
 from helpers.lengths import rounds
 from helpers.processes import open_files
 from helpers.waiting import until
-from omnistage.models.common.spool import MEDIA_PORTS, Spool
 from omnistage.models.conversation import Streamed
 from omnistage.models.interface import BadRequest, Full, Piece
+from omnistage.models.media.spool import MEDIA_PORTS, Spool
 
 MOST = 1 << 20
 FILMS = [Streamed(port.name, "video/mp4") for port in MEDIA_PORTS[:3]]

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from helpers import fetching, lengths
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import fetch_folder, verify
-from omnistage.models.common.progress import ShowProgress
-from omnistage.models.errors import FetchError
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import fetch_folder, verify
+from omnistage.models.reports import FetchError, ShowProgress
 from omnistage.models.smol.store import STAGES, model_directory
 
 

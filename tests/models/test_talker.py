@@ -14,7 +14,7 @@ import torch
 from helpers import lengths
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, at_speed
 from omnistage.models.smol.talker import SmolTalker, load_talker

@@ -36,11 +36,10 @@ from omnistage.engine.plan import StepPlan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.types import Item, Sampling
-from omnistage.models.common.messages import ReadPart, receive, send
-from omnistage.models.common.slices import config_of_part, weights_of_part
-from omnistage.models.common.team import Team, options_of
-from omnistage.models.errors import LoadError
+from omnistage.models.checkpoint.decoder import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
+from omnistage.models.ranks.team import ReadPart, Team, options_of, receive, send
+from omnistage.models.reports import LoadError
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 END_S = 20.0
@@ -341,7 +340,7 @@ def test_another_rank_says_nothing_where_the_first_one_has_gone(ended: Callable[
     """Whatever it was about to do: the first one says why it ended."""
     settings = options(2, seed)
     first, other = socket.socketpair()
-    command = [sys.executable, "-P", "-m", "omnistage.models.common.rank", str(other.fileno()), str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "omnistage.models.ranks.rank", str(other.fileno()), str(os.getpid())]
     with subprocess.Popen(command, pass_fds=(other.fileno(),), stderr=subprocess.PIPE, text=True) as rank:
         other.close()
         with Connection(first.detach()) as ours:

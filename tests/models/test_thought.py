@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.thought import Marks, Thought
 from omnistage.models.interface import BadRequest, FinishReason, TensorRows, TextPiece
+from omnistage.models.text.answer import AnswerAssembler, Marks, Thought
 
 PIECES = [b"<think>", b"</think>", b"\n", b"\n\n", b" red", b" green", "é".encode()[:1], "é".encode()[1:], b"a", b"b\n"]
 OPENS, CLOSES, LINE, LINES, RED, GREEN, HALF, OTHER_HALF, A, B = range(len(PIECES))

@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.constraint import Constraints
-from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import TextRequest
+from omnistage.models.text.chat import TextTokenizer, read_tokenizer
+from omnistage.models.text.constraint import Constraints
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN
 from omnistage.models.tiny.tokenizer import write_files

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from helpers.families import PICTURE
 from omnistage.models.conversation import Media
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     BadRequest,
     Clip,
@@ -28,6 +27,7 @@ from omnistage.models.interface import (
     Wanted,
     no_inputs,
 )
+from omnistage.models.reports import LoadError
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas

@@ -13,7 +13,7 @@ from helpers import lengths
 LOAD = """
 import sys
 from pathlib import Path
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 try:

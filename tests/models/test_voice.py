@@ -15,8 +15,8 @@ from hibari import dsp
 from benchmarks.asr import meant, recognise, recogniser, word_error_rate, words
 from helpers import lengths
 from helpers.speech import spoken
-from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.weights import load_weights
+from omnistage.models.checkpoint.files import read_config
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.smol import waveform
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
 from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence

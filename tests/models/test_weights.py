@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from helpers import lengths
 from helpers.pipes import receive, running
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.memory import mapped_bytes, memory_texts
-from omnistage.models.common.weights import Weights
-from omnistage.models.humans import bytes_told
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.memory import mapped_bytes, memory_texts
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS
+from omnistage.models.reports import bytes_told
 
 PAGE = 4096
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.waiting import until
-from omnistage.models.common.worker import OVERTAKES, Worker, by_two
+from omnistage.models.worker import OVERTAKES, Worker, by_two
 
 
 @pytest.fixture

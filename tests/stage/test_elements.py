@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnistage.models.common.arrays import array_of
+from omnistage.models.text.engine_model import array_of
 from omnistage.stage.inputs import convert_rows
 from omnistage.v1 import tensor_pb2
 

@@ -38,7 +38,7 @@ from helpers.omni_answers import ANSWERS, CASES
 from helpers.omni_family import OmniFamily, question, seen
 from helpers.servers import all_free, omni_stub
 from omnistage.client import Omni
-from omnistage.models.common.chat import ChatTokenizer
+from omnistage.models.text.chat import ChatTokenizer
 from omnistage.v1 import omni_pb2, stage_pb2
 
 KINDS = ("thinker", "talker", "code2wav")

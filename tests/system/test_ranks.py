@@ -61,7 +61,7 @@ def question(seed: int, tokens: int = 100) -> omni_pb2.GenerateRequest:
 def other_rank(pid: int) -> int:
     """The process that follows that of a stage."""
     children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    (rank,) = [child for child in children if b"omnistage.models.common.rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    (rank,) = [child for child in children if b"omnistage.models.ranks.rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
     return rank
 
 

@@ -1,11 +1,12 @@
-"""Checks which devices this machine and its torch have, and which type a device multiplies fast."""
+"""Checks which devices this machine and its torch have, which type a device multiplies fast, and how many cores there are."""
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """Files of the driver on Linux, and on Linux under Windows. If CUDA can work, one of these files exists."""
@@ -49,3 +50,17 @@ def hardware(device: str) -> str:
     import torch
 
     return f"cuda {torch.cuda.get_device_name(device)}"
+
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""The container's limit as two numbers: microseconds of computing in each period, or "max" for no limit; and microseconds of the period."""
+
+
+def cores(quota: Path = QUOTA) -> int:
+    """The number of cores that this process may run on; fewer, but at least one, if its container gets less computing time."""
+    core_count = len(os.sched_getaffinity(0))
+    try:
+        limit, period = quota.read_text().split()
+    except FileNotFoundError:
+        return core_count
+    return core_count if limit == "max" else max(min(core_count, int(limit) // int(period)), 1)

@@ -1,16 +1,17 @@
-"""Options for loading a model."""
+"""Options for loading a model, and those that Thinkers with encoders, their Talkers and Code2Wavs have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
 
 Made = TypeVar("Made", bound="DataclassInstance")
 
@@ -147,3 +148,64 @@ OPTIONAL = (
 """Settings that not every model uses."""
 
 DEFAULTS: Mapping[str, object] = {each.name: each.default for each in fields(LoadOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerOptions:
+    """Options of a Thinker; 0 leaves a choice to the model. family: name of the family, for humans.
+
+    context: tokens that a conversation and its answer may have together. medium_rows: tokens that a picture or film may have; larger media
+    are made smaller. feature_cache_bytes: largest number of bytes of kept features of media. decoders: number of processes that decode
+    media. film_fps: frames a second as which the frames of each film count, at any speed; 0: they have their real times."""
+
+    family: ClassVar[str]
+
+    context: int = 0
+    medium_rows: int = 0
+    feature_cache_bytes: int = 0
+    decoders: int = 0
+    film_fps: float = 0.0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Self:
+        """The options, from the settings of a server. Raises LoadError."""
+        of = f"the thinker of {cls.family}"
+        return not_negative(cls(**validate_options(options, cls(), of)), of)
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerOptions:
+    """Options of a Talker; 0 leaves a choice to the model. family: name of the family, for humans. context: largest number of rows of a
+    conversation and frames of its speech together."""
+
+    family: ClassVar[str]
+
+    context: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Self:
+        """The options, from the settings of a server. Raises LoadError."""
+        of = f"the talker of {cls.family}"
+        return not_negative(cls(**validate_options(options, cls(), of)), of)
+
+
+@dataclass(frozen=True, slots=True)
+class Code2WavOptions:
+    """Options of a Code2Wav; 0 leaves a choice to the model. family: name of the family, for humans. most: name of an option -> its largest
+    value. workers: number of threads that compute at the same time, each with `threads` torch threads; 0: as many as the cores allow, up to
+    a few."""
+
+    family: ClassVar[str]
+    most: ClassVar[Mapping[str, int]] = {"workers": 64}
+
+    workers: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Self:
+        """The options, from the settings of a server. Raises LoadError."""
+        of = f"the code2wav of {cls.family}"
+        result = not_negative(cls(**validate_options(options, cls(), of)), of)
+        for name, max_value in cls.most.items():
+            if getattr(result, name) > max_value:
+                raise LoadError(f"option {name} of {of} is {getattr(result, name)}; {max_value} is the most")
+        return result

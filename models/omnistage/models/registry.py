@@ -10,14 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, Config, check_files, json_object, read_config
-from omnistage.models.common.offline import Unreachable, offline
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.checkpoint.files import WEIGHTS, BadCheckpoint, Config, Unreachable, check_files, json_object, offline, read_config
 from omnistage.models.devices import check_possible, check_there
-from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
 from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOptions, value_text
+from omnistage.models.reports import LoadError, ShowProgress
 
 
 class UnknownFamily(LoadError):

@@ -14,12 +14,12 @@ from rich.table import Column
 from rich.text import Text
 
 from omnistage.cli.notices import Notices
-from omnistage.models.common.lock import WAITING
-from omnistage.models.humans import bytes_told
+from omnistage.models.fetch.disk import WAITING
+from omnistage.models.reports import bytes_told
 
 if TYPE_CHECKING:
-    from omnistage.models.common.progress import ShowProgress as Show
-    from omnistage.models.common.progress import Unit
+    from omnistage.models.reports import ShowProgress as Show
+    from omnistage.models.reports import Unit
 
 LABEL = 32
 BAR = 24

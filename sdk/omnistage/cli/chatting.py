@@ -53,7 +53,7 @@ from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silen
 from omnistage.client.player import Player
 from omnistage.client.request import Options
 from omnistage.client.wording import did_you_mean
-from omnistage.models.common.voices import those_there_are
+from omnistage.models.requests import those_there_are
 
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that stop an answer: Enter and Ctrl-C."""

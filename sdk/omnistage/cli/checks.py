@@ -11,9 +11,9 @@ from omnistage.host.addresses import check_address, check_can_listen
 from omnistage.host.errors import StartError
 from omnistage.host.settings import read_settings
 from omnistage.host.token import FILE_VARIABLE, read_token
-from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import check as check_model
+from omnistage.models.reports import LoadError
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
 

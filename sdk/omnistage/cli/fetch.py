@@ -13,12 +13,12 @@ from omnistage.cli.layout import DEFAULT_PIPELINES
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import BadRequestError, StackError
 from omnistage.client.private_stack import ALL_EXTRAS, install
-from omnistage.models.errors import FetchError, LoadError
 from omnistage.models.registry import fetch_default, has_default, missing_packages, recognise
+from omnistage.models.reports import FetchError, LoadError
 from omnistage.router.pipeline import load_pipeline
 
 if TYPE_CHECKING:
-    from omnistage.models.hub import FetchPlan, FoundCheckpoint, HubName
+    from omnistage.models.fetch.hub import FetchPlan, FoundCheckpoint, HubName
 
 Check = Callable[[Path], object]
 """Called with the folder of a checkpoint when everything except its weights has been fetched. If it raises an error, the fetch ends."""
@@ -94,7 +94,7 @@ def hub_name(text: str) -> HubName | None:
     if "/" not in text or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml")):
         return None
     try:
-        from omnistage.models.hub import hub_name
+        from omnistage.models.fetch.hub import hub_name
     except ModuleNotFoundError as error:
         raise StackError(f"models by name need a package that is not installed: {error.name}", hint=install(*ALL_EXTRAS)) from error
     return hub_name(text)
@@ -102,7 +102,7 @@ def hub_name(text: str) -> HubName | None:
 
 def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
     """Fetch the missing parts of a checkpoint by its name. check: as in `Check`. Raises StackError, and the errors of `check`."""
-    from omnistage.models.hub import fetch as fetch_named
+    from omnistage.models.fetch.hub import fetch as fetch_named
 
     try:
         with bars(notices, lines=False) as show:
@@ -115,7 +115,7 @@ def _fetch(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
 
 def _hint(name: HubName, error: FetchError) -> str:
     """A hint for the error of a fetch; empty if the message is enough."""
-    from omnistage.models.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
+    from omnistage.models.fetch.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
 
     match error:
         case UnknownName():
@@ -138,7 +138,7 @@ def _here() -> str:
 
 def _tell(plan: FetchPlan, notices: Notices) -> None:
     """Print the commit that a name stands for, and how much of it is to be fetched."""
-    from omnistage.models.humans import bytes_told
+    from omnistage.models.reports import bytes_told
 
     commit_text = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
     unasked = ", as far as the cache knows: the hub is not reached" if plan.is_unasked else ""

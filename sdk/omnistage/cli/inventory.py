@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.cli.layout import DEFAULT_PIPELINES
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import MANIFEST
 from omnistage.models.diffusers.store import model_directory as picture_directory
-from omnistage.models.errors import LoadError
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import MANIFEST
 from omnistage.models.registry import lacking, recognise
+from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import PipelineFile, load_pipeline, shipped_pipelines
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omnistage.cli.bars import bars
 from omnistage.client.errors import StackError
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 

@@ -18,7 +18,7 @@ from typing import Self
 
 from omnistage.client.errors import RequestError
 from omnistage.client.files import any_of
-from omnistage.models.common.owned import OwnFile
+from omnistage.models.fetch.disk import OwnFile
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)

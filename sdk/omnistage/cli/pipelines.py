@@ -18,9 +18,9 @@ from omnistage.cli.loras import with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.private_stack import install
 from omnistage.client.wording import did_you_mean
-from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, has_model, lacking, missing_packages, recognise, uses
+from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import PipelineError, PipelineFile, StageSpec, load_pipeline, shipped_pipelines
 
 GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")

@@ -21,7 +21,7 @@ from typing import Any
 from omnistage.cli.folders import state_folder
 from omnistage.cli.layout import reachable_address
 from omnistage.client.errors import NotAvailableError, RequestError
-from omnistage.models.common.owned import OwnFile, is_owned
+from omnistage.models.fetch.disk import OwnFile, is_owned
 
 SUFFIX = ".json"
 

@@ -22,8 +22,8 @@ from omnistage.cli.served import served_here
 from omnistage.cli.targets import must_run, running
 from omnistage.client import connection
 from omnistage.client.connection import Pipeline, Replica
-from omnistage.models.humans import bytes_told
 from omnistage.models.registry import voices
+from omnistage.models.reports import bytes_told
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
 STATUS_KEYS = ("pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")

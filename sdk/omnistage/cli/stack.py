@@ -28,7 +28,7 @@ from omnistage.cli.ports import Ports
 from omnistage.client.errors import StackError, UnknownModelError
 from omnistage.client.threads import beside
 from omnistage.host.addresses import host_and_port
-from omnistage.models.common.owned import OwnFolder, sweep
+from omnistage.models.fetch.disk import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
 """Arguments by which a server knows that `Ports` keeps its port."""

@@ -19,7 +19,7 @@ from omnistage.client.errors import BadRequestError, OmniError, RequestError, Un
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
 from omnistage.client.wording import PYTHON, did_you_mean
-from omnistage.models.common.owned import OwnFile
+from omnistage.models.fetch.disk import OwnFile
 
 _PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")
 

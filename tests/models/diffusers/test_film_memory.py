@@ -13,15 +13,15 @@ import torch
 from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint
-from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.film_memory import FilmMemory, TensorBytes
 from omnistage.models.diffusers.films import FilmPainter
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, plan_drawing
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
+from omnistage.models.memory import TensorCache
+from omnistage.models.reports import LoadError
 
 SMALL: dict[str, Any] = {"width": 64, "height": 64, "steps": 2}
 FILM = DrawingLimits(multiple=16, width=832, height=480, steps=50, guidance=5.0, frames=81, frame_multiple=4, max_frames=1024)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Tokenizer
 
 from helpers.drawings import NAMES, checkpoint, writable
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers import folder as folders
 from omnistage.models.diffusers.folder import read_index
 from omnistage.models.diffusers.processor import load_processor

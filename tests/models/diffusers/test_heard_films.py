@@ -37,9 +37,9 @@ from omnistage.models.diffusers.folder import load_part, load_pipeline
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.results import WholeFilm, results_of
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, Sound, StepsDone, no_inputs
 from omnistage.models.media.film_file import FilmWriter, Track, film_kind
+from omnistage.models.reports import LoadError
 from omnistage.router.pipeline import load_pipeline as load_chain
 from omnistage.v1 import omni_pb2, stage_pb2
 

@@ -21,10 +21,10 @@ from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_w
 from helpers.painting import CLOSE, PipelinePair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from helpers.wans import pipeline, wan
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.lora import Lora, add_loras, read_loras
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),  # of a scheduler's

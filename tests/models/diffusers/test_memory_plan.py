@@ -17,17 +17,17 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import PipelinePair, picture
-from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers import memory_plan
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import QUANTIZERS, MemoryPlan
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import ModelInfo
+from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import check
+from omnistage.models.reports import LoadError
 
 SAME = 1e-6
 SMALL: dict[str, Any] = {"condition_area": 64 * 64}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import check_kind
 from omnistage.models.diffusers.plan import DrawingLimits, plan_drawing, smallest
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
+from omnistage.models.reports import LoadError
 
 WORDS = DrawingLimits(multiple=16, width=128, height=96, steps=20, guidance=4.0, negative=" ")
 EDIT = replace(WORDS, width=0, height=0, images=(1, 2))

@@ -18,7 +18,7 @@ from torch import Tensor
 from helpers import lengths
 from helpers.artists import draw, model_of
 from helpers.painting import CLOSE, apart, changed, pair
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.checkpoints import NOISE_WORDS, StateLayout
 from omnistage.models.diffusers.sampler import Memory, PictureSampler, check_scheduler, memory_of, tried_steps
 from omnistage.models.interface import BadRequest, DrawRequest

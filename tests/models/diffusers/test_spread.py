@@ -20,8 +20,6 @@ from helpers.drawings import checkpoint
 from helpers.painting import PipelinePair, picture
 from helpers.waiting import until
 from omnistage.engine.devices import Distributed, RanksApart
-from omnistage.models.common.lru import TensorCache
-from omnistage.models.common.team import Team
 from omnistage.models.diffusers import loading
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
@@ -29,9 +27,11 @@ from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.spread import PIPELINES, cut, place_pipeline, team_of
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
+from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
+from omnistage.models.ranks.team import Team
+from omnistage.models.reports import LoadError
 
 SAME = 1e-4
 SOON_S = 10.0

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command import omnistage
 from omnistage.gateway.state import EXAMPLES
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.store import model_directory
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.router.pipeline import load_pipeline

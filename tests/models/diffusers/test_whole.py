@@ -23,14 +23,14 @@ from helpers.artists import PiecesOfDrawing, draw, model_of, saved
 from helpers.drawings import checkpoint
 from helpers.painting import changed
 from helpers.stable_diffusion import SIDE, stable_diffusion, variant
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.worker import LOOK_S
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, StepsDone, no_inputs
+from omnistage.models.worker import LOOK_S
 
 Model = DrawnModel[Any]
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 import torch
 
-from omnistage.models.common.encoders.queue import EncoderQueue
-from omnistage.models.common.worker import Worker
+from omnistage.models.encoders.reader import EncoderQueue
+from omnistage.models.worker import Worker
 
 
 class Bad(Exception):

@@ -13,15 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import media_files
-from omnistage.models.common.encoders.features import Features, Grid, MediumExtent, Pixels
-from omnistage.models.common.encoders.queue import EncoderQueue
-from omnistage.models.common.encoders.reader import FILM_SHARE, MediaPreprocessing, MediaReader, PictureEncoding, SoundEncoding
-from omnistage.models.common.lru import LruCache
-from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
+from omnistage.models.encoders.encoder import Features, Grid, MediumExtent, Pixels
+from omnistage.models.encoders.reader import FILM_SHARE, EncoderQueue, MediaPreprocessing, MediaReader, PictureEncoding, SoundEncoding
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.memory import LruCache
+from omnistage.models.worker import Worker
 
 SIDE, RATE_HZ, HOP = 10, 8000, 1000
 """The side of a patch, which is a row; the rate of sound; and the samples of a frame of its spectrogram, two of which are a row."""

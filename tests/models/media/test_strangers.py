@@ -17,11 +17,11 @@ from helpers import media_files
 from helpers.stranger import NOBODY
 from helpers.waiting import until
 from omnistage.connector.arena import Arena
-from omnistage.models.common.spool import Spool
 from omnistage.models.conversation import Streamed
 from omnistage.models.interface import Piece
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing
+from omnistage.models.media.spool import Spool
 
 LOOK = """
 import os, sys

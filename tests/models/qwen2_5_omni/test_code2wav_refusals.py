@@ -13,13 +13,13 @@ import pytest
 
 from helpers import lengths
 from helpers.waves import drawn, loaded, samples, sounds
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.speech.loading import sessions_of
-from omnistage.models.errors import LoadError
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
+from omnistage.models.reports import LoadError
+from omnistage.models.speech.code2wav import sessions_of
 
 
 async def test_a_code_that_there_is_not_is_refused(quick: FlowCode2Wav, seed: int) -> None:

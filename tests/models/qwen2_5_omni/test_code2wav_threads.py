@@ -21,15 +21,15 @@ from helpers import lengths
 from helpers.waiting import until
 from helpers.waves import BLOCK, SAMPLES, STREAMED, drawn, loaded, samples, solved
 from omnistage.engine.memory import KEPT_KERNELS, ONEDNN_KEEPS
-from omnistage.models.common.memory import private_bytes
-from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Piece, WaveRequest
+from omnistage.models.memory import private_bytes
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import read_parts
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Speech
 from omnistage.models.qwen2_5_omni.wave.window import Flow
+from omnistage.models.worker import Worker
 
 
 @lengths.long_form(

@@ -18,9 +18,9 @@ from helpers.elsewhere import GPU, Device
 from helpers.models import text_pieces
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.starting import ThinkerParts, encoded_rows
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.preparing import read_pictures
+from omnistage.models.encoders.starting import ThinkerParts, encoded_rows
 from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config

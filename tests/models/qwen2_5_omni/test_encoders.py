@@ -14,11 +14,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import media_files
 from helpers.omni_reference import OmniReference
-from omnistage.models.common.encoders.features import Grid
-from omnistage.models.common.encoders.patches import grid_of, patches_of
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.encoders.starting import ThinkerParts
+from omnistage.models.encoders.encoder import Grid, grid_of, patches_of
+from omnistage.models.encoders.preparing import Spectrograms, read_pictures
+from omnistage.models.encoders.starting import ThinkerParts
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from helpers import lengths, media_files
-from omnistage.models.common.encoders.features import Features
-from omnistage.models.common.encoders.media import rows_of
-from omnistage.models.common.encoders.reader import FILM_SHARE
 from omnistage.models.conversation import Media
+from omnistage.models.encoders.encoder import Features
+from omnistage.models.encoders.reader import FILM_SHARE, rows_of
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.options import LoadOptions

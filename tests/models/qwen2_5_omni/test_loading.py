@@ -14,29 +14,18 @@ import structlog
 import torch
 from safetensors.torch import load_file, save_file
 
-from omnistage.models.common.cache_size import LEAST_CONTEXT, CacheSize
-from omnistage.models.common.checkpoint import check_files
-from omnistage.models.common.encoders.media import preprocessing_of
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.sizes import (
-    DECODERS,
-    LEAST_MEDIUM_ROWS,
-    MEDIUM_ROWS,
-    PASS_FRAMES,
-    PASS_PATCHES,
-    PASS_SHARE,
-    Sizes,
-)
-from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.memory import free_bytes, private_bytes
-from omnistage.models.errors import LoadError
-from omnistage.models.humans import bytes_told
+from omnistage.models.checkpoint.files import check_files
+from omnistage.models.encoders.preparing import Spectrograms, read_pictures
+from omnistage.models.encoders.reader import preprocessing_of
+from omnistage.models.encoders.starting import DECODERS, LEAST_MEDIUM_ROWS, MEDIUM_ROWS, PASS_FRAMES, PASS_PATCHES, PASS_SHARE, Sizes
 from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.memory import LEAST_CONTEXT, CacheSize, free_bytes, private_bytes
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.registry import FAMILIES, loading_texts, recognise
+from omnistage.models.reports import LoadError, bytes_told
 from omnistage.models.smol import thinker as smol
 
 GIB = 1 << 30

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from helpers import lengths
 from helpers.logic import LogicOutput, history_of_text, run_logic, start_at
 from helpers.omni_reference import OmniReference
-from omnistage.models.common.encoders.thinker import PreparedConversation
 from omnistage.models.conversation import Turn
+from omnistage.models.encoders.thinker import PreparedConversation
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.thinker.stage import ThinkerStage

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from helpers.omni_reference import OmniReference
-from omnistage.models.common.chat import ChatTemplate, ChatTokenizer
-from omnistage.models.common.encoders.features import Grid, MediumExtent
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.encoder import Grid, MediumExtent
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.prompt import lay_out
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
+from omnistage.models.text.chat import ChatTemplate, ChatTokenizer
 
 
 @pytest.fixture(scope="module")

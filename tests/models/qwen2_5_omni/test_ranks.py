@@ -15,13 +15,13 @@ import torch
 from helpers import lengths, media_files
 from helpers.models import said
 from helpers.qwen3_checkpoint import VARIANTS, made
-from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, TextConstraint, Turn
-from omnistage.models.errors import LoadError
+from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.interface import Sampling, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.registry import load
+from omnistage.models.reports import LoadError
 
 PORTS = ("text", "prompt", "places", "hidden")
 ALMOST = 1.5
@@ -176,7 +176,7 @@ def test_the_plan_is_that_of_transformers() -> None:
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
-    from omnistage.models.common.slices import HEAD_PLAN
+    from omnistage.models.checkpoint.decoder import HEAD_PLAN
 
     assert Qwen2_5OmniThinkerForConditionalGeneration._tp_plan == HEAD_PLAN
     assert Qwen3OmniMoeThinkerForConditionalGeneration._tp_plan == HEAD_PLAN

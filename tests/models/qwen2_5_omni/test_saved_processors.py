@@ -15,19 +15,18 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import lengths, saved_versions
 from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADABLE, VARIANTS, Conversation
-from omnistage.models.common.chat import ChatTemplate
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.features import Grid, MediumExtent
-from omnistage.models.common.encoders.media import preprocessing_of
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
-from omnistage.models.common.encoders.spectrograms import Spectrograms
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.encoder import Grid, MediumExtent
+from omnistage.models.encoders.preparing import Spectrograms, read_pictures
+from omnistage.models.encoders.reader import preprocessing_of
+from omnistage.models.encoders.starting import MEDIUM_ROWS
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.prompt import lay_out
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
+from omnistage.models.text.chat import ChatTemplate
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
 

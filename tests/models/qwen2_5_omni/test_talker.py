@@ -22,7 +22,7 @@ from helpers import lengths
 from helpers.speaking import ROW_PORTS, RowInputs, speak
 from helpers.waiting import until
 from omnistage.engine.memory import PAGE_ROWS, page_bytes
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest, Frames, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions

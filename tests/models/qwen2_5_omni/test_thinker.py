@@ -20,9 +20,9 @@ from PIL import Image
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
 from helpers.waiting import until
-from omnistage.models.common.encoders.reader import OTHERS
-from omnistage.models.common.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
 from omnistage.models.conversation import Media, Part, Streamed, Turn
+from omnistage.models.encoders.reader import OTHERS
+from omnistage.models.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.causal_waves import drawn, loaded, samples, section, sounds, written
-from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint
-from omnistage.models.errors import LoadError
+from omnistage.models.checkpoint.files import WEIGHTS, BadCheckpoint
 from omnistage.models.interface import BadRequest, WaveRequest
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
+from omnistage.models.reports import LoadError
 from omnistage.models.tiny.qwen3_omni import code2wav as tiny
 
 

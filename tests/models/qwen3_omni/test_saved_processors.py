@@ -13,9 +13,9 @@ import torch
 from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.starting import Preparation
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.encoders.preparing import read_pictures
+from omnistage.models.encoders.starting import Preparation
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.tiny import omni
 from omnistage.models.tiny.qwen3_omni.checkpoint import PREPROCESSOR

@@ -26,7 +26,7 @@ from helpers.talker_loop import PENALTY
 from helpers.talker_reference import CHAT, SIZES, TTS, TalkerConversation, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.interface import BadRequest, Sampling, SpeechRequest, TensorRows
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker

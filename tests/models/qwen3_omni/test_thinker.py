@@ -19,13 +19,13 @@ from helpers.models import text_pieces
 from helpers.omni_parity import turns
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading import load_thinker
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker
+from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 
 TOKENS = 20
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)

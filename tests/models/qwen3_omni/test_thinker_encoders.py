@@ -15,9 +15,9 @@ from transformers import WhisperFeatureExtractor
 from helpers import lengths, media_files
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.models.common.encoders.features import Grid
-from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.encoders.starting import ThinkerParts
+from omnistage.models.encoders.encoder import Grid
+from omnistage.models.encoders.preparing import Spectrograms
+from omnistage.models.encoders.starting import ThinkerParts
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen3_omni.loading import WEIGHTS
 

@@ -21,16 +21,16 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.devices import ALONE, Distributed
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.starting import encoded_rows
-from omnistage.models.errors import LoadError
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.encoders.preparing import read_pictures
+from omnistage.models.encoders.starting import encoded_rows
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.loading import WEIGHTS, load_thinker, read_decoder
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.registry import load, recognise
+from omnistage.models.reports import LoadError
 
 ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import Grid, MediumExtent
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.encoders.encoder import Grid, MediumExtent
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, ThinkerConfig, convolved_length, read_thinker_config
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
 from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
 from omnistage.models.qwen3_omni.thinker import tokenizer_of
+from omnistage.models.text.chat import ChatTokenizer
 
 
 @pytest.fixture(scope="module")

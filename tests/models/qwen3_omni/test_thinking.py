@@ -17,14 +17,14 @@ import pytest
 from helpers import media_files
 from helpers.run import messages
 from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.models.common.encoders.thinker import USUAL_TOKENS
-from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.conversation import Media, TextConstraint, Turn
+from omnistage.models.encoders.thinker import USUAL_TOKENS
 from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.loading import load_thinker
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
+from omnistage.models.speech.talker import HIDDEN, PLACES, PROMPT
 from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE
 from omnistage.router.pipeline import load_pipeline

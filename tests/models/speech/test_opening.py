@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from omnistage.engine.memory import PAGE_ROWS
-from omnistage.models.common.speech.opening import Opening
-from omnistage.models.common.speech.ports import AXES
 from omnistage.models.interface import BadRequest, Piece
+from omnistage.models.speech.talker import AXES, Opening
 
 WIDTH, CONTEXT = 8, 40_000
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from helpers import lengths
-from omnistage.models.common.speech.forecast import HORIZON_S, Arrivals, prebuffer_s
-from omnistage.models.common.speech.halving import Halving
-from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.schedules import CONTEXT, SCHEDULES, schedule_of
 from omnistage.models.smol import code2wav
+from omnistage.models.speech.pace import HORIZON_S, Arrivals, Halving, prebuffer_s
+from omnistage.models.speech.schedule import Schedule, Window
 
 BLOCK = 12
 

@@ -10,12 +10,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import pytest
 import torch
 
-from omnistage.models.common.speech import trial as trial_module
-from omnistage.models.common.speech.schedule import Schedule, Window
-from omnistage.models.common.speech.trial import SIZES, Trial, try_windows
-from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Profile
+from omnistage.models.speech import code2wav as trial_module
+from omnistage.models.speech.code2wav import SIZES, Trial, try_windows
+from omnistage.models.speech.schedule import Schedule, Window
 from omnistage.models.steps.interface import Aside
+from omnistage.models.worker import Worker
 
 Job = tuple[str, Window, int]
 

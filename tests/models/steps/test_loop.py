@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until
-from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Batches, Load
 from omnistage.models.steps.fair import Fair, JobWork, TooCostly
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import MAX_AHEAD, Loop
+from omnistage.models.worker import Worker
 
 LIMIT_S = 60.0
 MOST = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny import makers
 from omnistage.models.tiny.makers import CheckpointOrder, Maker, make_tiny
 

@@ -28,10 +28,10 @@ from omnistage.cli.make import make
 from omnistage.client.errors import StackError
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.errors import FetchError
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.reports import FetchError
 from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, Ids, config
 from omnistage.models.tiny.qwen2_5_omni.tokenizer import ROLES

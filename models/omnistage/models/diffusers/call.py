@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
-from omnistage.models.common.worker import LOOK_S, still_working
 from omnistage.models.interface import Failed
+from omnistage.models.worker import LOOK_S, still_working
 
 REST_S = 5.0
 """Seconds between two looks at a thread that did nothing since the last look."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from PIL.Image import Image
 
-from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, StateLayout
 from omnistage.models.diffusers.film_memory import FilmMemory
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture
 from omnistage.models.interface import Array, Content, Drawn, PortSpec, StepsDone, TensorRows, Wanted
 from omnistage.models.steps.interface import Aside
+from omnistage.models.worker import still_working
 
 PROGRESS = "progress"
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from omnistage.models.common.memory import free_bytes
 from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.humans import bytes_told
 from omnistage.models.interface import BadRequest
+from omnistage.models.memory import free_bytes
 from omnistage.models.options import LoadOptions
+from omnistage.models.reports import bytes_told
 
 SHARE = {"cpu": 0.5, "cuda": 0.9}
 """By device: the part of the free memory that one film may take. On a CPU other programs need memory too."""

@@ -19,9 +19,18 @@ from safetensors import safe_open
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
-from omnistage.models.common.building import bound_building, check_numbers, check_stored, check_tensors
-from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.common.header import Stored, check_says_unpacked, check_unpacked, tell_unread, weights_in
+from omnistage.models.checkpoint.files import BadCheckpoint, json_object
+from omnistage.models.checkpoint.header import (
+    Stored,
+    bound_building,
+    check_numbers,
+    check_says_unpacked,
+    check_stored,
+    check_tensors,
+    check_unpacked,
+    tell_unread,
+    weights_in,
+)
 from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 

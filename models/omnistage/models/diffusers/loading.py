@@ -19,11 +19,8 @@ from torch import Tensor
 from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.devices import RanksApart
-from omnistage.models.common.checkpoint import BadCheckpoint, checkpoint_name
-from omnistage.models.common.lru import TensorCache
-from omnistage.models.common.revision import compute_on_thread, revision
-from omnistage.models.common.team import Team, options_of
-from omnistage.models.common.worker import Worker
+from omnistage.models.checkpoint.files import BadCheckpoint, checkpoint_name
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import StepDrawing
@@ -59,11 +56,14 @@ from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, EncodedPicture, Failed, ModelInfo, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.film_file import encoders, told_kinds
+from omnistage.models.memory import TensorCache
 from omnistage.models.options import LoadOptions
+from omnistage.models.ranks.team import Team, options_of
+from omnistage.models.reports import LoadError
+from omnistage.models.worker import Worker
 
 PAINTERS: Mapping[str, type[Painter]] = {
     "QwenImagePipeline": QwenImagePainter,

@@ -20,10 +20,10 @@ import torch
 from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 from safetensors import safe_open
 
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.header import check_finite, check_unpacked, weights_in
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.header import check_finite, check_unpacked, weights_in
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.errors import LoadError
+from omnistage.models.reports import LoadError
 
 MOST = 16
 PARTS = ("transformer", "transformer_2")

@@ -17,10 +17,10 @@ import torch
 from diffusers.hooks import apply_group_offloading
 from safetensors import SafetensorError
 
-from omnistage.models.common.owned import OwnFolder
 from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
-from omnistage.models.errors import LoadError
+from omnistage.models.fetch.disk import OwnFolder
 from omnistage.models.options import LoadOptions
+from omnistage.models.reports import LoadError
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 """Parts that have most of the weights and compute in every step: only these are kept in fewer bits."""

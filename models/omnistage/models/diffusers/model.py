@@ -14,8 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from PIL import Image as pillow
 from PIL.Image import Image
 
-from omnistage.models.common.requests import check_medium
-from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.output import encode_picture
 from omnistage.models.diffusers.plan import (
@@ -51,8 +49,10 @@ from omnistage.models.interface import (
 from omnistage.models.media.decoder import MediaDecoder, media_places
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
+from omnistage.models.requests import check_medium
 from omnistage.models.steps.product import Product
 from omnistage.models.steps.session import Drawing, Sessions
+from omnistage.models.worker import Worker
 
 MAX_FITTING = 256
 """How many pictures may wait to be decoded and resized."""

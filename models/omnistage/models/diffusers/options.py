@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.checkpoint.files import BadCheckpoint, json_object
 from omnistage.models.diffusers.plan import DrawingLimits
-from omnistage.models.errors import LoadError
 from omnistage.models.options import validate_options
+from omnistage.models.reports import LoadError
 
 DEFAULTS_FILE = "omnistage.json"
 """A file in the folder of a checkpoint with the defaults of drawings, such as {"width": 128, "height": 128, "steps": 16}. Published

@@ -22,8 +22,7 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor
 
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.lru import TensorCache
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import Range, own_options
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture
@@ -32,6 +31,7 @@ from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.interface import BadRequest, Failed, Preview, Wanted
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.memory import TensorCache
 from omnistage.models.steps.product import Product
 
 CUT = "max_sequence_length"

@@ -17,7 +17,6 @@ from omnistage.models.diffusers.output import encode_picture, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     BadRequest,
     Content,
@@ -30,6 +29,7 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.media.film_file import Track
+from omnistage.models.reports import LoadError
 from omnistage.models.steps.product import Product
 
 COUNTS = ("num_frames", "video_length")

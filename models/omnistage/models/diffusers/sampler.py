@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 
 SUPPORTED = (
     *("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.interface import (

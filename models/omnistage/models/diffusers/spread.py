@@ -24,15 +24,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_map_only
 
 from omnistage.engine.devices import Group, RanksApart
-from omnistage.models.common.checkpoint import json_object
-from omnistage.models.common.slices import weights_of_part
-from omnistage.models.common.team import Team
+from omnistage.models.checkpoint.decoder import weights_of_part
+from omnistage.models.checkpoint.files import json_object
 from omnistage.models.devices import dtype_of
 from omnistage.models.diffusers.folder import load_part, read_index
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import DiffusersOptions
-from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
+from omnistage.models.ranks.team import Team
+from omnistage.models.reports import LoadError
 
 ABLE: Mapping[str, str] = {"QwenImageTransformer2DModel": "Qwen-Image"}
 """Transformers for which Diffusers has plans to cut both weights and tokens, and their names for people."""

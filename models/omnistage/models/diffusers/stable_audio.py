@@ -15,7 +15,7 @@ from diffusers import AutoencoderOobleck
 from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from torch import Tensor
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import BatchRow, Canvas, Conditions
 from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from omnistage.models.common.progress import ShowProgress
-from omnistage.models.errors import FetchError
+from omnistage.models.reports import FetchError, ShowProgress
 
 PACKAGE = "omnistage_pictures"
 FOLDER = "coloured-shapes"

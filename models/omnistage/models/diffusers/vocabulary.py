@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.checkpoint.files import BadCheckpoint, json_object
 from omnistage.models.diffusers.options import DEFAULTS_FILE
 
 MAX_WHAT_CHARACTERS = 100

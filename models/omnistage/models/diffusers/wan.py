@@ -23,7 +23,7 @@ from PIL import Image as pillow
 from PIL.Image import Image
 from torch import Tensor
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.diffusers.films import FilmPainter, decode_frames
 from omnistage.models.diffusers.memory_plan import is_tiled
 from omnistage.models.diffusers.own_options import Range

@@ -15,7 +15,6 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
 
-from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import PipelineCall
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
@@ -25,6 +24,7 @@ from omnistage.models.diffusers.results import results_of
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.interface import BadRequest, Content, Drawn, Failed, PortSpec, StepsDone, Wanted
 from omnistage.models.steps.interface import Aside
+from omnistage.models.worker import still_working
 
 SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
 USUAL_SIDE = 512

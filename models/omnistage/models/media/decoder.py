@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from omnistage.models.common.helper_process import NotTaken
+from omnistage.models.helper_process import NotTaken
 from omnistage.models.media.decoded import DecodedFilm, DecodedPicture, DecodedSound
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull, NoRoom
 from omnistage.models.media.limits import MediaLimits

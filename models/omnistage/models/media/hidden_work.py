@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from PIL.JpegImagePlugin import MARKER
 
-from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.reports import bytes_told
 
 JPEG_SCANS = 100
 """The limit of scans of a JPEG. Each scan goes over all pixels; encoders write about ten."""

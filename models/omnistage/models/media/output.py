@@ -8,8 +8,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.reports import bytes_told
 
 ALIGNMENT = 64
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL

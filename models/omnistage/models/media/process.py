@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from omnistage.models.common.helper_process import HelperProcess
-from omnistage.models.humans import bytes_told
+from omnistage.models.helper_process import HelperProcess
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.reports import bytes_told
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import LinearMaker
-from omnistage.models.common.encoders.encoder import Need
-from omnistage.models.common.encoders.segments import Segments
-from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, sinusoids
+from omnistage.models.encoders.encoder import LayerNorm, Need, Segments, WhisperLayer, sinusoids
 from omnistage.models.qwen2_5_omni.config import AudioConfig
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnistage.engine.parts import DecoderConfig
-from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, rope_of
-from omnistage.models.common.encoders import config as encoders
-from omnistage.models.common.encoders.config import FRAMES_HZ, MOST_SOUND_POSITIONS, audio_sizes, vision_sizes
-from omnistage.models.common.encoders.prompt import MediaIds
-from omnistage.models.common.header import check_plain
-from omnistage.models.common.speech.ports import AXES
+from omnistage.models.checkpoint.decoder import RopeConfig, decoder_sizes, rope_of
+from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
+from omnistage.models.checkpoint.header import check_plain
+from omnistage.models.encoders import prompt as encoders
+from omnistage.models.encoders.prompt import FRAMES_HZ, MOST_SOUND_POSITIONS, MediaIds, audio_sizes, vision_sizes
 from omnistage.models.registry import check_said
+from omnistage.models.speech.talker import AXES
 
 MODEL_TYPE = "qwen2_5_omni"
 

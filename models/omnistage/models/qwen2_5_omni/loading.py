@@ -12,19 +12,18 @@ from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder, last_
 from omnistage.engine.devices import Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.parts import contiguous_axes, rotary
-from omnistage.models.common.decoder_config import BIASED
-from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
-from omnistage.models.common.engine_model import decoder_weights
-from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
-from omnistage.models.common.speech.ports import AXES, thinker_ports
-from omnistage.models.common.team import Team, load_in_team
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.decoder import BIASED, HEAD_PLAN, config_of_part, weights_of_part
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
+from omnistage.models.ranks.team import Team, load_in_team
+from omnistage.models.speech.talker import AXES, thinker_ports
+from omnistage.models.text.engine_model import decoder_weights
 
 CODE_REVISION = "4"
 """Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""

@@ -9,13 +9,10 @@ import torch
 from omnistage.engine.decoder import EMBEDDING, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.head import TokenHead
 from omnistage.engine.parts import Materials, contiguous_axes, rotary
-from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.decoder_config import BIASED
-from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.engine_model import Started, choose_dtype, decoder_weights, limits_of
-from omnistage.models.common.speech.ports import AXES, row_ports
-from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.decoder import BIASED
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
@@ -23,6 +20,8 @@ from omnistage.models.qwen2_5_omni.options import TalkerOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
+from omnistage.models.speech.talker import AXES, AddedRows, cache_of_rows, row_ports
+from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
 
 CODE_REVISION = "3"
 """Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnistage.models.common.encoders import options as encoders
-from omnistage.models.common.speech import options as speech
-from omnistage.models.errors import LoadError
+from omnistage.models import options as encoders
+from omnistage.models import options as speech
+from omnistage.models.reports import LoadError
 
 FAMILY = "qwen2_5_omni"
 SOLVERS = ("rk4", "midpoint", "euler")

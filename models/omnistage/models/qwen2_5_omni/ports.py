@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnistage.models.common.speech.ports import codes_port
+from omnistage.models.speech.talker import codes_port
 
 CODE_RATE_HZ = 50.0
 """Codes in a second, because a second has 24,000 samples, a mel frame 240 samples, and a code two mel frames."""

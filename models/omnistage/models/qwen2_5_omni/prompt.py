@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
-from omnistage.models.common.encoders.prompt import PromptRows
+from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
+from omnistage.models.encoders.prompt import PromptRows
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
-from omnistage.models.common.speech.ports import AXES
-from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, positions_behind
 from omnistage.models.interface import ModelInfo
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, positions_behind
 
 
 class Qwen2_5Talker(RowTalker):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
-from omnistage.models.common.encoders.starting import Ready
-from omnistage.models.common.encoders.thinker import MediaThinker
+from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
+from omnistage.models.encoders.starting import Ready
+from omnistage.models.encoders.thinker import MediaThinker
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.prompt import lay_out
+from omnistage.models.text.chat import ChatTokenizer
 
 END = "<|im_end|>"
 

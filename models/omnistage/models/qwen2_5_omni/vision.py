@@ -15,10 +15,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.common.encoders.axial import Turn, places_of, turn_heads, turn_of
-from omnistage.models.common.encoders.encoder import Need
-from omnistage.models.common.encoders.features import Grid
-from omnistage.models.common.encoders.segments import Segments
+from omnistage.models.encoders.encoder import Grid, Need, Segments, Turn, places_of, turn_heads, turn_of
 from omnistage.models.qwen2_5_omni.config import VisionConfig
 
 NORM_EPS = 1e-6

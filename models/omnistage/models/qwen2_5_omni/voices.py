@@ -11,8 +11,8 @@ from typing import TypeGuard
 
 import torch
 
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.header import check_finite
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.header import check_finite
 
 FILE = "spk_dict.pt"
 

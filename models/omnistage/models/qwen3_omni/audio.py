@@ -16,9 +16,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import LinearMaker
-from omnistage.models.common.encoders.encoder import Need
-from omnistage.models.common.encoders.segments import Segments
-from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, sinusoids
+from omnistage.models.encoders.encoder import LayerNorm, Need, Segments, WhisperLayer, sinusoids
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved_length
 
 CHUNKS = 8

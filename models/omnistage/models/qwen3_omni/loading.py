@@ -12,15 +12,11 @@ from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDec
 from omnistage.engine.devices import Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.parts import experts, head_rms_norm, interleaved_axes, rotary
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
-from omnistage.models.common.engine_model import decoder_weights
-from omnistage.models.common.experts import check_experts
-from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
-from omnistage.models.common.speech.ports import thinker_ports
-from omnistage.models.common.team import Team, load_in_team
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.decoder import HEAD_PLAN, check_experts, config_of_part, weights_of_part
+from omnistage.models.checkpoint.files import BadCheckpoint
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.prompt import RENAMED
+from omnistage.models.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.audio import AudioEncoder
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
@@ -28,6 +24,9 @@ from omnistage.models.qwen3_omni.options import ThinkerOptions
 from omnistage.models.qwen3_omni.ports import PLACE
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.qwen3_omni.vision import VisionEncoder
+from omnistage.models.ranks.team import Team, load_in_team
+from omnistage.models.speech.talker import thinker_ports
+from omnistage.models.text.engine_model import decoder_weights
 
 CODE_REVISION = "2"
 """Part of the revision; raise it whenever this family's code could give other tokens for equal input. The engine has its own number."""

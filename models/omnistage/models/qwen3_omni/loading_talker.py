@@ -14,14 +14,11 @@ from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, Enter, PackedDecoder
 from omnistage.engine.linear import build_exact
 from omnistage.engine.parts import Materials, activated_product, experts, head_rms_norm, interleaved_axes, rotary
-from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
-from omnistage.models.common.experts import check_experts
-from omnistage.models.common.revision import compute_on_thread
-from omnistage.models.common.speech.ports import codes_port, row_ports
-from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.decoder import check_experts
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.revision import compute_on_thread
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.prompt import RENAMED
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.options import TalkerOptions
@@ -30,6 +27,8 @@ from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker import Qwen3Talker
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
 from omnistage.models.qwen3_omni.voices import in_order
+from omnistage.models.speech.talker import AddedRows, cache_of_rows, codes_port, row_ports
+from omnistage.models.text.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
 
 CODE_REVISION = "2"
 """Part of the revision; raise it whenever this family's code could give other codes for equal input. The engine has its own number."""

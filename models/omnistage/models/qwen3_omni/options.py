@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from omnistage.models.common.encoders import options as encoders
-from omnistage.models.common.speech import options as speech
+from omnistage.models import options as encoders
+from omnistage.models import options as speech
 
 FAMILY = "qwen3_omni"
 

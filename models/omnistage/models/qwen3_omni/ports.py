@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnistage.models.common.speech.ports import AXES
+from omnistage.models.speech.talker import AXES
 
 PLACE = AXES + 1
 """How many numbers a place has: one for each axis, and the kind of its row as the last number."""

@@ -21,8 +21,8 @@ from omnistage.engine.devices import to_device
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.sampler import DrawnToken, Draws, Sampler
 from omnistage.engine.types import Sampling
-from omnistage.models.common.engine_model import Logits
 from omnistage.models.qwen3_omni.frame_attention import FrameAttention
+from omnistage.models.text.engine_model import Logits
 
 GREEDY = Sampling()
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
-from omnistage.models.common.encoders.prompt import PromptRows
+from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
+from omnistage.models.encoders.prompt import PromptRows
 from omnistage.models.qwen3_omni.config import SpeechSource, ThinkerConfig
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, TEXT_ROW
 

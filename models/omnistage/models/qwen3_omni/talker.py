@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
-from omnistage.models.common.speech.ports import AXES, codes_port
-from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, positions_behind
 from omnistage.models.interface import BadRequest, ModelInfo
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, PLACE, TEXT_ROW
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig
+from omnistage.models.speech.talker import AXES, AddedRows, Manner, RowTalker, codes_port, positions_behind
 
 
 class Qwen3Talker(RowTalker):

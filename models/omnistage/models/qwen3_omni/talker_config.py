@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnistage.engine.parts import DecoderConfig, ExpertSizes
-from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
-from omnistage.models.common.header import check_plain
-from omnistage.models.common.speech.ports import AXES
+from omnistage.models.checkpoint.decoder import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
+from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
+from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
 from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
+from omnistage.models.speech.talker import AXES
 
 MOST_GROUPS = 64
 """Largest number of codes of a frame, because each has weights of its own. The published number is 16."""

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
-from omnistage.models.common.arrays import array_of
-from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
-from omnistage.models.common.encoders.starting import Ready
-from omnistage.models.common.encoders.thinker import Handed, MediaThinker, rows_known
-from omnistage.models.common.speech.ports import PLACES
-from omnistage.models.common.thinker import TEXT
+from omnistage.models.checkpoint.files import BadCheckpoint
 from omnistage.models.conversation import Turn
+from omnistage.models.encoders.encoder import MediumExtent, PromptLayout
+from omnistage.models.encoders.starting import Ready
+from omnistage.models.encoders.thinker import Handed, MediaThinker, rows_known
 from omnistage.models.interface import Array, Wanted
 from omnistage.models.qwen3_omni.config import ThinkerConfig
 from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
+from omnistage.models.speech.talker import PLACES
+from omnistage.models.text.chat import ChatTokenizer
+from omnistage.models.text.engine_model import array_of
+from omnistage.models.text.thinker import TEXT
 
 END = "<|im_end|>"
 

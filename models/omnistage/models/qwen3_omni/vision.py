@@ -16,11 +16,7 @@ import torch.nn.functional as functional
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.common.encoders.axial import Turn, places_of, turn_heads, turn_of
-from omnistage.models.common.encoders.encoder import Need
-from omnistage.models.common.encoders.features import Grid
-from omnistage.models.common.encoders.segments import Segments
-from omnistage.models.common.encoders.whisper import LayerNorm
+from omnistage.models.encoders.encoder import Grid, LayerNorm, Need, Segments, Turn, places_of, turn_heads, turn_of
 from omnistage.models.qwen3_omni.config import VisionConfig
 
 NORM_EPS = 1e-6

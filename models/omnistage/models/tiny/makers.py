@@ -10,9 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.common.owned import LOCK, OwnFolder, sweep
-from omnistage.models.common.progress import ShowProgress, show_nothing
-from omnistage.models.errors import LoadError
+from omnistage.models.fetch.disk import LOCK, OwnFolder, sweep
+from omnistage.models.reports import LoadError, ShowProgress, show_nothing
 
 TOKENIZERS = ("built", "qwen")
 DTYPES = ("float32", "bfloat16")

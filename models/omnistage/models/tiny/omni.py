@@ -8,8 +8,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.encoders.prompt import RENAMED
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from omnistage.engine.detokenizer import byte_alphabet
-from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Recipe, fetch_folder
-from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import ShowProgress
-from omnistage.models.errors import FetchError
+from omnistage.models.fetch.disk import cache_directory
+from omnistage.models.fetch.packages import Package, Recipe, fetch_folder
+from omnistage.models.reports import FetchError, ShowProgress
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.tokenizer import ByteVocabulary, merges_text
 

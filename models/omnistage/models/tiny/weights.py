@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from transformers.utils.logging import get_verbosity, set_verbosity
 
-from omnistage.models.common.checkpoint import WEIGHTS_INDEX
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.checkpoint.files import WEIGHTS_INDEX
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.random_weights import noise
 

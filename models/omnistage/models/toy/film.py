@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.requests import check_medium, check_plain_drawing
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
@@ -30,6 +29,7 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.options import LoadOptions, check_counts, validate_options
+from omnistage.models.requests import check_medium, check_plain_drawing
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas

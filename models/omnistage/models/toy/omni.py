@@ -19,9 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_place
-from omnistage.models.common.spool import MEDIA_PORTS, Files, Spool, Spooled, next_piece
 from omnistage.models.conversation import Media, Medium, Part, Streamed
 from omnistage.models.interface import (
     Array,
@@ -39,7 +36,10 @@ from omnistage.models.interface import (
     TextRequest,
     Wanted,
 )
+from omnistage.models.media.spool import MEDIA_PORTS, Files, Spool, Spooled, next_piece
 from omnistage.models.options import LoadOptions, validate_options
+from omnistage.models.requests import check_bias, check_constraint, check_parts, check_place
+from omnistage.models.text.answer import AnswerAssembler
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import MAX_BYTES, Unreadable, pixels_of, samples_of
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions

@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_plain_drawing
 from omnistage.models.interface import (
     Activity,
     Array,
@@ -40,6 +38,8 @@ from omnistage.models.interface import (
     WaveRequest,
 )
 from omnistage.models.options import LoadOptions, check_counts, validate_options
+from omnistage.models.requests import check_bias, check_constraint, check_parts, check_plain_drawing
+from omnistage.models.text.answer import AnswerAssembler
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 

@@ -18,9 +18,8 @@ import structlog
 from numpy.typing import NDArray
 
 from omnistage.host.watchdog import Watched
-from omnistage.models.common.offline import say_offline
+from omnistage.models.checkpoint.files import say_offline
 from omnistage.models.conversation import Media, Streamed
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -38,6 +37,7 @@ from omnistage.models.interface import (
 )
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load, loading_texts
+from omnistage.models.reports import LoadError
 from omnistage.stage.logic import Input, Start, Work
 from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings

@@ -10,22 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from omnistage.models.common.ahead import make_ahead
-from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
-from omnistage.models.common.speech.forecast import Arrivals, Forecast
-from omnistage.models.common.speech.halving import Halving
-from omnistage.models.common.speech.schedule import Schedule
-from omnistage.models.common.speech.trial import Trial
-from omnistage.models.common.voices import choose_voice
-from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Array, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech, sound
 from omnistage.models.qwen2_5_omni.wave.trial import form
 from omnistage.models.qwen2_5_omni.wave.window import Job, Vocoding, Windows
+from omnistage.models.requests import choose_voice
+from omnistage.models.speech.code2wav import AUDIO, Trial, WindowedCode2Wav
+from omnistage.models.speech.pace import Arrivals, Forecast, Halving
+from omnistage.models.speech.schedule import Schedule
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
+from omnistage.models.worker import Worker, make_ahead
 
 
 class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):

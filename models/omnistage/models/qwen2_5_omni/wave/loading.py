@@ -9,14 +9,10 @@ from pathlib import Path
 import torch
 
 from omnistage.engine.memory import kernels_kept
-from omnistage.models.common.building import bound_building
-from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.revision import compute_on_thread, revision
-from omnistage.models.common.speech.code2wav import AUDIO
-from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
-from omnistage.models.common.speech.trial import try_windows
-from omnistage.models.common.weights import Weights
-from omnistage.models.common.worker import Worker
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.header import bound_building
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.devices import hardware
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
@@ -32,6 +28,8 @@ from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, spe
 from omnistage.models.qwen2_5_omni.wave.trial import WindowTrials
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, round_alike, sessions_of, try_windows, workers_of
+from omnistage.models.worker import Worker
 
 CODE_REVISION = "2"
 """Part of the revision; raise it whenever the code could give other samples for equal input."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omnistage.models.common.speech.schedule import Schedule
 from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
+from omnistage.models.speech.schedule import Schedule
 
 CONTEXT = BACK_LAYERS
 """Number of earlier blocks on which a block depends in one evaluation of the net."""

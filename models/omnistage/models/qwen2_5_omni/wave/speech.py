@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.models.common.speech.codes import Codes
-from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.interface import Array, BadRequest, Sound
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocoding, Windows
+from omnistage.models.speech.schedule import Codes, Schedule, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
-from omnistage.models.common.speech.schedule import Window
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
+from omnistage.models.speech.schedule import Window
 from omnistage.models.steps.interface import Aside
 
 FLOW, VOCODER = "flow", "vocoder"

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_filter1d
 
-from omnistage.models.common.weights import ShapedNeed
-from omnistage.models.common.worker import by_two
+from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
+from omnistage.models.worker import by_two
 
 FIELD = 28
 """With the published kernels and rates, a frame's samples depend on this many mel frames on each side; other frames change no bit."""

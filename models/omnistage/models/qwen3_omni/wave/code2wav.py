@@ -10,19 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from omnistage.models.common.ahead import make_ahead
-from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
-from omnistage.models.common.speech.forecast import Arrivals, Forecast
-from omnistage.models.common.speech.schedule import Schedule
-from omnistage.models.common.speech.trial import Trial
-from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Array, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig
 from omnistage.models.qwen3_omni.wave.speech import PreparedSpeech, Speech, first_frame
 from omnistage.models.qwen3_omni.wave.trial import form
 from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
+from omnistage.models.speech.code2wav import AUDIO, Trial, WindowedCode2Wav
+from omnistage.models.speech.pace import Arrivals, Forecast
+from omnistage.models.speech.schedule import Schedule
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
+from omnistage.models.worker import Worker, make_ahead
 
 
 class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import check_activation, rope_theta_of
-from omnistage.models.common.header import check_plain
+from omnistage.models.checkpoint.decoder import check_activation, rope_theta_of
+from omnistage.models.checkpoint.files import BadCheckpoint, Config, read_config
+from omnistage.models.checkpoint.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.registry import check_said
 

@@ -9,14 +9,9 @@ import torch
 
 from omnistage.engine.linear import LinearMaker, build_exact
 from omnistage.engine.memory import kernels_kept
-from omnistage.models.common.checkpoint import name_of
-from omnistage.models.common.revision import compute_on_thread, revision
-from omnistage.models.common.speech.code2wav import AUDIO
-from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
-from omnistage.models.common.speech.ports import codes_port
-from omnistage.models.common.speech.trial import try_windows
-from omnistage.models.common.weights import Weights
-from omnistage.models.common.worker import Worker
+from omnistage.models.checkpoint.files import name_of
+from omnistage.models.checkpoint.revision import compute_on_thread, revision
+from omnistage.models.checkpoint.weights import Weights
 from omnistage.models.devices import hardware
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
@@ -27,6 +22,9 @@ from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES, schedule_of
 from omnistage.models.qwen3_omni.wave.trial import WindowTrials
 from omnistage.models.qwen3_omni.wave.window import Windows
+from omnistage.models.speech.code2wav import AUDIO, KERNELS, round_alike, sessions_of, try_windows, workers_of
+from omnistage.models.speech.talker import codes_port
+from omnistage.models.worker import Worker
 
 CODE_REVISION = "2"
 """Part of the revision; raise it whenever the code could give other samples for equal input."""

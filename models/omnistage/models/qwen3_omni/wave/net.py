@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker, whole
-from omnistage.models.common.weights import ShapedNeed
+from omnistage.models.checkpoint.weights import ShapedNeed
 from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
 from omnistage.models.qwen3_omni.wave.state import ConvolutionInputs, WaveState
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omnistage.models.common.speech.schedule import Schedule
 from omnistage.models.interface import Profile
+from omnistage.models.speech.schedule import Schedule
 
 SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.LATENCY: (1, 1, 2, 3, 4, 6, 8),

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from omnistage.models.common.speech.codes import Codes
-from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.interface import Array, BadRequest, Sound
 from omnistage.models.qwen3_omni.wave.config import WaveConfig
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.qwen3_omni.wave.window import WindowJob
+from omnistage.models.speech.schedule import Codes, Schedule, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from omnistage.models.common.speech.schedule import Window
 from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
+from omnistage.models.speech.schedule import Window
 from omnistage.models.steps.interface import Aside
 
 WINDOW = "window"

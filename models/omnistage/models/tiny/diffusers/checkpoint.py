@@ -12,8 +12,8 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.common.progress import ShowProgress
 from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.diffusers.sizes import (
     DESIGNS,
     PREPROCESSOR,

@@ -11,8 +11,8 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.common.progress import ShowProgress
 from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.diffusers.checkpoint import check_tokenizer, fill
 from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, MovingDesign, PipelinePart
 from omnistage.models.tiny.diffusers.t5 import write_t5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.common.thought import CLOSES, OPENS
+from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, VISION_SPECIAL, ByteVocabulary, TokenizerDesign, train, write_files
 
 MAX_TOKENS = 131072

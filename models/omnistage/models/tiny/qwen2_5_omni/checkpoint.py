@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import with_tokenizer, write_settings
 from omnistage.models.tiny.qwen2_5_omni import weights

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from omnistage.models.common.progress import ShowProgress
+from omnistage.models.reports import ShowProgress
 from omnistage.models.tiny.omni import added_gains, published_name
 from omnistage.models.tiny.weights import state_of, write_weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omnistage.models.common.thought import CLOSES, OPENS
+from omnistage.models.text.answer import CLOSES, OPENS
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.omni import QWEN_ROWS, template_of
 from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES

@@ -1,0 +1,215 @@
+"""prompt"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.checkpoint.decoder import rope_theta_of
+from omnistage.models.checkpoint.files import BadCheckpoint, Config
+from omnistage.models.encoders.encoder import MediaSizes, MediumExtent, Placed, PromptLayout
+
+RENAMED = {
+    "thinker.model.language_model.": "thinker.model.",
+    "thinker.model.visual.": "thinker.visual.",
+    "thinker.model.audio_tower.": "thinker.audio_tower.",
+}
+"""Beginning of a weight's name in Transformers 5 -> its beginning in the published checkpoints."""
+
+MOST_SOUND_POSITIONS = 1 << 16
+"""Largest number of positions of a sound encoder, because each has a row in memory."""
+
+FRAMES_HZ = 100.0
+"""Frames of a sound's spectrogram in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The config of an encoder of pictures and films. patch_size: pixels on a side of a patch. frames: frames of a patch. merge: merge *
+    merge patches become an output row. output_size: width of an output row. channels: number of colours of a picture. rope_theta: theta of
+    the rotary positions of patches. A family adds the values that only its encoder has."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    patch_size: int
+    frames: int
+    merge: int
+    output_size: int
+    channels: int
+    rope_theta: float
+
+    @property
+    def patch_values(self) -> int:
+        """Number of values of one patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    @property
+    def unit(self) -> int:
+        """Number of patches that become one output row."""
+        return self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """The config of a sound encoder. mel_bins: number of values of one frame of the spectrogram. positions: number of rows of the table of
+    positions. output_size: width of an output row. A family adds the values that only its encoder has."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    mel_bins: int
+    positions: int
+    output_size: int
+
+
+def vision_sizes(config: Config) -> dict[str, Any]:
+    """The values of a VisionConfig except its channels, from a vision_config. Raises BadCheckpoint."""
+    return {
+        "layers": config.size("depth"),
+        "hidden_size": config.size("hidden_size"),
+        "ffn_size": config.size("intermediate_size"),
+        "heads": config.size("num_heads"),
+        "patch_size": config.size("patch_size"),
+        "frames": config.size("temporal_patch_size"),
+        "merge": config.size("spatial_merge_size"),
+        "output_size": config.size("out_hidden_size"),
+        "rope_theta": rope_theta_of(config, "axial"),
+    }
+
+
+def audio_sizes(config: Config) -> dict[str, int]:
+    """The values of an AudioConfig, from an audio_config. Raises BadCheckpoint."""
+    return {
+        "layers": config.size("encoder_layers"),
+        "hidden_size": config.size("d_model"),
+        "ffn_size": config.size("encoder_ffn_dim"),
+        "heads": config.size("encoder_attention_heads"),
+        "mel_bins": config.size("num_mel_bins"),
+        "positions": config.size("max_source_positions", MOST_SOUND_POSITIONS),
+        "output_size": config.size("output_dim"),
+    }
+
+
+Run = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Ids [rows] and positions [3, rows] of consecutive rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaIds:
+    """The token ids that stand for a row of a picture, a film and a sound, and the ids before and after a sound."""
+
+    image: int
+    video: int
+    audio: int
+    audio_start: int
+    audio_end: int
+
+    @property
+    def kinds(self) -> dict[int, str]:
+        """The kind of medium that each id stands for."""
+        return {self.image: "image", self.audio: "audio", self.video: "video"}
+
+    def check(self, vocab_size: int, place: str) -> Self:
+        """Returns this object. Raises BadCheckpoint for equal ids, and for ids outside the vocabulary. place: where the ids are in the
+        config."""
+        ids = astuple(self)
+        if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
+            ids_text = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
+            raise BadCheckpoint(f"{place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {ids_text}")
+        return self
+
+
+class PromptSizes(MediaSizes, Protocol):
+    """The values of a config on which a prompt depends. position_ids_per_second: by how much the time grows in a second of sound or
+    film."""
+
+    @property
+    def ids(self) -> MediaIds: ...
+    @property
+    def position_ids_per_second(self) -> int: ...
+
+
+class PromptRows(ABC):
+    """Collects the rows of one prompt; it is made for each prompt. A family decides how the rows of a film and its sound are mixed."""
+
+    def __init__(self, config: PromptSizes) -> None:
+        self._sizes = config
+        self._ids: list[NDArray[np.int64]] = []
+        self._positions: list[NDArray[np.int64]] = []
+        self._media: list[Placed] = []
+        self.next = 0
+        """The position of the next row of text."""
+        self._most = 0
+        """The largest position so far."""
+        self._count = 0
+        """Number of rows so far."""
+
+    def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
+        """The rows of a prompt. ids: token ids, in which one id stands for all rows of a medium. extents: sizes of the media, in order."""
+        token_ids = np.array(ids, np.int64)
+        indices = np.flatnonzero(np.isin(token_ids, [*self._sizes.ids.kinds]))
+        start = 0
+        for index, extent in zip(indices.tolist(), extents, strict=True):
+            self._text(token_ids[start:index])
+            self._medium(extent)
+            start = index + 1
+        self._text(token_ids[start:])
+        return PromptLayout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
+
+    def _text(self, token_ids: NDArray[np.int64]) -> None:
+        if len(token_ids):
+            self.add(token_ids, self._counted(len(token_ids)))
+
+    def _medium(self, extent: MediumExtent) -> None:
+        """Add the rows of one medium."""
+        if extent.grid is None:
+            self.run(*self.heard(extent.sound))
+        elif not extent.sound:
+            self.run(*self.seen(extent))
+        else:
+            self.film_with_sound(extent)
+
+    @abstractmethod
+    def film_with_sound(self, extent: MediumExtent) -> None:
+        """Add the rows of a film and its sound, mixed by time, with the marks around the sound."""
+
+    def heard(self, rows: int) -> Run:
+        """The ids and positions of the rows of a sound. rows: their number."""
+        return np.full(rows, self._sizes.ids.audio), self._counted(rows)
+
+    def _counted(self, rows: int) -> NDArray[np.int64]:
+        """The next positions of `rows` rows, equal on all axes and growing by one, [3, rows]."""
+        return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
+
+    def seen(self, extent: MediumExtent) -> Run:
+        """The ids and positions of the rows of a picture, or of a film without its sound."""
+        grid, config = extent.grid, self._sizes
+        assert grid is not None
+        merge = config.vision.merge
+        # In float32, as in Transformers: other rounding would give other positions.
+        times = (np.arange(grid.frames, dtype=np.float32) * np.float32(extent.seconds) * config.position_ids_per_second).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(grid.height // merge), np.arange(grid.width // merge), indexing="ij")
+        positions = np.stack([axis.reshape(-1) for axis in axes]) + self.next
+        token_id = config.ids.video if extent.seconds else config.ids.image
+        return np.full(positions.shape[1], token_id), positions
+
+    def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
+        """Add the rows of a medium, and record where they stand. order: see Placed."""
+        self._media.append(Placed(self._count, order))
+        self.add(ids, positions)
+
+    def add(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Add rows. ids: [rows]. positions: [3, rows]."""
+        self._ids.append(ids)
+        self._positions.append(positions)
+        self._count += len(ids)
+        self.next = int(positions.max()) + 1
+        self._most = max(self._most, self.next - 1)

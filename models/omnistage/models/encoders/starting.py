@@ -1,0 +1,324 @@
+"""starting"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import structlog
+import torch
+
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.devices import ALONE, Group
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
+from omnistage.engine.memory import PAGE_ROWS, page_bytes
+from omnistage.engine.parts import DecoderConfig
+from omnistage.models.checkpoint.files import BadCheckpoint, name_of
+from omnistage.models.checkpoint.revision import compute_on_thread
+from omnistage.models.checkpoint.weights import Weights
+from omnistage.models.encoders.encoder import AudioEncoder, MediaSizes, Need, Normalization, VisionEncoder
+from omnistage.models.encoders.preparing import PictureSettings, Spectrograms, read_pictures
+from omnistage.models.encoders.prompt import RENAMED
+from omnistage.models.encoders.reader import (
+    MediaPreprocessing,
+    MediaReader,
+    Pass,
+    Slice,
+    encoding_of_pictures,
+    encoding_of_sounds,
+    picture_pass,
+    preprocessing_of,
+    rows_of,
+    sound_pass,
+)
+from omnistage.models.interface import ModelInfo, PortSpec
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.spool import MEDIA_PORTS
+from omnistage.models.memory import CacheSize, LruCache, power_of_two
+from omnistage.models.options import LoadOptions, ThinkerOptions
+from omnistage.models.ranks.team import Team
+from omnistage.models.reports import bytes_told
+from omnistage.models.text.engine_model import Started, choose_dtype, limits_of
+from omnistage.models.text.grammar import FORMS
+from omnistage.models.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+FEATURE_SHARE = 0.05
+PASS_SHARE = 0.1
+"""Part of the free memory that one pass of an encoder may take."""
+
+MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
+"""Largest number of tokens of one picture or film. Attention takes time by the square of the number of patches, so a CPU gets fewer."""
+
+LEAST_MEDIUM_ROWS = 64
+PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
+PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
+"""Largest number of spectrogram frames in a pass; a second of sound has a hundred."""
+
+MAX_FEATURE_BYTES = 2 << 30
+BATCH_ROWS = {"cpu": 512, "cuda": 2048}
+DECODERS = 3
+"""Number of processes that decode media. One of them is never used for films, so that pictures and sounds need not wait for films."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a Thinker with encoders. cache: of keys and values. batch_rows: rows that a step may have. medium_rows: tokens that one
+    picture or film may have. pass_patches, pass_frames: bounds of a pass of the picture encoder and of the sound encoder. feature_bytes:
+    bytes of kept features. decoders: number of processes that decode. why: name of each setting -> its reason, for the user."""
+
+    cache: CacheSize
+    batch_rows: int
+    medium_rows: int
+    pass_patches: int
+    pass_frames: int
+    feature_bytes: int
+    decoders: int
+    why: dict[str, str]
+
+    @classmethod
+    def choose(cls, config: MediaSizes, thinker_options: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
+        """Choose the sizes. thinker_options: sizes that the user asked for. cache: the size of keys and values, chosen before."""
+        kind, free, reasons = options.device.partition(":")[0], cache.free, dict(cache.why)
+        patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
+        medium_rows = min(
+            thinker_options.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context
+        )
+        # A pass must have room for at least one piece: a whole picture, or a piece of sound.
+        pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
+        pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
+        memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
+        reasons["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
+        reasons["medium_rows"] = f"{medium_rows} tokens of one picture or film"
+        if not thinker_options.medium_rows and medium_rows < min(MEDIUM_ROWS[kind], cache.context):
+            # Replicas that differ in it do not go on with each other's answers, and a picture has fewer tokens than the published one has.
+            log.warning("medium_rows.small", medium_rows=medium_rows, usual=MEDIUM_ROWS[kind], free=bytes_told(free))
+        feature_bytes = (
+            (thinker_options.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
+        )
+        reasons["feature_cache_bytes"] = str(feature_bytes)
+        batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
+        decoders = thinker_options.decoders or DECODERS
+        return cls(cache, batch_rows, medium_rows, pass_patches, pass_frames, feature_bytes, decoders, reasons)
+
+
+def _medium_rows(max_rows: int, room: int) -> int:
+    """Number of tokens that one medium may have: `max_rows`, or if a pass has memory for fewer tokens (`room`), a power of two, as for a
+    context that does not fit."""
+    return max_rows if room >= max_rows else max(power_of_two(room), LEAST_MEDIUM_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerParts:
+    """The parts of a Thinker that have weights. products: how the encoders' products are computed, and why, in words."""
+
+    decoder: PackedDecoder
+    vision: VisionEncoder
+    audio: AudioEncoder
+    products: str
+
+
+class ThinkerSizes(MediaSizes, Protocol):
+    """The sizes in the config of a Thinker. text: of the decoder."""
+
+    @property
+    def text(self) -> DecoderConfig: ...
+
+
+Sized = TypeVar("Sized", bound=ThinkerSizes)
+"""The config of a family."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerWeights(Generic[Sized]):
+    """How a family reads its weights. others: beginnings of the names of weights that belong to other models. check: called before anything
+    is built; raises BadCheckpoint if the sizes in the config do not fit the weights. decoder, encoders: build a rank's part of the decoder,
+    and the whole encoders."""
+
+    others: tuple[str, ...]
+    read_config: Callable[[Path], Sized]
+    check: Callable[[Weights, Sized, Group], None]
+    decoder: Callable[[Weights, Sized, torch.dtype, torch.device, Group], PackedDecoder]
+    encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
+
+    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> ThinkerParts:
+        """The parts of one rank: its part of the decoder, and the whole encoders. Raises BadCheckpoint for a weight that is missing or that
+        no part reads, ValueError for a misshapen weight."""
+        with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
+            self.check(weights, config, group)
+            decoder = self.decoder(weights, config, dtype, device, group)
+            (vision, audio), products = _build_encoders(partial(self.encoders, weights, config, dtype, device), dtype, device)
+            weights.check_read()
+        return ThinkerParts(decoder, vision, audio, products)
+
+    def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+        """One rank's part of the decoder, for a `rank.RankReader`."""
+        dtype = choose_dtype(options)
+        with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
+            return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A checkpoint's settings for preparing media."""
+
+    pictures: PictureSettings
+    spectrograms: Spectrograms
+
+    @classmethod
+    def of(cls, folder: Path, config: MediaSizes) -> Self:
+        """Read the preparation from the folder of a checkpoint. Raises BadCheckpoint."""
+        return cls(
+            read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins, adds_silence=config.audio.adds_silence)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The running parts of a Thinker. encoders: the thread of the reader's queues. context: tokens that a conversation and its answer may
+    have together. team: the other ranks of the decoder; None: there are none."""
+
+    engine: Engine
+    reader: MediaReader
+    encoders: Worker
+    info: ModelInfo
+    context: int
+    team: Team | None
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        options: LoadOptions,
+        config: Sized,
+        weights: ThinkerWeights[Sized],
+        thinker_options: ThinkerOptions,
+        *,
+        code: str,
+        produces: Callable[[str], tuple[PortSpec, ...]],
+        team: Team | None = None,
+    ) -> Self:
+        """Start all parts. thinker_options: the user's options. code: see `Started.revision`. produces: returns the output ports, from the
+        name of the type of computing. team: the other ranks; this waits until they have loaded. Raises LoadError, or ValueError for
+        ill-shaped weights."""
+        dtype, device = choose_dtype(options), torch.device(options.device)
+        torch.set_num_threads(options.threads)
+        preparation = Preparation.of(folder, config)
+        parts = weights.read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
+        if team is not None:
+            team.connect(device)
+        # The ranks on a CPU share its memory.
+        sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
+        row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
+        cache = CacheSize.choose(options, row_bytes=row_bytes, context=config.text.context, user_context=thinker_options.context)
+        sizes = Sizes.choose(config, thinker_options, options, cache)
+        limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
+        started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
+        together, encoded = compute_on_thread(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
+        info = ModelInfo(
+            name=name_of(folder),
+            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows} {thinker_options.film_fps:g}"),
+            accepts=MEDIA_PORTS,
+            produces=produces(started.dtype),
+            max_sessions=options.sessions,
+            inputs=("text", "image", "audio", "video"),
+            constraints=FORMS,
+            settings={
+                **started.settings,
+                **sizes.why,
+                "products of the encoders": parts.products,
+                "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
+            },
+        )
+        encoders = Worker("encoders", options.threads)
+        asks = preprocessing_of(
+            config,
+            preparation.pictures,
+            preparation.spectrograms.sample_rate_hz,
+            sizes.medium_rows,
+            cache.context,
+            thinker_options.film_fps,
+        )
+        reader = _reader(asks, config, parts, preparation, sizes, encoders, info.revision, together=together)
+        return cls(started.engine, reader, encoders, info, cache.context, team)
+
+
+def _reader(
+    asks: MediaPreprocessing,
+    config: MediaSizes,
+    parts: ThinkerParts,
+    preparation: Preparation,
+    sizes: Sizes,
+    encoders: Worker,
+    revision: str,
+    *,
+    together: bool,
+) -> MediaReader:
+    """The reader of media. asks: how they are prepared. revision: of the model, part of the digest of everything that rows depend on."""
+    pictures, spectrograms = preparation.pictures, preparation.spectrograms
+    return MediaReader(
+        MediaDecoder(processes=sizes.decoders),
+        asks,
+        encoding_of_pictures(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
+        encoding_of_sounds(encoders, parts.audio, spectrograms, most_frames=sizes.pass_frames, together=together),
+        partial(rows_of, config=config),
+        LruCache(sizes.feature_bytes),
+        revision.encode(),
+    )
+
+
+# The encoders --------------------------------------------------------------------------------------------------------------------------
+
+
+def _build_encoders(
+    build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
+    """Build the encoders. Returns them, and a text on how their products are computed."""
+    if device.type == "cpu":
+        return build_exact(build, dtype, device)
+    # A medium that is alone in its pass has the same bits every time, so no backend need be tried; and large products suit a GPU.
+    return build(whole), WHOLE.name
+
+
+def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
+    """A function that returns the weight `prefix + name` in this dtype on this device. It raises BadCheckpoint if there is none."""
+
+    def need(name: str) -> torch.Tensor:
+        tensor = weights.read(prefix + name)
+        if tensor is None:
+            raise BadCheckpoint(f"{weights.directory} lacks the weight {prefix}{name}")
+        return tensor.to(device, dtype)
+
+    return need
+
+
+def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
+    """Encode random pictures and sounds, with sizes that give whole and partial windows and chunks. Returns (whether their rows have the
+    same bits together in a pass as alone, the rows)."""
+    random = np.random.default_rng(0)
+    eyes, ears = parts.vision.config, parts.audio.config
+    side, chunk = eyes.patch_size * eyes.merge, ears.chunk
+    sizes = ((2, 3), (5, 9), (8, 4))
+    pictures = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
+    sounds = [
+        torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)
+    ]
+    with torch.inference_mode():
+        single_rows = [*_encode_each(picture_pass(parts.vision, colours), pictures), *_encode_each(sound_pass(parts.audio), sounds)]
+        joint_rows = [*picture_pass(parts.vision, colours)(pictures, _nothing), *sound_pass(parts.audio)(sounds, _nothing)]
+    return all(map(torch.equal, single_rows, joint_rows)), single_rows
+
+
+def _encode_each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
+    return [encode([one], _nothing)[0] for one in slices]
+
+
+def _nothing() -> None:
+    """Does nothing; it is the call between layers of these passes."""

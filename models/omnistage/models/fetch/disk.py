@@ -1,0 +1,201 @@
+"""disk"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from omnistage.models.reports import ShowProgress
+
+
+def cache_directory() -> Path:
+    """The directory: `OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It may not exist yet."""
+    if path_text := os.environ.get("OMNISTAGE_CACHE"):
+        return Path(path_text).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omnistage"
+
+
+WAITING = "another process fetches; waiting"
+LOOK_S = 0.5
+"""Seconds between two looks at the other process's progress."""
+
+
+@contextmanager
+def hold_lock(path: Path, progress: ShowProgress, byte_counts: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+    """Hold the lock on a file while the context is open. While another process holds it, wait and show that process's progress every
+    LOOK_S. byte_counts: returns (number of bytes that the other process has fetched, number of all bytes, or None if that is not known).
+
+    The wait has no limit, because the other process may fetch much; if that process ends, its lock is freed."""
+    with path.open("a") as file:
+        if not _try_lock(file):
+            while True:
+                progress(WAITING, *byte_counts(), "bytes")
+                time.sleep(LOOK_S)
+                if _try_lock(file):
+                    break
+            progress(WAITING, 1.0)
+        yield
+
+
+def _try_lock(file: TextIO) -> bool:
+    """Lock the file if no other process holds it. Returns whether it is locked now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+PREFIX = "omnistage-"
+"""Beginning of a folder's name. `sweep` never removes such a folder without a file LOCK, because its owner kept it, or files cannot be
+locked there."""
+LOCK = ".owner"
+
+NEW = ".omnistage-new-"
+"""Beginning of the name of a file or folder that is not locked yet. It is locked first and renamed then, so everything with the final name
+and a living owner is locked."""
+NEWBORN_S = 60.0
+"""A file or folder that still has its NEW name after this many seconds belongs to a killed process."""
+
+_NEW = re.compile(re.escape(NEW) + "[0-9a-f]{12}")
+_FILE = re.compile(r"\.omnistage-[0-9a-f]{12}\.part")
+_FOLDER = re.compile(re.escape(PREFIX) + "[a-z]+-[0-9a-f]{12}")
+"""The whole name must match, because other folders of the same user may begin alike."""
+
+
+class OwnFile:
+    """A new file at `path`; the process owns it until `remove`. Raises OSError if it cannot be made."""
+
+    def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
+        """mode: its permissions. name: its name, which replaces a file of that name; empty: a name that no other file has. content: written
+        before the file gets its name."""
+        sweep(folder)
+        token = secrets.token_hex(6)
+        new = folder / f"{NEW}{token}"
+        self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            end = "part" if _lock(self._lock) else "unlocked"
+            os.write(self._lock, content)
+            self.path = new.rename(folder / (name or f".omnistage-{token}.{end}"))
+        except BaseException:
+            os.close(self._lock)
+            new.unlink(missing_ok=True)
+            raise
+
+    def remove(self) -> None:
+        """Remove the file if it is still at `path`, and give up the lock."""
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._lock)
+
+
+class OwnFolder:
+    """A new folder at `path`; the process owns it until `remove` or `keep`, or the end of a `with`. Raises OSError if it cannot be made.
+    `_lock`: descriptor of the file LOCK; -1: closed."""
+
+    def __init__(self, purpose: str, parent: Path | None = None) -> None:
+        """purpose: a word of its name, lower-case letters. parent: the folder to make it in; None: the folder for temporary files."""
+        parent = parent or Path(tempfile.gettempdir())
+        sweep(parent)
+        token = secrets.token_hex(6)
+        new = parent / f"{NEW}{token}"
+        new.mkdir(0o700)
+        self._lock = -1
+        try:
+            self._lock = os.open(new / LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            if not _lock(self._lock):
+                (new / LOCK).unlink()
+            self.path = new.rename(parent / f"{PREFIX}{purpose}-{token}")
+        except BaseException:
+            self._release()
+            (new / LOCK).unlink(missing_ok=True)  # shutil.rmtree would need a descriptor, and there may be none left.
+            new.rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Remove the folder. It is no error if parts of it are missing because they were moved elsewhere."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def keep(self) -> None:
+        """Give up the folder without removing it, because a person is to look into it, or its content is complete."""
+        (self.path / LOCK).unlink(missing_ok=True)
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def is_owned(file: int) -> bool:
+    """Whether a living process holds the lock on this open file. Raises OSError if files cannot be locked here."""
+    try:
+        # A shared lock, so that another process that checks at the same time does not seem to be the owner.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def sweep(parent: Path) -> None:
+    """Remove what killed processes left in a folder. It removes only files and folders of this user, and follows no links."""
+    for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
+        try:
+            if _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        except OSError:
+            pass  # Another process removed it, or it cannot be opened or locked.
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether a file or folder was made by this module, in a process that has ended. Raises OSError if that cannot be determined."""
+    status = path.lstat()
+    is_folder, is_file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
+    if status.st_uid != os.geteuid() or not (is_folder or is_file):
+        return False
+    if _NEW.fullmatch(path.name):
+        if time.time() - status.st_mtime < NEWBORN_S:
+            return False
+        lock = path / LOCK if is_folder else path
+        if not lock.exists():
+            return True
+    elif is_folder and _FOLDER.fullmatch(path.name):
+        lock = path / LOCK
+    elif is_file and _FILE.fullmatch(path.name):
+        lock = path
+    else:
+        return False
+    file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return not is_owned(file)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Lock a new file. Returns whether it is locked; False: files cannot be locked here, as on some network disks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
