@@ -195,10 +195,10 @@ who hold a place is shared among clients.
 | reading of large requests ({MAX_LARGE} may wait) | host, client | {_TURNS} | `router/admission.py` |
 | places for answers | host, client | `--client-share` of what the others leave | `host/places.py` |
 | tokenizing, decoding of media and trials of grammars in a stage | client | {_TURN_EACH} | `models/turns.py` |
-| memory of grammars | host | {_OF_HOST} | `models/common/grammar_trial.py` |
+| memory of grammars | host | {_OF_HOST} | `models/text/constraint.py` |
 | memory of the decoders of films | nobody | the drawing that has waited longest is next | `models/steps/session.py` |
 | room for finished films | host, client | {_OLDEST} | `gateway/film_jobs.py` |
-| room for media that are streamed to a Thinker | host | {_OF_HOST} | `models/common/spool.py` |
+| room for media that are streamed to a Thinker | host | {_OF_HOST} | `models/media/spool.py` |
 | room to repeat a turn of a conversation after a loss | host, client | {_OF_HOST} | `router/front.py` |
 | room for pictures and sounds of earlier answers | host | {_OLDEST} | `gateway/kept.py`, `gateway/chat.py` |
 | rows of a model's next pass | client | the client with the fewest sessions in it is next | `engine/scheduler.py` |

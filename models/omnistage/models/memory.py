@@ -1,4 +1,6 @@
-"""memory"""
+"""The memory of a machine, and what a model takes of it: measures what is free and what this process has taken, chooses the part for keys
+and values and the length of a sequence that fits, and has a cache of results (rows of prompts and media, latents of pictures), which keeps
+the most recently used results."""
 
 from __future__ import annotations
 
@@ -18,7 +20,6 @@ _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 _ROLLUP = Path("/proc/self/smaps_rollup")
 _MAPS = Path("/proc/self/maps")
-
 
 FILLED = 0.9
 """Part of a GPU's memory, from 0 to 1, that processes fill by default."""

@@ -1,4 +1,5 @@
-"""Checks of requests to a model, which `prepare` calls, and the choice of a voice. All raise BadRequest for a request that the model cannot do."""
+"""Checks of requests to a model, which `prepare` calls, and the choice of a voice. All raise BadRequest for a request that the model cannot
+do."""
 
 from __future__ import annotations
 

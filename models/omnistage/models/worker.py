@@ -1,4 +1,9 @@
-"""worker"""
+"""One compute thread, which the sessions of one event loop share, and a generator that makes things before they are requested.
+
+A session requests one small unit of work at a time and waits for it. So each session has at most one unit in the queue, and it is fair to
+run units in the order in which they come. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES
+others, so every unit runs in the end. `make_ahead` makes the next thing while its caller works with the one before it.
+"""
 
 from __future__ import annotations
 
@@ -179,13 +184,10 @@ async def _wait_settled(future: asyncio.Future[None]) -> None:
             continue  # the caller raises the first cancellation when this returns
 
 
-Ahead = TypeVar("T")
-
-
-async def make_ahead(source: AsyncGenerator[Ahead, None]) -> AsyncGenerator[Ahead, None]:
+async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Yields the items of `source`. The source runs in a task of its own: it makes the next item while the caller works with an item, then
     waits. When this generator is closed, it closes the source first. Raises the source's error after all items that the source yielded."""
-    items: list[Ahead] = []
+    items: list[T] = []
     item_ready, item_taken = asyncio.Event(), asyncio.Event()
 
     async def make() -> None:

@@ -83,7 +83,7 @@ def _names_in_use(folders: Sequence[Path]) -> set[str]:
 @contextmanager
 def _claim(stem: str) -> Iterator[bool]:
     """Claim a name for the length of this block, and yield whether this call has it; False: another call of omnistage is using it. The
-    claim is a lock on a hidden file: it ends with its process, and the next call removes the file (`owned`). If no file can be written or
+    claim is a lock on a hidden file: it ends with its process, and the next call removes the file (`OwnFile`). If no file can be written or
     locked here, it yields True."""
     path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
     try:

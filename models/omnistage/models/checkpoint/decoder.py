@@ -1,4 +1,8 @@
-"""decoder"""
+"""The decoder of a checkpoint: its sizes, its experts and the axes of its rows' positions in a config.json; the weights of its experts; and
+its parts for the ranks of a group, by a tensor-parallel plan of Transformers.
+
+A published checkpoint stores each expert by itself; Transformers 5 stores all experts of a layer in one tensor.
+"""
 
 from __future__ import annotations
 

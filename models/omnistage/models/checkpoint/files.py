@@ -1,4 +1,10 @@
-"""files"""
+"""Checks of a checkpoint that need no loading (whether its files are there, and whether the values in its JSON are possible), and a context
+that keeps its loading from reaching a hub or any other host: anybody may have made the folder, and its configs may name things that a
+library would fetch.
+
+Only the launcher fetches, before a model is loaded (`models/fetch/hub.py`). Environment variables tell the libraries to stay offline. A
+library that ignores them is stopped at the socket, which all Python code needs to reach a host.
+"""
 
 from __future__ import annotations
 

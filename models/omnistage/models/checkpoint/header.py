@@ -1,4 +1,8 @@
-"""header"""
+"""Checks whether a model can compute with its weights: first by the headers of the files, later by the numbers of each weight.
+
+The headers also give the number of weights. A config may ask for a hundred million layers, and a library then builds until memory or
+patience ends. Here building ends with an error as soon as there are more modules than the files could fill.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 
 from omnistage.models.checkpoint.files import MOST, BadCheckpoint, Config
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("omnistage.models.common.header")
 
 SHOWN = 5
 """Number of names that a line of the log shows."""
@@ -30,7 +34,7 @@ QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which libraries write how weights are packed."""
 
 FP8, COMPRESSED = "fp8", "compressed-tensors"
-"""Methods whose weights are unpacked when they are read: see `common.packed`."""
+"""Methods whose weights are unpacked when they are read: see `checkpoint.weights`."""
 
 UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 

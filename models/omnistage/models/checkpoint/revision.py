@@ -1,4 +1,10 @@
-"""revision"""
+"""The revision of a loaded model. If two replicas could give different output for equal input, their revisions differ, and neither
+continues an answer of the other.
+
+No name tells completely how a machine computes: torch gives a CPU with AMX and a CPU without it the same name, and their results differ. So
+a revision is a hash of everything that has a name (files, code, torch, dtype, device, threads) and of results: what this machine computes
+from a fixed input.
+"""
 
 from __future__ import annotations
 

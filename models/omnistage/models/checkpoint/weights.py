@@ -1,4 +1,11 @@
-"""weights"""
+"""Reads the weights of a checkpoint, and checks that every weight of the model is there, in its shape, and no other.
+
+Weights lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is
+copied. A weight with fewer bits in the files is unpacked when it is read, into the type of computing, so a replica takes as much memory as
+with unpacked weights. Activations are not rounded to fewer bits, though some such checkpoints were made for that. Two ways of packing are
+supported: 8-bit floats with a scale for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library
+compressed-tensors, which unpacks it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -163,6 +169,8 @@ def _read_scheme(packing: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor
     except ModuleNotFoundError as error:
         advice = "such weights are unpacked by the package compressed-tensors: install the extra `compressed` of omnistage"
         raise BadCheckpoint(f"{packing.place}: {error.name} is not installed; {advice}") from None
+    from pydantic import ValidationError
+
     form = packing.value("format", str, "")
     groups = packing.section("config_groups")
     for feature, is_there in (

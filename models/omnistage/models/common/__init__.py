@@ -1,1 +1,1 @@
-"""Parts that several families need. Modules that compute import torch; answer.py, thought.py and requests.py do not."""
+"""The places, for one more version, from which families of other packages imported before there was `omnistage.models.kit`."""

@@ -1,4 +1,7 @@
-"""encoder"""
+"""The encoders of media: the form in which a Thinker gets media and where they stand in a prompt, the patches that a picture encoder takes,
+and the interface of the encoders of all families. Then come parts of which families make their nets: rotary positions of patches on two
+axes, attention in which rows see only their own segment (windows and frames of a picture, chunks of sound), and the layers and the table of
+positions of Whisper (Radford et al. 2022)."""
 
 from __future__ import annotations
 

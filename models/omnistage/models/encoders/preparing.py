@@ -1,4 +1,9 @@
-"""preparing"""
+"""Reads a checkpoint's settings for preparing pictures and films, and turns sound into the spectrograms that an encoder takes.
+
+Settings are read as Transformers reads them, from files of any of its versions: version 5 writes all parts of a processor into
+`processor_config.json`, older versions write one file for each part. A missing value has Transformers' default. If two files disagree, the
+value that Transformers uses is used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""prompt"""
+"""The config of a Thinker with encoders, and the rows of its prompt, made of the token ids of a conversation, with their positions on three
+axes.
+
+A row has a time, a height and a width. In text all three are equal and grow by one from row to row. In a picture, height and width count
+its rows and columns. In a film and its sound, the time grows by a fixed number in a second, so that picture and sound of one moment have
+the same time (TMRoPE, Xu et al. 2025).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""reader"""
+"""Reads the media of a request: from the received bytes to the rows that stand for them in a prompt.
+
+bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by a hash of all input
+
+Encoders do not run in the steps of the engine, but on a thread of their own, which encodes pieces of several media in one pass. A medium is
+cut into pieces that do not see each other (the frames of a film, chunks of sound). Waiting media take turns, piece by piece, and every pass
+is bounded, so a long medium delays nobody for long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""starting"""
+"""Starts a Thinker with encoders: chooses the part of free memory that it takes in addition to keys and values, reads its weights, and
+makes its engine and its reader of media."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ from omnistage.models.text.engine_model import Started, choose_dtype, limits_of
 from omnistage.models.text.grammar import FORMS
 from omnistage.models.worker import Worker
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("omnistage.models.common.encoders.sizes")
 
 FEATURE_SHARE = 0.05
 PASS_SHARE = 0.1

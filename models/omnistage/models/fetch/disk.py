@@ -1,4 +1,11 @@
-"""disk"""
+"""The disk of a machine, which its processes share: the place of fetched models, a lock on a file that one process at a time can hold, and
+files and folders that are removed when their process ends. If the process is killed, the next process that makes such a file or folder in
+the same place removes them.
+
+The owner of a file or folder holds a lock while it lives: on the file, or on a file in the folder. The kernel frees a lock when its process
+ends in any way, so a file that another process can lock belongs to nobody. Where files cannot be locked, the remains of a killed process
+stay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""hub"""
+"""Fetches checkpoints by their name at a hub, such as owner/name or owner/name@revision, into the cache that all programs of this user
+share.
+
+A name is resolved to a commit first. Files other than weights, which show the family, are fetched before anything large. A partial file of
+weights is continued where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. If a
+file has another size in the cache than at the hub, it is fetched anew. If the hub cannot be reached, the cache is used.
+
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean the same as in every program that uses huggingface_hub.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +24,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+from omnistage.models.checkpoint.files import json_object
+from omnistage.models.fetch.disk import hold_lock
+from omnistage.models.fetch.packages import file_sha256, size_of
+from omnistage.models.reports import FetchError, ShowProgress, bytes_told
+
+# The library reads these when it is imported, here and in child processes. Xet cannot continue a partial file.
+os.environ.update(
+    HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_SYMLINKS_WARNING="1", HF_HUB_DISABLE_XET="1"
+)
+
 import httpx2
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
@@ -32,29 +50,11 @@ from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
-from omnistage.models.checkpoint.files import json_object
-from omnistage.models.fetch.disk import hold_lock
-from omnistage.models.fetch.packages import file_sha256, size_of
-from omnistage.models.reports import FetchError, ShowProgress, bytes_told
-
-# The library reads these when it is imported, here and in child processes. Xet cannot continue a partial file.
-os.environ.update(
-    HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_SYMLINKS_WARNING="1", HF_HUB_DISABLE_XET="1"
-)
-
-
 T = TypeVar("T")
 
 WANTED = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "*.tiktoken",
-    "*vocab.txt",
-    "*merges.txt",
-    "*spiece.model",
-    "*tokenizer.model",
-    "*spk_dict.pt",
+    *("*.safetensors", "*.json", "*.jinja", "*.tiktoken"),
+    *("*vocab.txt", "*merges.txt", "*spiece.model", "*tokenizer.model", "*spk_dict.pt"),
 )
 """Patterns of the files to fetch: weights, configs, processors, tokenizers and speakers. Only the file of speakers is a pickle, because it
 exists in no other form."""
@@ -362,14 +362,8 @@ class Fetch:
             partial.unlink()
         url = hf_hub_url(self._name.repository, file.path, revision=self._commit)
         with partial.open("ab") as out:
-            http_get(
-                url,
-                out,
-                resume_size=out.tell(),
-                headers={**build_hf_headers(), "Accept-Encoding": "identity"},
-                expected_size=file.size,
-                tqdm_class=_counting_bar(report),
-            )
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+            http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size, tqdm_class=_counting_bar(report))
             out.flush()
             os.fsync(out.fileno())
         if file_sha256(partial) != file.sha256:

@@ -1,4 +1,13 @@
-"""packages"""
+"""Fetches wheels by exact version and hash from the package index that pip is configured to use, and builds a folder from them once.
+
+Two runs at the same time are safe (a file lock), and so is a run that is killed at any point. A run builds in a temporary folder, and
+renames it when it is complete and on disk; the next run removes the temporary folder of a killed one. Downloads are kept until the folder
+is there, so that the next run continues them.
+
+pip only says where a wheel is, and this module downloads it, so that a download continues where it stopped, in the next process too. If
+this module cannot download a wheel, pip does, from the start each time. This happens with a server that wants credentials, a proxy or
+certificates that only pip knows, or an index that gives the place only with the whole wheel.
+"""
 
 from __future__ import annotations
 

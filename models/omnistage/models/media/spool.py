@@ -1,4 +1,8 @@
-"""spool"""
+"""Writes media that come in pieces on ports to files, because decoders read files, and media are too large for memory.
+
+The files have no name, so the system removes them when the process ends. They lie in the folder for temporary files (TMPDIR), and take
+memory if that folder is in memory (tmpfs).
+"""
 
 from __future__ import annotations
 

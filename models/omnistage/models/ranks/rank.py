@@ -1,4 +1,9 @@
-"""rank"""
+"""The process of a rank that is not the first: `python -m omnistage.models.ranks.rank DESCRIPTOR PARENT`.
+
+It loads its part of a model, meets the other ranks, and then carries out the messages of the first rank, its parent, in order. It ends when
+its parent ends or closes the socket, or by any error. After an error the parent ends as well, and its supervisor starts both anew. An error
+after the parent's end is not reported: that end caused it, and the parent reports why it ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""team"""
+"""Starts the other ranks of a model on this machine, and leads them. This process is the first rank. Its messages to the others are
+pickled, and sent over a socket that only parent and child have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""pace"""
+"""The pace at which a machine makes speech. It decides how long a player should wait before it plays, so that it never runs out of sound,
+and whether a second thread should take half of a step now; and it gives the number of speakers that the machine serves in real time. No
+torch.
+
+A second thread may make a step slower: on a busy machine each half waits for a core, and because of Python's lock two threads with little
+work mostly wait for each other.
+"""
 
 from __future__ import annotations
 

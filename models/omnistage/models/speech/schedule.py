@@ -1,4 +1,14 @@
-"""schedule"""
+"""Decides which codes become sound together, and holds the codes of a speech while a window still needs them. Only a window's number
+decides, never the time at which codes came. No torch.
+
+A window is a chunk of whole blocks that becomes sound, and some codes after it which that sound depends on. The session keeps the state
+that earlier blocks leave to a window. A replica that takes over has no such state, so it begins early enough to make the same bits:
+
+- If each window depends on all windows before it, some windows are refreshed: they use no state, but compute some blocks of context before
+their chunk once more, in the first run too. So sound from a refreshed window on depends on nothing before that context, and a replica
+begins with such a window. - If a window depends on a known number of blocks before it, nothing is computed twice in the first run. A
+replica begins without state, this many blocks before the window whose sound is wanted, and gives no sound before that window.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""talker"""
+"""The shared part of Talkers that speak the rows of an answer as they come, one frame of codes after the other, and the ports from a
+Thinker to a Talker, and on to a Code2Wav.
+
+A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the answer's first token, with which the
+frames begin (`Opening` collects this beginning as it comes). The row of every further frame is the sum of its codes' embeddings and the
+next row of the answer. After the last row of the answer come a row for the end of the text and, for the rest of the speech, a row for
+nothing.
+"""
 
 from __future__ import annotations
 

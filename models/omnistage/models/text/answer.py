@@ -1,4 +1,12 @@
-"""answer"""
+"""Makes the pieces of a Thinker's answer for its ports, out of the tokens and rows that an engine makes. It needs no torch and no thread.
+
+Text is final when no stop string can cut it any more; only final text goes out. A row goes out together with the text of its token, so that
+a Talker, which speaks the rows, says what the client reads. Text that a stop string has cut off gets no rows.
+
+The text up to the mark that ends a thought is the thought of the model, before its answer. The chat template of a checkpoint decides
+whether the prompt ends with the opening mark or the model writes it. Line ends at the edges of a thought and right after it are layout:
+they are left out, as templates leave them out of earlier answers.
+"""
 
 from __future__ import annotations
 

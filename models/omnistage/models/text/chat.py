@@ -1,4 +1,7 @@
-"""chat"""
+"""The text side of a checkpoint: its tokenizer, its chat template, the tokens that end an answer, and the tokens that no answer has.
+
+The checkpoint's own chat template writes the conversation. Words of a user always stay text: they never become special tokens.
+"""
 
 from __future__ import annotations
 

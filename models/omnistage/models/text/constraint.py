@@ -1,4 +1,10 @@
-"""constraint"""
+"""Text that is restricted, token by token, to a JSON schema, a regular expression or one of some choices, for any tokenizer.
+
+`text.grammar` makes the grammars, after another process (`text.grammar_child`) has made each one on trial: llguidance can take minutes and
+gigabytes for a schema of some hundred bytes, and that process can be killed. Every request has its own grammar. A grammar grows as it is
+used: if requests shared it, this growth would count against the bounds of the next request, and would reveal to one client what another
+client has asked.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +190,7 @@ def _failures_as_full() -> Iterator[None]:
         raise Full(f"the grammar of the constraint was not tried ({error}): ask again later") from error
 
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("omnistage.models.common.constraint")
 
 _FIELD = "thinker.constraint"
 _HISTORY_PIECE = 256

@@ -1,4 +1,5 @@
-"""The shared part of models on the engine: reading weights, starting, reporting settings, and ending; and the arrays of their pieces."""
+"""The shared part of models on the engine: reading weights, starting, reporting settings, and ending; and the conversion of tensors to the
+arrays of pieces, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""grammar"""
+"""Grammars of llguidance for constrained texts. Without torch: the process that makes grammars on trial needs little memory.
+
+In a JSON schema, white space is only one space after a comma or a colon, so that an answer cannot wander. A regular expression has the
+syntax of Rust's `regex` and matches the whole text. A schema with unknown parts is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ FORMS = ("json_schema", "regex", "choice")
 
 _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
 """Bounds of one grammar as it is used: it adds some milliseconds to a step in the worst case. They do not bound its making, which
-`grammar_trial` does."""
+`GrammarTrials` does."""
 
 TRIAL_CPU_S = 0.5
 """Seconds of processor time that the making of one grammar may take. The largest schemas that people send take a tenth of it."""

@@ -1,4 +1,12 @@
-"""grammar_child"""
+"""The process that makes grammars on trial: `python -m omnistage.models.text.grammar_child DESCRIPTOR PARENT`.
+
+    parent --(vocabulary)--> this process --"ready"-->
+    parent --(constraint, pipe)--> this process --fork--> one trial --> "passed", "unfit" or how it ended --> parent
+
+It gets messages on a socket of packets: first the vocabulary, then one constraint after the other, each with a pipe that its parent closes
+when nobody waits any more. A trial is a fork of this process, which has the vocabulary in llguidance's form: the memory and the processor
+time of each are bounded by the kernel, whatever the library does. This process itself never reads a constraint.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The files of a checkpoint: checks, weights, and the name of what they make."""

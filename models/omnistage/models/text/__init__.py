@@ -1,0 +1,1 @@
+"""Thinkers on the engine: their requests, their text and its constraints."""
